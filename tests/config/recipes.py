@@ -1,0 +1,30 @@
+"""Good recipes to spoil. They name files that `write_files` makes in the working directory."""
+
+from pathlib import Path
+
+SFT = """\
+model: {path: Qwen/Qwen2-VL-2B-Instruct}
+lora: {rank: 8}
+data: {train: rows.jsonl}
+train: {steps: 10}
+output: runs/sft
+"""
+GRPO = """\
+model: {path: Qwen/Qwen2-VL-2B-Instruct}
+lora: {rank: 8}
+data: {train: rows.jsonl}
+rewards: [{name: exact}, {name: format, weight: 0.2}]
+train: {steps: 10}
+output: runs/grpo
+"""
+GOOD = {"sft": SFT, "grpo": GRPO}
+
+
+def write_files(directory: Path) -> None:
+    (directory / "rows.jsonl").write_text("{}\n", encoding="utf-8")
+    (directory / "mine.py").write_text("def score(sample):\n    return 1.0\n", encoding="utf-8")
+    (directory / "empty").mkdir()
+    (directory / "checkpoint").mkdir()
+    (directory / "checkpoint" / "config.json").write_text("{}", encoding="utf-8")
+    for kind, text in GOOD.items():
+        (directory / f"{kind}.yaml").write_text(text, encoding="utf-8")

@@ -1,0 +1,186 @@
+"""Files, overrides, kinds; writing recipes and comparing them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.config.recipes import GOOD
+from tiercel.config import Kind, detect_kind, flatten, load_recipe, recipe_to_yaml
+from tiercel.errors import RecipeError
+
+ROOT = Path(__file__).parents[2]
+
+
+def problems(kind: Kind, path: str, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(kind, path, overrides)
+    return caught.value.problems
+
+
+def test_all_problems_are_told_at_once(workplace: Path):
+    """Of the overrides, the schema, the rules and the paths; the rules judge what the schema admits."""
+    found = problems(
+        "grpo",
+        "grpo.yaml",
+        (
+            "nonsense",
+            "lr=1",
+            "optim.schedule=cos",
+            "rollout.group_size=1",
+            "data.train=nowhere.jsonl",
+            "train.epochs=1",
+        ),
+    )
+    assert [line.split(":")[0] for line in found] == [
+        'override "nonsense"',
+        "optim.schedule",
+        "lr",
+        "train.steps",
+        "rollout.group_size",
+        "data.train",
+    ]
+
+
+def test_a_rule_is_silent_about_a_key_that_is_wrong_already(workplace: Path):
+    assert len(problems("grpo", "grpo.yaml", ("train.steps=ten", "optim.warmup_steps=100"))) == 1
+
+
+def test_a_rule_is_silent_about_a_key_that_may_have_been_meant(workplace: Path):
+    text = GOOD["grpo"].replace("steps: 10", "stepz: 10")
+    Path("typo.yaml").write_text(text, encoding="utf-8")
+    assert problems("grpo", "typo.yaml") == ("train.stepz: 10 given; no such key; write train.steps",)
+
+
+def test_a_rule_speaks_beside_a_misnamed_key_that_is_given_too(workplace: Path):
+    found = problems("grpo", "grpo.yaml", ("rollout.group_size=1", "num_generations=1"))
+    assert [line.split(":")[0] for line in found] == ["num_generations", "rollout.group_size"]
+
+
+def test_missing_sections_do_not_hide_the_rest(workplace: Path):
+    Path("bare.yaml").write_text("rollout: {group_size: 1}\n", encoding="utf-8")
+    found = problems("grpo", "bare.yaml")
+    assert [line.split(":")[0] for line in found] == [
+        "model",
+        "data",
+        "train",
+        "output",
+        "rewards",
+        "rollout.group_size",
+    ]
+
+
+def test_overrides_change_leaves_lists_and_sections(workplace: Path):
+    recipe = load_recipe(
+        "grpo",
+        "grpo.yaml",
+        [
+            "optim.lr=1e-5",
+            "rewards.0.weight=2",
+            'rollout.stop=["x", "</answer>"]',
+            "algorithm.kl.coef=4E-2",
+            "lora.rank=16",
+            "data.system='a=b: c'",
+            "train={steps: 3, seed: 7}",
+        ],
+    )
+    assert recipe.optim.lr == 1e-5
+    assert [reward.weight for reward in recipe.rewards] == [2.0, 0.2]
+    assert recipe.rollout.stop == ("x", "</answer>")
+    assert recipe.algorithm.kl.coef == 0.04
+    assert recipe.lora is not None and recipe.lora.rank == 16
+    assert recipe.data.system == "a=b: c"
+    assert (recipe.train.steps, recipe.train.seed) == (3, 7)
+
+
+def test_the_last_override_of_a_key_counts(workplace: Path):
+    assert load_recipe("sft", "sft.yaml", ["train.steps=3", "train.steps=4"]).train.steps == 4
+
+
+def test_an_override_makes_a_section_that_is_null(workplace: Path):
+    recipe = load_recipe("sft", "sft.yaml", ["lora=null", "lora.rank=4"])
+    assert recipe.lora is not None and recipe.lora.rank == 4
+
+
+def test_an_override_leaves_a_shared_anchor_alone(workplace: Path):
+    text = GOOD["grpo"].replace(
+        "[{name: exact}, {name: format, weight: 0.2}]", "[&a {name: exact}, {<<: *a, name: iou}]"
+    )
+    Path("anchor.yaml").write_text(text, encoding="utf-8")
+    recipe = load_recipe("grpo", "anchor.yaml", ["rewards.0.weight=3"])
+    assert [(reward.name, reward.weight) for reward in recipe.rewards] == [("exact", 3.0), ("iou", 1.0)]
+
+
+def test_files_that_cannot_be_read(workplace: Path):
+    assert "no such file" in problems("sft", "nowhere.yaml")[0]
+    assert "this is a directory" in problems("sft", "empty")[0]
+    Path("latin.yaml").write_bytes(b"model: {}\n# caf\xe9\n")
+    assert problems("sft", "latin.yaml") == ("line 2: not UTF-8 text; save the file as UTF-8",)
+    Path("utf16.yaml").write_text(GOOD["sft"], encoding="utf-16")
+    assert "UTF-8" in problems("sft", "utf16.yaml")[0]
+
+
+def test_a_byte_order_mark_is_no_problem(workplace: Path):
+    Path("bom.yaml").write_text(GOOD["sft"], encoding="utf-8-sig")
+    assert load_recipe("sft", "bom.yaml").train.steps == 10
+
+
+def test_paths_are_checked_unless_told_not_to(workplace: Path):
+    override = ["data.train=nowhere.jsonl"]
+    assert load_recipe("sft", "sft.yaml", override, check_paths=False).data.train == "nowhere.jsonl"
+    assert "no such file" in problems("sft", "sft.yaml", tuple(override))[0]
+
+
+def test_deep_nesting_is_refused_not_a_crash(workplace: Path):
+    for depth in (250, 1500):
+        Path("deep.yaml").write_text("[" * depth + "]" * depth, encoding="utf-8")
+        assert len(problems("sft", "deep.yaml")) == 1
+        Path("deep.yaml").write_text("data: " + "[" * depth + "]" * depth, encoding="utf-8")
+        assert len(problems("sft", "deep.yaml")) == 1
+
+
+def test_kinds_are_told_apart(workplace: Path):
+    assert detect_kind("sft.yaml") == "sft"
+    assert detect_kind("grpo.yaml") == "grpo"
+    assert detect_kind("sft.yaml", ["rollout.group_size=4"]) == "grpo"
+    with pytest.raises(RecipeError, match="no such file"):
+        detect_kind("nowhere.yaml")
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_a_written_recipe_reads_back_equal(workplace: Path, kind: Kind):
+    overrides = ["optim.lr=1e-5", "data.system='yes'", "optim.eps=1e-12", "lora=null", "reliability.stall_timeout=1e16"]
+    recipe = load_recipe(kind, f"{kind}.yaml", overrides)
+    text = recipe_to_yaml(recipe)
+    Path("config.yaml").write_text(text, encoding="utf-8")
+    again = load_recipe(kind, "config.yaml")
+    assert again == recipe
+    assert recipe_to_yaml(again) == text
+    assert text.startswith("model:\n  path: Qwen/Qwen2-VL-2B-Instruct\n")
+
+
+def test_flat_recipes_differ_in_the_keys_that_differ(workplace: Path):
+    one = flatten(load_recipe("grpo", "grpo.yaml"))
+    other = flatten(load_recipe("grpo", "grpo.yaml", ["rewards.1.weight=1", "optim.betas=[0.9, 0.95]", "lora=null"]))
+    assert one["rewards.1.weight"] == 0.2
+    assert one["optim.betas"] == (0.9, 0.999)
+    assert one["algorithm.kl.coef"] == 0.0
+    assert other["lora"] is None
+    shared = one.keys() & other.keys()
+    assert {key for key in shared if one[key] != other[key]} == {"rewards.1.weight", "optim.betas"}
+    assert one.keys() - other.keys() == {"lora.rank", "lora.alpha", "lora.dropout", "lora.targets", "lora.init"}
+
+
+def test_reading_a_recipe_imports_nothing_heavy(workplace: Path):
+    code = (
+        "import sys\n"
+        "from tiercel.config import load_recipe\n"
+        "load_recipe('grpo', 'grpo.yaml')\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'peft', 'PIL', 'pyarrow'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, timeout=60
+    )
+    assert finished.returncode == 0, finished.stderr

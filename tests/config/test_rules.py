@@ -1,0 +1,60 @@
+"""Judgements on several keys: what they admit. What they refuse is in test_wrong_recipes.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tiercel.config import load_recipe
+from tiercel.config.rules import REWARD_OPTIONS
+from tiercel.config.schema import Reward
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rollout.group_size=2"],
+        ["train={epochs: 0.5}", "optim.warmup_steps=1000"],
+        ["optim.warmup_steps=10"],
+        ["optim.prompts_per_step=16", "optim.minibatches=16"],
+        ["rollout.min_new_tokens=256", "rollout.max_new_tokens=256"],
+        ["model.min_pixels=3136", "model.max_pixels=3136"],
+        ["learner.max_tokens_per_microbatch=4352"],  # 4096 + 256
+        ["rollout.top_p=0.9", "rollout.top_k=50"],
+        ["optim.minibatches=2"],
+        ["lora.dropout=0.1", "learner.form=repeated"],
+        ["lora=null", "freeze=[vision, projector]"],
+        ["lora=null", "model.dtype=float16"],
+        ["lora.targets=vision"],
+        ["lora.targets='.*(q_proj|v_proj)'", "freeze=[vision, projector, language]"],
+        ["model.vision_cache_bytes=1000"],
+        ["train.eval_every=5", "data.eval=rows.jsonl"],
+        ["rewards.0={call: mine.py:score, correct_at: 0.5}"],
+        ["rewards.0={call: package.module:function}"],
+        ["rewards.0={name: length, max_tokens: 100}"],
+        ["rewards.0={name: choice, choices: [yes, no], answer_column: label}"],
+        ["rewards.0={name: number, tolerance: 0}", "rewards.1.weight=-0.5"],
+        ["model.path=checkpoint"],
+        ["model.path=./checkpoint/"],
+        ["model.revision=abc"],
+        ["data.image_root=empty", "output=new/directory"],
+    ],
+    ids=" ".join,
+)
+def test_good_grpo_recipes_stay_good(workplace: Path, overrides: list[str]):
+    load_recipe("grpo", "grpo.yaml", overrides)
+
+
+def test_sft_recipes_may_have_dropout(workplace: Path):
+    recipe = load_recipe("sft", "sft.yaml", ["lora.dropout=0.1", "learner.form=auto"])
+    assert recipe.lora is not None and recipe.lora.dropout == 0.1
+
+
+def test_an_adapter_to_go_on_from(workplace: Path):
+    (workplace / "empty" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    recipe = load_recipe("grpo", "grpo.yaml", ["lora.init=empty"])
+    assert recipe.lora is not None and recipe.lora.init == "empty"
+
+
+def test_every_option_of_a_reward_belongs_to_one():
+    options = set(Reward.model_fields) - {"name", "call", "weight"}
+    assert {option for its in REWARD_OPTIONS.values() for option in its} == options

@@ -1,0 +1,242 @@
+"""A museum of wrong recipes: each must name the key at fault and say what to write instead."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.config.recipes import GOOD
+from tiercel.config import Kind, load_recipe
+from tiercel.errors import RecipeError
+
+ROOT = Path(__file__).parents[2]
+EXIT_USER = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wrong:
+    """A recipe spoilt by overrides, or a text of its own, and what its line must hold."""
+
+    overrides: tuple[str, ...] = ()
+    text: str | None = None
+    kind: Kind = "grpo"
+    key: str  # the line's beginning
+    says: str  # what to write instead, or the reason
+
+
+def grpo(override: str, key: str, says: str) -> Wrong:
+    return Wrong(overrides=tuple(override.split(" & ")), key=key, says=says)
+
+
+def sft(override: str, key: str, says: str) -> Wrong:
+    return Wrong(overrides=tuple(override.split(" & ")), kind="sft", key=key, says=says)
+
+
+def text(content: str, key: str, says: str) -> Wrong:
+    return Wrong(text=content, key=key, says=says)
+
+
+WRONG = [
+    # unknown keys: spelling, another section
+    grpo("optim.learnign_rate=1e-5", "optim.learnign_rate", "write optim.lr"),
+    grpo("rollout.group_sise=4", "rollout.group_sise", "write rollout.group_size"),
+    grpo("lr=1e-5", "lr", "write optim.lr"),
+    grpo("algorithm.group_size=8", "algorithm.group_size", "write rollout.group_size"),
+    grpo("max_pixels=3136", "max_pixels", "write model.max_pixels"),
+    grpo("temperature=0.9", "temperature", "write rollout.temperature"),
+    grpo("seed=3", "seed", "write train.seed"),
+    grpo("reward=[{name: iou}]", "reward", "write rewards"),
+    grpo("rewards.1.wieght=2", "rewards.1.wieght", "write rewards.1.weight"),
+    grpo("optimizer.lr=1e-5", "optimizer.lr", "write optim.lr"),
+    grpo("train.gradient_checkpointing=true", "train.gradient_checkpointing", "write learner.gradient_checkpointing"),
+    grpo("zzz=1", "zzz", "the sections are model, lora, freeze"),
+    grpo("lora.zzz=1", "lora.zzz", "the keys of lora are rank, alpha, dropout, targets, init"),
+    # unknown keys: other frameworks
+    grpo("learning_rate=1e-5", "learning_rate", "write optim.lr"),
+    grpo("num_generations=8", "num_generations", "write rollout.group_size"),
+    grpo("beta=0.04", "beta", "write algorithm.kl.coef"),
+    grpo("per_device_train_batch_size=1", "per_device_train_batch_size", "write optim.prompts_per_step (it is global"),
+    grpo("gradient_accumulation_steps=8", "gradient_accumulation_steps", "write optim.prompts_per_step (it is global"),
+    grpo("max_completion_length=512", "max_completion_length", "write rollout.max_new_tokens"),
+    grpo("max_prompt_length=512", "max_prompt_length", "write data.max_prompt_tokens"),
+    grpo("lora.r=8", "lora.r", "write lora.rank"),
+    grpo("lora_alpha=16", "lora_alpha", "write lora.alpha"),
+    grpo("lora.target_modules=all-linear", "lora.target_modules", "write lora.targets"),
+    grpo("reward_funcs=[format]", "reward_funcs", "write rewards (a list"),
+    grpo("epsilon_high=0.28", "epsilon_high", "write algorithm.clip_high"),
+    grpo("use_vllm=true", "use_vllm", "write rollout.engine (local is the only engine"),
+    grpo("deepspeed=zero3.json", "deepspeed", "write train.strategy (this version trains in one process"),
+    grpo("freeze_vit=true", "freeze_vit", "write freeze (list the part: freeze: [vision])"),
+    grpo("attn_impl=flash_attn", "attn_impl", "learner.form"),
+    grpo("data.train_files=a.parquet", "data.train_files", "write data.train"),
+    grpo("actor_rollout_ref.rollout.n=5", "actor_rollout_ref.rollout.n", "write rollout.group_size"),
+    grpo("output_dir=runs/x", "output_dir", "write output"),
+    sft("num_train_epochs=1", "num_train_epochs", "write train.epochs"),
+    sft("torch_dtype=bfloat16", "torch_dtype", "write model.dtype"),
+    sft("num_generations=8", "num_generations", "an SFT recipe has no rollout"),
+    # values
+    grpo("model.dtype=bf16", "model.dtype", "write bfloat16"),
+    grpo("model.dtype=fp16", "model.dtype", "write float16"),
+    grpo("optim.schedule=cos", "optim.schedule", "write cosine"),
+    grpo("optim.schedule=cosin", "optim.schedule", "write cosine"),
+    grpo("rewards.0.name=accuracy", "rewards.0.name", "write exact"),
+    grpo("rewards.0.name=fromat", "rewards.0.name", "write format"),
+    grpo("rollout.engine=vllm", "rollout.engine", "vllm is not in this version"),
+    grpo("algorithm.loss=dapo", "algorithm.loss", "dapo is not in this version"),
+    grpo("train.strategy=fsdp2", "train.strategy", "fsdp2 is not in this version"),
+    grpo("freeze=[vit]", "freeze.0", "write vision"),
+    grpo("freeze=vision", "freeze", "write [vision]"),
+    grpo("rewards=[iou]", "rewards.0", "write {name: iou}"),
+    grpo('optim.lr="1e-5"', "optim.lr", "write 1e-5 without quotes"),
+    grpo("optim.lr=-1e-5", "optim.lr", "must be a number, above 0"),
+    grpo("optim.lr=.nan", "optim.lr", ".nan given"),
+    grpo("optim.lr=true", "optim.lr", "must be a number"),
+    grpo("train.steps=1.5", "train.steps", "must be a whole number"),
+    grpo("train.steps=1e3", "train.steps", "write 1000"),
+    grpo("data.shuffle=yes", "data.shuffle", "write true"),
+    grpo("data.system=7", "data.system", 'put it in quotes: "7"'),
+    grpo("rollout.top_p=1.5", "rollout.top_p", "at most 1"),
+    grpo("optim.betas=[0.9]", "optim.betas.1", "such as [0.9, 0.999]"),
+    grpo("lora.targets=[q_proj, v_proj]", "lora.targets", ".*(q_proj|v_proj)"),
+    grpo("optim=null", "optim", "the section is empty"),
+    grpo("optim=adamw", "optim", "must be a section with the keys lr"),
+    grpo("rollout.group_size=null", "rollout.group_size", "leave the key out for 8"),
+    # keys that do not fit together
+    grpo("rollout.group_size=1", "rollout.group_size", "advantage of a single completion is undefined"),
+    grpo("train.epochs=2", "train.steps", "write one of them"),
+    grpo("train={}", "train.steps", "neither train.steps nor train.epochs"),
+    grpo("optim.prompts_per_step=4 & optim.minibatches=3", "optim.minibatches", "write one of 1, 2, 4"),
+    grpo("optim.prompts_per_step=2 & optim.minibatches=4", "optim.minibatches", "write one of 1, 2"),
+    grpo("rollout.min_new_tokens=300", "rollout.min_new_tokens", "above rollout.max_new_tokens (256)"),
+    grpo("model.min_pixels=9000 & model.max_pixels=8000", "model.min_pixels", "above model.max_pixels (8000)"),
+    grpo("learner.max_tokens_per_microbatch=4351", "learner.max_tokens_per_microbatch", "(4096) + "),
+    sft(
+        "learner.max_tokens_per_microbatch=4095", "learner.max_tokens_per_microbatch", "data.max_prompt_tokens is 4096"
+    ),
+    grpo("rollout.top_p=0.9 & optim.minibatches=2", "rollout.top_p", "or optim.minibatches: 1"),
+    grpo("rollout.top_k=50 & optim.minibatches=2", "rollout.top_k", "write rollout.top_k: 0"),
+    grpo("lora.dropout=0.1", "lora.dropout", "or learner.form: repeated"),
+    grpo("lora.dropout=0.1 & learner.form=dense", "lora.dropout", "or learner.form: repeated"),
+    grpo("lora=null & freeze=[vision, projector, language]", "freeze", "nothing is trained"),
+    grpo("lora.targets=all-linear", "lora.targets", "write all"),
+    grpo("lora.targets='q_proj('", "lora.targets", "regular expression"),
+    grpo("model.vision_cache_bytes=9 & lora.targets=all", "model.vision_cache_bytes", "model.vision_cache_bytes: 0"),
+    grpo("model.vision_cache_bytes=9 & lora=null & freeze=[vision]", "model.vision_cache_bytes", 'freeze ["vision"]'),
+    grpo("algorithm.kl.coef=0.04 & lora=null", "algorithm.kl.coef", "or add the section lora"),
+    grpo("train.eval_every=5", "train.eval_every", "write data.eval"),
+    grpo("optim.warmup_steps=11", "optim.warmup_steps", "above train.steps (10)"),
+    sft("optim.minibatches=2", "optim.minibatches", "a step of SFT is one update"),
+    grpo("rollout.stop=['']", "rollout.stop", "no completion could be made"),
+    # rewards
+    grpo("rewards=[]", "rewards", "needs at least 1"),
+    grpo("rewards.0={weight: 1}", "rewards.0", "neither name nor call"),
+    grpo("rewards.0.call=mine.py:score", "rewards.0", "both name (exact) and call (mine.py:score)"),
+    grpo("rewards.0.pattern=abc", "rewards.0.pattern", "the reward exact does not take it"),
+    grpo("rewards.1.pattern='(a'", "rewards.1.pattern", "no regular expression"),
+    grpo("rewards.0.name=length", "rewards.0.max_tokens", "missing"),
+    grpo("rewards.1.name=exact", "rewards.1.name", "keep one entry"),
+    grpo("rewards.0={call: mine.py}", "rewards.0.call", "must be file.py:function"),
+    grpo("rewards.0={call: yours.py:score}", "rewards.0.call", "no such file"),
+    grpo("rewards.0.weight=0 & rewards.1.weight=0", "rewards.0.weight", "all advantages would be 0"),
+    grpo("rewards.0.weight=.inf", "rewards.0.weight", "finite"),
+    grpo("rewards.0={name: choice, choices: [a]}", "rewards.0.choices", "two or more"),
+    # files
+    grpo("data.train=nowhere.jsonl", "data.train", "no such file"),
+    grpo("data.train=empty", "data.train", "this is a directory"),
+    grpo("data.train=~/rows.jsonl", "data.train", "~ is not expanded"),
+    grpo("data.eval=nowhere.jsonl", "data.eval", "no such file"),
+    grpo("data.image_root=nowhere", "data.image_root", "no such directory"),
+    grpo("data.template=nowhere.jinja", "data.template", "no such file"),
+    grpo("model.path=./nowhere", "model.path", "no such directory"),
+    grpo("model.path=qwen2vl", "model.path", "organisation/name"),
+    grpo("model.path=empty", "model.path", "no config.json"),
+    grpo("model.path=checkpoint/config.json", "model.path", "write its directory, checkpoint"),
+    grpo("model.path=checkpoint & model.revision=main", "model.revision", "remove one of them"),
+    grpo("lora.init=empty", "lora.init", "no adapter_config.json"),
+    grpo("output=rows.jsonl", "output", "write a directory"),
+    # the two kinds
+    sft("rollout.group_size=8", "rollout", "use `tiercel grpo`"),
+    sft("rewards=[{name: exact}]", "rewards", "use `tiercel grpo`"),
+    Wrong(text=GOOD["sft"], key="rewards", says="use `tiercel sft`"),
+    # overrides
+    grpo("optim.lr", 'override "optim.lr"', "must be key=value"),
+    grpo("--optim.lr=1e-5", 'override "--optim.lr=1e-5"', "without dashes"),
+    grpo("optim.lr=", 'override "optim.lr="', "has no value"),
+    grpo("output.x=1", 'override "output.x=1"', 'output is the value "runs/grpo"'),
+    grpo("rewards.7.weight=1", 'override "rewards.7.weight=1"', "its entries are 0 to 1"),
+    grpo("rollout.stop=[a", 'override "rollout.stop=[a"', "close the bracket"),
+    # the file as a whole
+    text("", "the file is empty", "model, data, train and output"),
+    text("- model\n", 'the top level is ["model"]', "sections"),
+    text("model: {path: a/b\n", "line 2, column 1", "close the bracket"),
+    text("train:\n\tsteps: 1\n", "line 2, column 1", "not with tabs"),
+    text(GOOD["grpo"] + "output: runs/other\n", "output: given twice", "lines 6 and 7"),
+    text(GOOD["grpo"].replace("output: runs/grpo\n", ""), "output", "missing; write it: the run directory"),
+    text(GOOD["grpo"].replace("data: {train: rows.jsonl}\n", ""), "data", "missing; write the section with train"),
+    text(GOOD["grpo"] + "data2: !!python/object:os.system x\n", "line 7, column 8", "not used in recipes"),
+]
+
+
+def identifier(wrong: Wrong) -> str:
+    return " ".join(wrong.overrides) or f"text-{WRONG.index(wrong)}"
+
+
+def recipe_file(wrong: Wrong) -> str:
+    """The file to load, in the working directory."""
+    if wrong.text is None:
+        return f"{wrong.kind}.yaml"
+    Path("wrong.yaml").write_text(wrong.text, encoding="utf-8")
+    return "wrong.yaml"
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_the_recipes_to_spoil_are_good(workplace: Path, kind: Kind):
+    assert load_recipe(kind, f"{kind}.yaml").output == f"runs/{kind}"
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=identifier)
+def test_key_and_remedy_are_named(workplace: Path, wrong: Wrong):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(wrong.kind, recipe_file(wrong), wrong.overrides)
+    lines = [line for line in caught.value.problems if line.startswith(wrong.key)]
+    assert any(wrong.says in line for line in lines), caught.value
+    assert all("\n" not in line for line in caught.value.problems)
+
+
+@pytest.mark.parametrize("wrong", [wrong for wrong in WRONG if wrong.text is None], ids=identifier)
+def test_one_mistake_is_one_line(workplace: Path, wrong: Wrong):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(wrong.kind, recipe_file(wrong), wrong.overrides)
+    assert len(caught.value.problems) == 1, caught.value
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=identifier)
+def test_words_are_plain(workplace: Path, wrong: Wrong):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(wrong.kind, recipe_file(wrong), wrong.overrides)
+    for jargon in ("pydantic", "Input should", "valid integer", "Extra inputs", "Field required", "type=", "NoneType"):
+        assert jargon not in str(caught.value)
+
+
+def test_the_command_line_answers_within_a_second(workplace: Path):
+    for wrong in WRONG[::2]:
+        if any(override.startswith("-") for override in wrong.overrides):
+            continue  # a flag of the command line, which answers it itself
+        command = [sys.executable, "-m", "tiercel", wrong.kind, recipe_file(wrong), *wrong.overrides]
+        seconds, finished = timed(command)
+        assert finished.returncode == EXIT_USER, (identifier(wrong), finished.stderr)
+        assert wrong.key in finished.stderr and wrong.says in finished.stderr, (identifier(wrong), finished.stderr)
+        assert seconds < 1, (identifier(wrong), seconds)
+
+
+def timed(command: list[str]) -> tuple[float, subprocess.CompletedProcess[str]]:
+    """Seconds on the processor, for a busy machine stretches those on the clock; and the command's result."""
+    before = os.times()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return used, finished

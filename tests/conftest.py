@@ -1,0 +1,19 @@
+"""Fixtures that several packages' tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """Directory of a tiny random checkpoint for each family."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {name: save_tiny_checkpoint(name, root / name) for name in FAMILY_NAMES}

@@ -1,0 +1,471 @@
+"""Every layout of rows by hand-made records, and what each of them must refuse."""
+
+import pytest
+
+from tiercel.data.formats import clean_answer, detect_format, parse_record
+from tiercel.data.images import ImageProblem
+from tiercel.errors import DataError
+from tiercel.types import ImageSource, RejectedRow, Row
+
+USER = {"role": "user", "content": "Where is the 7?"}
+ASSISTANT = {"role": "assistant", "content": "There."}
+
+
+def size_of_100_by_50(source):
+    return (100, 50)
+
+
+def parse(record, format="tiercel", purpose="grpo", image_size=size_of_100_by_50):
+    return parse_record(record, format=format, file="data/rec.jsonl", line=4, purpose=purpose, image_size=image_size)
+
+
+def accepted(record, format="tiercel", purpose="grpo", **options) -> Row:
+    row = parse(record, format, purpose, **options)
+    assert isinstance(row, Row), row
+    return row
+
+
+def refused(record, format="tiercel", purpose="grpo", **options) -> RejectedRow:
+    row = parse(record, format, purpose, **options)
+    assert isinstance(row, RejectedRow), row
+    return row
+
+
+def contents(row):
+    return [message.content for message in row.messages]
+
+
+# tiercel's own
+
+
+def test_own_row_with_every_part():
+    row = accepted(
+        {
+            "id": "rec-17",
+            "images": ["a.png"],
+            "answer": [12, 30, 45, 60],
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "<image>What is at <bbox>?"},
+                {"role": "assistant", "content": "A 7."},
+            ],
+            "boxes": [[1, 2, 3.5, 4]],
+            "level": "easy",
+        },
+        purpose="sft",
+    )
+    assert (row.id, row.file, row.line) == ("rec-17", "data/rec.jsonl", 4)
+    assert [message.role for message in row.messages] == ["system", "user", "assistant"]
+    assert row.images == (ImageSource(path="a.png"),)
+    assert row.answer == [12, 30, 45, 60]
+    assert row.boxes == ((1.0, 2.0, 3.5, 4.0),)
+    assert row.box_images == (0,)
+    assert row.columns == {"level": "easy"}
+
+
+def test_id_defaults_to_file_stem_and_line_and_may_be_a_number():
+    assert accepted({"messages": [USER]}).id == "rec:4"
+    assert accepted({"messages": [USER], "id": 0}).id == "0"
+    assert refused({"messages": [USER], "id": True}).field == "id"
+    assert refused({"messages": [USER], "id": ""}).id == "rec:4"
+
+
+def test_images_without_marks_come_first_in_the_first_user_turn():
+    row = accepted(
+        {
+            "images": ["a.png", "b.png"],
+            "messages": [{"role": "system", "content": "S"}, USER, ASSISTANT, USER],
+        }
+    )
+    assert contents(row) == ["S", "<image><image>Where is the 7?", "There.", "Where is the 7?"]
+
+
+def test_marks_must_be_as_many_as_images():
+    two = {"messages": [{"role": "user", "content": "<image> and <image>"}]}
+    assert contents(accepted({**two, "images": ["a.png", "b.png"]})) == ["<image> and <image>"]
+    assert refused({**two, "images": ["a.png"]}).reason == "2 <image> marks for 1 images"
+    assert refused(two).reason == "2 <image> marks for 0 images"
+
+
+def test_content_may_be_a_list_of_parts():
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
+    row = accepted({"images": ["a.png"], "messages": [{"role": "user", "content": parts}]})
+    assert contents(row) == ["<image>What is it?"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "b.png"},
+        {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+        {"type": "text"},
+        {"type": "text", "text": 5},
+        {"type": "video"},
+        "text",
+        None,
+    ],
+)
+def test_other_parts_are_refused(part):
+    row = refused({"messages": [{"role": "user", "content": [part]}]})
+    assert row.field == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hello", "messages"),
+        (["hello"], "messages[0]"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": " "}], "messages[0]"),
+        ([{"role": "assistant", "content": "x"}], "messages"),
+        ([USER, {"role": "system", "content": "late"}], "messages[1]"),
+        ([USER, {"role": "assistant", "content": "x", "loss": False}], "messages[1]"),
+    ],
+)
+def test_messages_that_are_refused(messages, field):
+    assert refused({"messages": messages}).field == field
+
+
+def test_what_sft_and_grpo_need_of_the_turns():
+    assert refused({"messages": [USER]}, purpose="sft").reason == "no assistant turn to train on"
+    assert "before any user turn" in refused({"messages": [ASSISTANT, USER]}, purpose="sft").reason
+    assert accepted({"messages": [USER, ASSISTANT]}, purpose="grpo").messages[-1].role == "assistant"
+    assert accepted({"messages": [USER, USER]}, purpose="grpo")
+    assert refused({"messages": [ASSISTANT]}, purpose="grpo").reason == "no user turn to sample after"
+
+
+def test_null_is_the_same_as_absent():
+    row = accepted({"id": None, "images": None, "boxes": None, "answer": None, "messages": [{**USER, "name": None}]})
+    assert (row.id, row.images, row.boxes, row.answer) == ("rec:4", (), (), None)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("http://169.254.169.254/latest/meta-data", "URL"),
+        ("https://example.org/a.png", "URL"),
+        ("FILE:///etc/passwd", "URL"),
+        ("file:/etc/passwd", "URL"),
+        ("data:image/png;base64,AAAA", "URL"),
+        ("s3://bucket/a.png", "URL"),
+        ("/etc/passwd", "absolute"),
+        ("C:\\a.png", "absolute"),
+        ("\\\\host\\share\\a.png", "absolute"),
+        ("../a.png", "'..'"),
+        ("a/../../b.png", "'..'"),
+        ("a\\..\\b.png", "'..'"),
+        ("", "empty"),
+        ("a\0b.png", "null"),
+    ],
+)
+@pytest.mark.parametrize("format", ["tiercel", "swift", "vlm_r1"])
+def test_paths_that_leave_the_root_are_refused(path, why, format):
+    turns = {"conversations": [{"from": "human", "value": "?"}]} if format == "vlm_r1" else {"messages": [USER]}
+    row = refused({**turns, "images": [path]}, format)
+    assert row.field == "images[0]"
+    assert why in row.reason
+
+
+def test_dots_within_a_name_are_no_escape():
+    assert accepted({"messages": [USER], "images": ["a..b/c...png"]}).images[0].path == "a..b/c...png"
+
+
+def test_embedded_images_keep_their_name():
+    row = accepted({"messages": [USER], "images": [{"bytes": b"x", "path": "/home/me/a.png"}, {"path": "b.png"}]})
+    assert row.images == (ImageSource(path="/home/me/a.png", data=b"x"), ImageSource(path="b.png"))
+
+
+@pytest.mark.parametrize(
+    "image", [5, {}, {"bytes": "text"}, {"bytes": None, "path": None}, ["a.png"], {"bytes": b"x", "path": 1}]
+)
+def test_images_of_another_kind_are_refused(image):
+    assert refused({"messages": [USER], "images": [image]}).field == "images[0]"
+
+
+def test_image_and_images_together_are_refused():
+    assert accepted({"messages": [USER], "image": "a.png"}).images == (ImageSource(path="a.png"),)
+    assert refused({"messages": [USER], "image": "a.png", "images": ["a.png"]}).field == "images"
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        [1, 2, 3],
+        [1, 2, 3, 4, 5],
+        [1, 2, 1, 4],
+        [1, 5, 3, 4],
+        [1, 2, "3", 4],
+        [1, 2, True, 4],
+        [1, 2, 10**400, 4],
+        "box",
+        None,
+    ],
+)
+def test_boxes_that_are_refused(box):
+    record = {"images": ["a.png"], "messages": [{"role": "user", "content": "<image><bbox>"}], "boxes": [box]}
+    assert refused(record).field == "boxes[0]"
+
+
+def test_boxes_must_be_as_many_as_marks_and_lie_on_an_image():
+    record = {"images": ["a.png", "b.png"], "messages": [{"role": "user", "content": "<bbox>"}]}
+    box = [0, 0, 1, 1]
+    assert accepted({**record, "boxes": [box], "box_images": [1]}).box_images == (1,)
+    assert refused({**record, "boxes": [box, box]}).reason == "2 boxes for 1 <bbox> marks"
+    assert refused(record).reason == "0 boxes for 1 <bbox> marks"
+    assert "lies on image 2" in refused({**record, "boxes": [box], "box_images": [2]}).reason
+    assert "lies on image -1" in refused({**record, "boxes": [box], "box_images": [-1]}).reason
+    assert refused({**record, "boxes": [box], "box_images": [0, 1]}).field == "box_images"
+    assert "has 0 images" in refused({"messages": record["messages"], "boxes": [box]}).reason
+
+
+def test_values_that_json_or_utf8_cannot_hold_are_refused():
+    assert refused({"messages": [USER], "meta": {"score": [float("nan")]}}).field == "meta.score[0]"
+    assert refused({"messages": [USER], "blob": b"x"}).field == "blob"
+    assert refused({"messages": [{"role": "user", "content": "\ud800"}]}).field == "messages[0].content"
+    assert refused({"messages": [USER], "id": "\udc00"}).id == "rec:4"
+    nested = []
+    for _ in range(500):
+        nested = [nested]
+    assert refused({"messages": [USER], "meta": {"x": nested}}).field.startswith("meta.x[0][0]")
+
+
+# ms-swift
+
+
+def test_swift_grounding_row():
+    objects = {"ref": ["a dog", "a woman"], "bbox": [[331.5, 761.4, 853.5, 1594.8], [676.5, 685.8, 1099.5, 1427.4]]}
+    row = accepted(
+        {
+            "messages": [
+                {"role": "user", "content": "<image>Describe it."},
+                {"role": "assistant", "content": "<ref-object><bbox> and <ref-object><bbox> play"},
+            ],
+            "images": "x.jpg",
+            "objects": objects,
+        },
+        "swift",
+        "sft",
+    )
+    assert contents(row) == ["<image>Describe it.", "a dog<bbox> and a woman<bbox> play"]
+    assert row.boxes == ((331.5, 761.4, 853.5, 1594.8), (676.5, 685.8, 1099.5, 1427.4))
+    assert row.box_images == (0, 0)
+    assert row.columns == {"objects": objects}
+
+
+def test_swift_norm1_boxes_become_pixels_of_their_image():
+    sizes = {"a.png": (200, 100), "b.png": (10, 20)}
+    objects = {
+        "ref": [],
+        "bbox": [[0.25, 0.5, 0.75, 1.0], [0.1, 0, 0.5, 0.5]],
+        "bbox_type": "norm1",
+        "image_id": [0, 1],
+    }
+    row = accepted(
+        {"messages": [{"role": "user", "content": "<bbox><bbox>"}], "images": ["a.png", "b.png"], "objects": objects},
+        "swift",
+        image_size=lambda source: sizes[source.path],
+    )
+    assert row.boxes == ((50.0, 50.0, 150.0, 100.0), (1.0, 0.0, 5.0, 10.0))
+
+
+def test_swift_norm1_boxes_need_a_readable_image_and_shares():
+    record = {"messages": [{"role": "user", "content": "<bbox>"}], "images": ["a.png"]}
+
+    def missing(source):
+        raise ImageProblem(source.path, "no such file")
+
+    unit = {**record, "objects": {"bbox": [[0, 0, 0.5, 0.5]], "bbox_type": "norm1"}}
+    assert refused(unit, "swift", image_size=missing).reason == "a.png: no such file"
+    large = {**record, "objects": {"bbox": [[0, 0, 5, 5]], "bbox_type": "norm1"}}
+    assert refused(large, "swift").field == "objects.bbox[0]"
+
+
+@pytest.mark.parametrize(
+    ("objects", "field"),
+    [
+        ("text", "objects"),
+        ({"bbox": [[615, 226]]}, "objects.bbox[0]"),
+        ({"bbox": [[1, 2, 3, 4]], "bbox_type": "norm1000"}, "objects.bbox_type"),
+        ({"bbox": [[1, 2, 3, 4]], "image_id": [1]}, "objects.bbox[0]"),
+        ({"bbox": [[1, 2, 3, 4]], "image_id": [0.0]}, "objects.image_id"),
+        ({"bbox": [[1, 2, 3, 4]], "ref": ["x"]}, "objects.ref"),
+        ({"bbox": [[1, 2, 3, 4]], "ref": [5]}, "objects.ref"),
+        ({"bbox": []}, "objects.bbox"),
+    ],
+)
+def test_swift_objects_that_are_refused(objects, field):
+    record = {"messages": [{"role": "user", "content": "<image><bbox>"}], "images": ["a.png"], "objects": objects}
+    assert refused(record, "swift").field == field
+
+
+def test_swift_references_may_not_bring_marks_of_their_own():
+    record = {"messages": [{"role": "user", "content": "<ref-object>"}], "objects": {"ref": ["<image>"]}}
+    assert refused(record, "swift").field == "objects.ref[0]"
+
+
+def test_swift_answer_is_solution_then_answer_then_label():
+    row = accepted({"messages": [USER], "solution": "<answer> 3 </answer>", "label": 1, "difficulty": 2}, "swift")
+    assert row.answer == "3"
+    assert row.columns == {"solution": "<answer> 3 </answer>", "label": 1, "difficulty": 2}
+    assert accepted({"messages": [USER], "answer": "4", "label": 1}, "swift").answer == "4"
+    assert accepted({"messages": [USER], "label": 0}, "swift").answer == 0
+    assert accepted({"messages": [USER]}, "swift").answer is None
+
+
+def test_swift_query_and_response():
+    row = accepted(
+        {
+            "system": "S",
+            "history": [["q1", "r1"]],
+            "query": "q2",
+            "response": "r2",
+            "rejected_response": "no",
+            "images": [{"path": "a.png", "bytes": None}],
+        },
+        "swift",
+        "sft",
+    )
+    assert [(message.role, message.content) for message in row.messages] == [
+        ("system", "S"),
+        ("user", "<image>q1"),
+        ("assistant", "r1"),
+        ("user", "q2"),
+        ("assistant", "r2"),
+    ]
+    assert row.columns == {"rejected_response": "no"}
+    assert len(accepted({"query": "q"}, "swift").messages) == 1
+    assert refused({"response": "r"}, "swift").field == "messages"
+    assert refused({"query": "q", "history": "[]"}, "swift").field == "history"
+    assert refused({"query": "q", "history": [["q1"]]}, "swift").field == "history[0]"
+
+
+def test_swift_system_given_twice_and_other_media_are_refused():
+    turns = [{"role": "system", "content": "S"}, USER]
+    assert refused({"messages": turns, "system": "T"}, "swift").field == "system"
+    assert refused({"messages": [USER], "videos": ["a.mp4"]}, "swift").field == "videos"
+    assert refused({"messages": [USER], "tools": "[{}]"}, "swift").field == "tools"
+    assert accepted({"messages": [USER], "videos": [], "audios": None}, "swift")
+
+
+# VLM-R1
+
+
+def test_vlm_r1_row_takes_the_gpt_turn_as_answer():
+    row = accepted(
+        {
+            "id": 1,
+            "image": "CLEVR_1.png",
+            "conversations": [
+                {"from": "human", "value": "<image>How many balls?"},
+                {"from": "gpt", "value": "<answer> 0 </answer>"},
+            ],
+            "accu_reward_method": "default",
+        },
+        "vlm_r1",
+    )
+    assert row.id == "1"
+    assert [(message.role, message.content) for message in row.messages] == [
+        ("user", "<image>How many balls?"),
+        ("assistant", "<answer> 0 </answer>"),
+    ]
+    assert row.images == (ImageSource(path="CLEVR_1.png"),)
+    assert row.answer == "0"
+    assert row.columns == {"accu_reward_method": "default"}
+
+
+def test_vlm_r1_solution_wins_over_the_gpt_turn():
+    record = {
+        "image": ["a.png", "b.png"],
+        "conversations": [{"from": "human", "value": "<image><image>?"}, {"from": "gpt", "value": "x"}],
+        "solution": "<answer>[12, 30, 45, 60]</answer>",
+    }
+    row = accepted(record, "vlm_r1")
+    assert row.answer == [12, 30, 45, 60]
+    assert len(row.images) == 2
+
+
+def test_vlm_r1_gpt_turn_may_be_a_number_or_a_list():
+    def conversation(value):
+        return {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": value}]}
+
+    assert accepted(conversation(3.5), "vlm_r1").answer == 3.5
+    assert contents(accepted(conversation([1, 2, 3, 4]), "vlm_r1", "sft"))[1] == "[1, 2, 3, 4]"
+    assert refused(conversation({"a": 1}), "vlm_r1").field == "conversations[1].value"
+    assert refused(conversation([]), "vlm_r1").field == "conversations[1]"
+
+
+def test_vlm_r1_problem_and_solution():
+    row = accepted(
+        {"image": "a.jpg", "problem": "Where?", "solution": [74.0, 302.0, 181.0, 500.0], "width": 9}, "vlm_r1"
+    )
+    assert contents(row) == ["<image>Where?"]
+    assert row.answer == [74.0, 302.0, 181.0, 500.0]
+    assert row.columns["width"] == 9
+    assert refused({"solution": "x"}, "vlm_r1").field == "problem"
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        ("<answer>[12, 30, 45, 60]</answer>", [12, 30, 45, 60]),
+        ("<think>a</think><answer>\nB\n</answer>", "B"),
+        ("<answer>1</answer> or <answer>2</answer>", "2"),
+        ("plain ", "plain"),
+        ("</answer>x<answer>", "</answer>x<answer>"),
+        ("[1, NaN]", "[1, NaN]"),
+        ("[1, [2]]", "[1, [2]]"),
+        ("[a]", "[a]"),
+        ([1, 2], [1, 2]),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_clean_answer(value, answer):
+    assert clean_answer(value) == answer
+
+
+# Detection
+
+
+@pytest.mark.parametrize(
+    ("record", "format"),
+    [
+        ({"messages": [USER], "images": ["a.png"], "answer": "x"}, "tiercel"),
+        ({"messages": [USER]}, "tiercel"),
+        ({"messages": [USER], "boxes": []}, "tiercel"),
+        ({"messages": [USER], "solution": "x"}, "swift"),
+        ({"messages": [USER], "objects": {}}, "swift"),
+        ({"query": "q", "response": "r"}, "swift"),
+        ({"conversations": [], "image": "a.png"}, "vlm_r1"),
+        ({"problem": "p", "solution": [1], "image": "a.png"}, "vlm_r1"),
+    ],
+)
+def test_detect_format(record, format):
+    assert detect_format([record], "f.jsonl") == format
+
+
+def test_detection_looks_at_all_first_rows():
+    assert (
+        detect_format([{"messages": [USER], "solution": None}, {"messages": [USER], "solution": "x"}], "f") == "swift"
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([{"text": "x", "caption": "y"}], ["caption, text", "known format", "vlm_r1", "data.format"]),
+        ([{"messages": [USER], "answer": "1", "solution": "2"}], ["swift or tiercel"]),
+        ([{"query": "q"}, {"conversations": []}], ["swift or vlm_r1", "f.jsonl"]),
+        ([{}], ["Keys found: none"]),
+    ],
+)
+def test_unknown_and_ambiguous_rows_name_the_keys(records, words):
+    with pytest.raises(DataError) as error:
+        detect_format(records, "f.jsonl")
+    for word in words:
+        assert word in str(error.value)

@@ -1,0 +1,268 @@
+"""Hostile and odd images: every one is refused with its reason, or decoded to the picture a viewer shows."""
+
+import io
+import os
+import pickle
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from tiercel.data.images import ImageProblem, decode, open_header
+from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.types import ImageSource
+
+LIMIT = 10_000
+
+
+def encoded(image, format="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def embedded(image, format="PNG", **options):
+    return ImageSource(data=encoded(image, format, **options))
+
+
+def pixel(image, format="PNG", **options):
+    picture = decode(embedded(image, format, **options), None, LIMIT)
+    assert picture.mode == "RGB"
+    return picture.getpixel((0, 0))
+
+
+def problem(source, root=None, limit=LIMIT, read=decode):
+    with pytest.raises(ImageProblem) as error:
+        read(source, root, limit)
+    assert isinstance(error.value, DataError)
+    assert error.value.field == "images"
+    return error.value.reason
+
+
+def noise(size=(40, 30)):
+    return Image.effect_noise(size, 60).convert("RGB")
+
+
+def png_header(width, height):
+    """A PNG that only claims a size."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I", 100) + b"IDAT" + b"\0" * 50
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_size_and_picture_of_each_format(tmp_path, format):
+    noise((7, 5)).save(tmp_path / "a", format)
+    source = ImageSource(path="a")
+    assert open_header(source, tmp_path, 35) == (7, 5)
+    picture = decode(source, tmp_path, 35)
+    assert (picture.size, picture.mode, picture.info) == ((7, 5), "RGB", {})
+
+
+@pytest.mark.parametrize("format", ["GIF", "BMP", "TIFF"])
+def test_other_formats_are_refused(format):
+    assert "no PNG, JPEG or WEBP" in problem(embedded(noise(), format))
+
+
+# Colours
+
+
+def test_transparency_is_laid_on_white():
+    assert pixel(Image.new("RGBA", (1, 1), (0, 0, 0, 0))) == (255, 255, 255)
+    assert pixel(Image.new("RGBA", (1, 1), (0, 0, 0, 255))) == (0, 0, 0)
+    assert pixel(Image.new("LA", (1, 1), (100, 0))) == (255, 255, 255)
+    # 0.2 of black on white: 255 * 0.8
+    assert pixel(Image.new("RGBA", (1, 1), (0, 0, 0, 51))) == (204, 204, 204)
+
+
+def test_transparent_palette_entry_and_colour_key_are_white():
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putpixel((1, 0), 1)
+    picture = decode(embedded(palette, transparency=0), None, LIMIT)
+    assert [picture.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (40, 50, 60)]
+    assert pixel(Image.new("RGB", (1, 1), (1, 2, 3)), transparency=(1, 2, 3)) == (255, 255, 255)
+    assert pixel(Image.new("RGB", (1, 1), (9, 2, 3)), transparency=(1, 2, 3)) == (9, 2, 3)
+
+
+def test_greyscale_palette_and_bilevel():
+    assert pixel(Image.new("L", (1, 1), 77)) == (77, 77, 77)
+    assert pixel(Image.new("1", (1, 1), 1)) == (255, 255, 255)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([10, 20, 30])
+    assert pixel(palette) == (10, 20, 30)
+
+
+def test_16_bit_greyscale_keeps_its_high_byte():
+    samples = np.array([[0, 0x00FF, 0x4000, 0xFFFF]], dtype=np.uint16)
+    picture = decode(embedded(Image.fromarray(samples)), None, LIMIT)
+    assert np.asarray(picture)[0].tolist() == [[0] * 3, [0] * 3, [64] * 3, [255] * 3]
+
+
+def test_cmyk_jpeg():
+    red, green, blue = pixel(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100)
+    assert red > 250
+    assert max(green, blue) < 5
+
+
+# Orientation
+
+CORNERS = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]], [[255, 255, 0], [0, 255, 255], [255, 0, 255]]], np.uint8)
+UPRIGHT = {
+    1: CORNERS,
+    2: CORNERS[:, ::-1],
+    3: CORNERS[::-1, ::-1],
+    4: CORNERS[::-1],
+    5: CORNERS.transpose(1, 0, 2),
+    6: np.rot90(CORNERS, -1),
+    7: CORNERS[::-1, ::-1].transpose(1, 0, 2),
+    8: np.rot90(CORNERS, 1),
+    9: CORNERS,
+}
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_exif_orientation_turns_picture_and_size(format, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if format == "WEBP" else {}
+    source = embedded(Image.fromarray(CORNERS), format, exif=exif, **options)
+    picture = decode(source, None, LIMIT)
+    assert np.array_equal(np.asarray(picture), UPRIGHT[orientation])
+    assert open_header(source, None, LIMIT) == picture.size
+
+
+def test_exif_orientation_of_a_jpeg():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    source = embedded(noise((40, 30)), "JPEG", exif=exif)
+    assert open_header(source, None, LIMIT) == (30, 40)
+    assert decode(source, None, LIMIT).size == (30, 40)
+
+
+# Animation
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+def test_animations_are_refused(format):
+    source = embedded(noise(), format, save_all=True, append_images=[noise(), noise()])
+    for read in (open_header, decode):
+        assert "animated (3 frames)" in problem(source, read=read)
+
+
+def test_a_multi_picture_jpeg_is_its_first_picture():
+    source = embedded(Image.new("RGB", (16, 8), "red"), "MPO", save_all=True, append_images=[noise((4, 4))])
+    assert open_header(source, None, LIMIT) == (16, 8)
+    red, green, blue = decode(source, None, LIMIT).getpixel((0, 0))
+    assert red > 250
+    assert max(green, blue) < 5
+
+
+# Broken files
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_files_cut_short_are_refused(format, share):
+    data = encoded(noise(), format)
+    problem(ImageSource(data=data[: int(len(data) * share)]))
+
+
+def test_broken_pixel_data_are_refused():
+    data = bytearray(encoded(noise()))
+    middle = len(data) // 2
+    data[middle : middle + 20] = bytes(20)
+    assert "cannot be read" in problem(ImageSource(data=bytes(data)))
+
+
+def test_claimed_size_is_refused_from_the_header():
+    limited = ImageSource(data=png_header(101, 100))
+    assert problem(limited, limit=10_000) == "101 x 100 pixels are more than data.max_image_pixels = 10000"
+    assert open_header(ImageSource(data=png_header(1, 10_000)), None, 10_000) == (1, 10_000)
+    # Beyond Pillow's own limit, whatever the recipe allows.
+    assert "exceeds limit" in problem(ImageSource(data=png_header(60_000, 60_000)), limit=10**12, read=open_header)
+
+
+def test_text_and_empty_bytes_are_refused():
+    assert "no PNG, JPEG or WEBP" in problem(ImageSource(data=b"<svg xmlns='http://www.w3.org/2000/svg'/>"))
+    assert "empty (0 bytes)" in problem(ImageSource(data=b""))
+    assert "neither a path nor bytes" in problem(ImageSource())
+
+
+def test_a_library_that_lets_truncated_files_pass_is_named(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(EnvironmentProblem, match="LOAD_TRUNCATED_IMAGES"):
+        decode(embedded(noise()), None, LIMIT)
+
+
+# Paths
+
+
+def test_missing_empty_and_odd_files(tmp_path):
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "directory.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    assert "no such file" in problem(ImageSource(path="none.png"), tmp_path)
+    assert "empty (0 bytes)" in problem(ImageSource(path="empty.png"), tmp_path)
+    assert "not a regular file" in problem(ImageSource(path="directory.png"), tmp_path)
+    assert "not a regular file" in problem(ImageSource(path="pipe.png"), tmp_path)
+    assert "cannot be read" in problem(ImageSource(path="x" * 300), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../secret.png",
+        "file:///etc/passwd",
+        "http://169.254.169.254/latest/meta-data",
+        "data:image/png;base64,AAAA",
+        "a\0.png",
+    ],
+)
+def test_paths_are_checked_here_too(tmp_path, path):
+    (tmp_path / "root").mkdir()
+    noise().save(tmp_path / "secret.png")
+    problem(ImageSource(path=path), tmp_path / "root")
+
+
+def test_absolute_paths_are_refused_even_under_the_root(tmp_path):
+    noise().save(tmp_path / "a.png")
+    assert "absolute" in problem(ImageSource(path=str(tmp_path / "a.png")), tmp_path)
+
+
+def test_symbolic_links_may_not_leave_the_root(tmp_path):
+    root = tmp_path / "root"
+    (root / "real").mkdir(parents=True)
+    noise((4, 3)).save(tmp_path / "outside.png")
+    noise((4, 3)).save(root / "real" / "a.png")
+    (root / "out.png").symlink_to(tmp_path / "outside.png")
+    (root / "up").symlink_to(tmp_path)
+    (root / "in").symlink_to(root / "real")
+    (root / "loop").symlink_to(root / "loop")
+    assert "symbolic link" in problem(ImageSource(path="out.png"), root)
+    assert "symbolic link" in problem(ImageSource(path="up/outside.png"), root)
+    assert "cannot be read" in problem(ImageSource(path="loop"), root)
+    assert open_header(ImageSource(path="in/a.png"), root, LIMIT) == (4, 3)
+
+
+def test_a_root_that_is_a_link_itself(tmp_path):
+    (tmp_path / "real").mkdir()
+    noise((4, 3)).save(tmp_path / "real" / "a.png")
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    assert open_header(ImageSource(path="a.png"), tmp_path / "root", LIMIT) == (4, 3)
+
+
+def test_a_neighbour_whose_name_begins_like_the_root(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root2").mkdir()
+    noise().save(tmp_path / "root2" / "a.png")
+    (tmp_path / "root" / "a.png").symlink_to(tmp_path / "root2" / "a.png")
+    assert "symbolic link" in problem(ImageSource(path="a.png"), tmp_path / "root")
+
+
+def test_a_problem_survives_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(ImageProblem("a.png", "why", "images[1]")))
+    assert (error.path, error.reason, error.field, str(error)) == ("a.png", "why", "images[1]", "a.png: why")

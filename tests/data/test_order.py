@@ -1,0 +1,63 @@
+"""The order of rows is a pure function of (seed, epoch, index)."""
+
+import pytest
+
+from tiercel.data.order import indices_of_step, prompts_of_epochs, rank_slice, row_of_index, steps_of_epochs
+
+
+def rows(indices, row_count=10, seed=3, shuffle=True):
+    return [row_of_index(index, row_count, seed, shuffle)[1] for index in indices]
+
+
+def test_each_epoch_is_a_permutation_of_its_own():
+    first, second = rows(range(10)), rows(range(10, 20))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert first != rows(range(10), seed=4)
+    assert [row_of_index(index, 10, 3, True)[0] for index in (0, 9, 10, 25)] == [0, 0, 1, 2]
+
+
+def test_the_order_does_not_depend_on_what_was_asked_before():
+    in_turn = rows(range(100))
+    assert [rows([index])[0] for index in reversed(range(100))] == in_turn[::-1]
+
+
+def test_the_order_never_changes():
+    # Runs are resumed with it: a change would repeat some rows and leave out others.
+    assert rows(range(10), seed=0) == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
+    assert rows(range(10, 20), seed=0) == [5, 3, 7, 8, 2, 4, 1, 0, 6, 9]
+
+
+def test_without_shuffling_the_file_is_the_order():
+    assert rows(range(12), row_count=5, shuffle=False) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+def test_no_rows_is_an_error():
+    with pytest.raises(ValueError, match="row_count"):
+        row_of_index(0, 0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "row_count", "per_step", "steps"),
+    [(1.0, 10, 4, 3), (2.0, 10, 4, 5), (0.5, 10, 5, 1), (0.07, 100, 7, 1), (1.0, 10, 100, 1), (0.001, 10, 4, 1)],
+)
+def test_steps_of_epochs(epochs, row_count, per_step, steps):
+    assert steps_of_epochs(epochs, row_count, per_step) == steps
+
+
+def test_last_step_runs_short():
+    end = prompts_of_epochs(1.0, 10)
+    assert [list(indices_of_step(step, 4, end)) for step in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []]
+    assert list(indices_of_step(3, 4)) == [12, 13, 14, 15]
+
+
+def test_rank_slices_are_contiguous_and_even():
+    assert [list(rank_slice(range(7), rank, 3)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [rank_slice([5], rank, 2) for rank in range(2)] == [[], [5]]
+    for count in range(20):
+        for world_size in (1, 2, 3, 7):
+            slices = [list(rank_slice(range(count), rank, world_size)) for rank in range(world_size)]
+            assert [index for part in slices for index in part] == list(range(count))
+            assert max(map(len, slices)) - min(map(len, slices)) <= 1
+    with pytest.raises(ValueError, match="rank 2"):
+        rank_slice(range(3), 2, 2)

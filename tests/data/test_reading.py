@@ -1,0 +1,226 @@
+"""Row files: JSON Lines, JSON lists and Parquet, and the record of what was rejected."""
+
+import builtins
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from tiercel.config.schema import Data
+from tiercel.data.images import decode
+from tiercel.data.reading import image_root, read_rows, require_few_bad, write_bad_rows
+from tiercel.errors import DataError, EnvironmentProblem, RunError
+from tiercel.types import RejectedRow
+
+
+def line(id=None, **more):
+    return json.dumps({"id": id, "messages": [{"role": "user", "content": "?"}], **more})
+
+
+def config(**keys):
+    return Data(train="rows.jsonl", **keys)
+
+
+def read(path, **keys):
+    return read_rows(path, config(**keys), "grpo")
+
+
+def test_json_lines_in_order_with_blank_lines_and_byte_order_mark(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + f"{line('a')}\r\n\n  \n{line()}\n{line('c')}".encode())
+    table = read(file)
+    assert [(row.id, row.line) for row in table.rows] == [("a", 1), ("rows:4", 4), ("c", 5)]
+    assert (table.total, table.rejected, table.format, table.file) == (3, (), "tiercel", str(file))
+
+
+def test_bad_lines_are_rejected_with_line_and_reason(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    deep = "[" * 200_000
+    lines = [
+        line("a"),
+        "{broken",
+        '{"messages": NaN}',
+        '{"messages": -Infinity}',
+        '{"messages": 1e999}',
+        "[1]",
+        "null",
+        deep,
+        line("a"),
+        line("b", images=["../x.png"]),
+        line("c"),
+    ]
+    file.write_bytes("\n".join(lines).encode() + b'\n{"x": "\xff"}\n')
+    table = read(file)
+    assert [row.id for row in table.rows] == ["a", "c"]
+    assert table.total == 12
+    reasons = {row.line: (row.field, row.reason) for row in table.rejected}
+    assert sorted(reasons) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
+    assert "not valid JSON" in reasons[2][1]
+    assert "NaN is no JSON number" in reasons[3][1]
+    assert "-Infinity" in reasons[4][1]
+    assert "beyond the range" in reasons[5][1]
+    assert reasons[6] == ("row", "is a JSON list; a row is an object")
+    assert reasons[7] == ("row", "is a JSON null; a row is an object")
+    assert "nested too deeply" in reasons[8][1]
+    assert reasons[9] == ("id", "'a' is the id of line 1 already")
+    assert reasons[10][0] == "images[0]"
+    assert "not UTF-8 (byte 7" in reasons[12][1]
+
+
+def test_json_list(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text(f"[{line('a')}, 5, {line()}]")
+    table = read(file)
+    assert [(row.id, row.line) for row in table.rows] == [("a", 1), ("rows:3", 3)]
+    assert table.rejected[0].reason == "is a JSON number; a row is an object"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.jsonl", b"", "no rows"),
+        ("rows.jsonl", b"\n \n", "no rows"),
+        ("rows.json", b" ", "no rows"),
+        ("rows.json", b"[]", "no rows"),
+        ("rows.json", b"{}", "holds a JSON object"),
+        ("rows.json", b'{"a": 1}\n{"a": 2}\n', "named .jsonl"),
+        ("rows.jsonl", "{}".encode("utf-16"), "UTF-16"),
+        ("rows.jsonl", b"x\n", "line 1: is not valid JSON"),
+        ("rows.jsonl", b'{"messages": []}\n', "none of its 1 rows"),
+        ("rows.csv", b"a,b", ".jsonl, .json, .parquet"),
+        ("rows.parquet", b"not parquet", "Parquet"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, name, content, words):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="rows") as error:
+        read(file)
+    assert words in str(error.value)
+
+
+def test_missing_file_and_missing_image_root(tmp_path):
+    with pytest.raises(DataError, match=r"rows\.jsonl: cannot be read"):
+        read(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"data\.image_root"):
+        image_root(tmp_path / "rows.jsonl", config(image_root=str(tmp_path / "none")))
+    assert image_root(tmp_path / "rows.jsonl", config()) == tmp_path
+
+
+def test_format_can_be_set(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line(answer="1", solution="2") + "\n")
+    with pytest.raises(DataError, match="swift or tiercel"):
+        read(file)
+    assert read(file, format="swift").rows[0].answer == "2"
+    assert read(file, format="tiercel").rows[0].answer == "1"
+
+
+def test_norm1_boxes_read_the_image_header_under_the_root(tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (40, 20)).save(tmp_path / "images" / "a.png")
+    file = tmp_path / "rows.jsonl"
+    row = {
+        "messages": [{"role": "user", "content": "<image><bbox>"}],
+        "images": ["a.png"],
+        "objects": {"bbox": [[0, 0.5, 0.5, 1]], "bbox_type": "norm1"},
+    }
+    file.write_text(json.dumps(row))
+    assert read(file, image_root=str(tmp_path / "images")).rows[0].boxes == ((0.0, 10.0, 20.0, 20.0),)
+    with pytest.raises(DataError, match="no such file"):
+        read(file)
+
+
+def test_parquet_with_embedded_images(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def png(colour):
+        stream = io.BytesIO()
+        Image.new("RGB", (3, 2), colour).save(stream, "PNG")
+        return stream.getvalue()
+
+    rows = [
+        {
+            "id": "a",
+            "messages": [{"role": "user", "content": "<image>?", "name": None}],
+            "images": [{"bytes": png("red"), "path": "a.png"}],
+            "answer": "1",
+            "level": 1,
+        },
+        {
+            "id": "b",
+            "messages": [{"role": "user", "content": "?", "name": None}],
+            "images": None,
+            "answer": None,
+            "level": None,
+        },
+    ]
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    table = read(file)
+    assert [row.id for row in table.rows] == ["a", "b"]
+    first, second = table.rows
+    assert (first.line, first.answer, first.columns) == (1, "1", {"level": 1})
+    assert (second.line, second.images, second.columns) == (2, (), {"level": None})
+    picture = decode(first.images[0], tmp_path, 100)
+    assert picture.size == (3, 2)
+    assert picture.getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without_pyarrow(name, *rest, **more):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    with pytest.raises(EnvironmentProblem, match="pip install pyarrow"):
+        read(tmp_path / "rows.parquet")
+
+
+def bad(number, reason="why"):
+    return RejectedRow(id=f"r:{number}", file="r.jsonl", line=number, field="images[0]", reason=reason)
+
+
+def test_bad_rows_are_recorded_once(tmp_path):
+    file = tmp_path / "bad_rows.jsonl"
+    write_bad_rows([], file)
+    assert not file.exists()
+    write_bad_rows([bad(1), bad(2, "café")], file)
+    write_bad_rows([bad(2, "café"), bad(3), bad(3)], file)
+    records = [json.loads(text) for text in file.read_text().splitlines()]
+    assert [record["line"] for record in records] == [1, 2, 3]
+    assert records[1] == {"id": "r:2", "file": "r.jsonl", "line": 2, "field": "images[0]", "reason": "café"}
+
+
+def test_a_half_written_record_does_not_spoil_the_next(tmp_path):
+    file = tmp_path / "bad_rows.jsonl"
+    file.write_text('{"id": "r:1", "fi')
+    write_bad_rows([bad(2)], file)
+    assert json.loads(file.read_text().splitlines()[1])["line"] == 2
+
+
+def test_bad_rows_that_cannot_be_written(tmp_path):
+    with pytest.raises(RunError, match="bad_rows"):
+        write_bad_rows([bad(1)], tmp_path / "none" / "bad_rows.jsonl")
+
+
+def test_the_fraction_of_bad_rows():
+    rejected = [bad(number) for number in range(1, 30)]
+    require_few_bad(0, 0, config(), [])
+    require_few_bad(1, 100, config(max_bad_fraction=0.01), rejected)
+    require_few_bad(29, 100, config(max_bad_fraction=0.29), rejected)
+    require_few_bad(100, 100, config(max_bad_fraction=1.0), rejected)
+    with pytest.raises(DataError) as error:
+        require_few_bad(2, 100, config(max_bad_fraction=0.01), rejected)
+    assert error.value.exit_code == 2
+    text = str(error.value)
+    assert "2 of 100 rows" in text
+    assert "data.max_bad_fraction = 0.01" in text
+    assert "r.jsonl:5 (r:5) images[0]: why" in text
+    assert "r.jsonl:6" not in text
+    assert "and 24 more" in text

@@ -1,0 +1,87 @@
+"""`tiercel check` judges rows by headers and planned lengths alone."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from tiercel.config.schema import Data
+from tiercel.data.reading import read_rows
+from tiercel.data.scan import percentiles, scan
+from tiercel.errors import DataError
+
+
+def write_rows(tmp_path, images_of_row):
+    lines = [
+        json.dumps({"id": f"r{number}", "messages": [{"role": "user", "content": "?"}], "images": images})
+        for number, images in enumerate(images_of_row)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def area(row, sizes):
+    """A prompt of one token, and one for each pixel."""
+    return 1 + sum(width * height for width, height in sizes)
+
+
+def test_scan_counts_lengths_images_and_rejections(tmp_path):
+    Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
+    Image.new("RGB", (10, 10)).save(tmp_path / "large.png")
+    Image.new("RGB", (200, 200)).save(tmp_path / "huge.png")
+    (tmp_path / "bad.png").write_bytes(b"x")
+    rows = [[], ["a.png"], ["a.png", "a.png"], ["large.png"], ["huge.png"], ["bad.png"], ["none.png"], ["../x.png"]]
+    config = Data(train="rows.jsonl", max_prompt_tokens=100, max_image_pixels=10_000)
+    file = write_rows(tmp_path, rows)
+    seen = []
+    report = scan(read_rows(file, config, "grpo"), area, config, lambda done, total: seen.append((done, total)))
+    assert (report.file, report.total, report.accepted, report.image_count) == (str(file), 8, 3, 3)
+    assert report.rows_by_image_count == {0: 1, 1: 1, 2: 1}
+    assert report.prompt_token_percentiles == {0: 1, 50: 13, 90: 25, 99: 25, 100: 25}
+    assert report.longest_row == "r2"
+    reasons = {row.id: (row.field, row.reason) for row in report.rejected}
+    assert reasons.keys() == {"r3", "r4", "r5", "r6", "r7"}
+    assert reasons["r3"][1].startswith("101 tokens are more than data.max_prompt_tokens = 100")
+    assert "200 x 200 pixels" in reasons["r4"][1]
+    assert "bad.png: is no PNG, JPEG or WEBP" in reasons["r5"][1]
+    assert "none.png: no such file" in reasons["r6"][1]
+    assert reasons["r7"][0] == "images[0]"
+    assert seen == [(7, 7)]
+
+
+def test_sizes_come_in_the_order_of_the_row(tmp_path):
+    Image.new("RGB", (1, 2)).save(tmp_path / "a.png")
+    Image.new("RGB", (3, 4)).save(tmp_path / "b.png")
+    config = Data(train="rows.jsonl")
+    seen = []
+
+    def plan(row, sizes):
+        seen.append(sizes)
+        return 1
+
+    scan(read_rows(write_rows(tmp_path, [["b.png", "a.png", "b.png"]]), config, "grpo"), plan, config)
+    assert seen == [[(3, 4), (1, 2), (3, 4)]]
+
+
+def test_a_row_that_cannot_be_planned_is_rejected(tmp_path):
+    def plan(row, sizes):
+        raise DataError("the text contains the model's own vision token", field="messages")
+
+    config = Data(train="rows.jsonl")
+    report = scan(read_rows(write_rows(tmp_path, [[]]), config, "grpo"), plan, config)
+    assert (report.accepted, report.longest_row, report.prompt_token_percentiles) == (0, None, {})
+    assert report.rejected[0].field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (range(1, 101), {0: 1, 50: 50, 90: 90, 99: 99, 100: 100}),
+        (range(1, 4), {0: 1, 50: 2, 90: 3, 99: 3, 100: 3}),
+        ([5], {0: 5, 50: 5, 90: 5, 99: 5, 100: 5}),
+        ([], {}),
+    ],
+)
+def test_percentiles_by_nearest_rank(values, expected):
+    assert percentiles({value: 1 for value in values}) == expected

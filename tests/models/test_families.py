@@ -1,0 +1,265 @@
+"""Each family against Hugging Face's own code, on tiny random checkpoints in the real format."""
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES, make_row, mixed_rows, noise_image
+from tiercel.config.schema import Lora, Model
+from tiercel.errors import DataError
+from tiercel.learner.layout import Continuation, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.models.loading import load_family
+from tiercel.models.policy import Policy, _add_adapter, load_weights
+from tiercel.models.prompts import completion_positions, encode_conversation, encode_prompt
+from tiercel.models.vision import VisionStore
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.sampler import SamplingParams
+
+
+def policy_of(path, lora_noise: float = 0.0) -> Policy:
+    family = load_family(Model(path=str(path), dtype="float32"))
+    model = load_weights(family, torch.float32, torch.device("cpu"))
+    peft = _add_adapter(family, model, Lora(rank=4, alpha=8), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, lora_noise, generator=generator)
+    return Policy(
+        family=family,
+        model=model,
+        peft=peft,
+        reference_adapter=None,
+        compute_dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def prompts_of(family):
+    return [
+        encode_prompt(family, row, i, images, system=None, max_prompt_tokens=400)
+        for i, (row, images) in enumerate(mixed_rows(family))
+    ]
+
+
+def items_of(family, generator):
+    """Groups of 3 ragged random completions on text-only, one-image and two-image prompts."""
+    vocabulary = family.vocabulary_size
+    allowed = [i for i in range(vocabulary) if i not in family.placeholder_ids]
+    items = []
+    for prompt in prompts_of(family):
+        continuations = []
+        for length in (5, 1, 8):
+            picks = torch.randint(len(allowed), (length,), generator=generator).tolist()
+            continuations.append(
+                Continuation(
+                    token_ids_C=torch.tensor([allowed[i] for i in picks]),
+                    positions_DC=completion_positions(prompt.positions_DP, length),
+                    is_scored_C=torch.ones(length, dtype=torch.bool),
+                )
+            )
+        items.append(PackItem(prompt=prompt, continuations=tuple(continuations)))
+    return items
+
+
+def huggingface_inputs(family, prompt, token_ids_T):
+    """What the model's own forward takes for one sample, pixels by its own image processor."""
+    inputs = {"input_ids": token_ids_T[None], "attention_mask": torch.ones_like(token_ids_T)[None]}
+    processor = family.checkpoint.image_processor
+    if prompt.images and family.name == "ovis2":
+        tiles = [tile for image in prompt.images for tile in family._tiles(image)]
+        pixels = processor(images=tiles, do_resize=False, crop_to_patches=False, return_tensors="pt")
+        inputs["pixel_values"] = pixels["pixel_values"]
+    elif prompt.images:
+        pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]
+        inputs |= dict(processor(images=pictures, do_resize=False, return_tensors="pt"))
+        inputs["mm_token_type_ids"] = family.is_placeholder(token_ids_T)[None].int()
+    return inputs
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
+    policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
+    family = policy.family
+    items = items_of(family, torch.Generator().manual_seed(5))
+    packed = pack(items)
+    features = VisionStore(policy, 0).features(packed.images)
+    with torch.no_grad():
+        shared = Learner(policy, "dense", False)(packed, features, 0.7).logprobs_N
+        repeated = Learner(policy, "repeated", False)(packed, features, 0.7).logprobs_N
+        plain = []
+        for item in items:
+            for continuation in item.continuations:
+                ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_C])
+                logits = policy.model(**huggingface_inputs(family, item.prompt, ids_T)).logits[0] / 0.7
+                logits[:, list(family.placeholder_ids)] = -torch.inf
+                start = len(item.prompt.token_ids_P) - 1
+                rows = logits[start:-1].log_softmax(-1)
+                plain.append(rows.gather(1, continuation.token_ids_C[:, None])[:, 0])
+    plain = torch.cat(plain)
+    assert plain.std() > 0.1
+    torch.testing.assert_close(shared, plain, rtol=0, atol=1e-4)
+    torch.testing.assert_close(repeated, plain, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_shared_prefix_gradient_equals_the_repeated_one(tiny_checkpoints, name):
+    policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
+    packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
+    features = VisionStore(policy, 0).features(packed.images)
+    weights = torch.randn(len(packed.targets_N), generator=torch.Generator().manual_seed(7))
+    gradients = []
+    for form in ("dense", "repeated"):
+        (Learner(policy, form, False)(packed, features, 1.0).logprobs_N * weights).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
+        policy.model.zero_grad()
+    difference = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    assert gradients[1].norm() > 0
+    assert difference < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name):
+    gradients = []
+    for checkpointing in (False, True):
+        policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
+        packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
+        features = VisionStore(policy, 0).features(packed.images)
+        learner = Learner(policy, "dense", checkpointing).train()
+        learner(packed, features, 1.0).logprobs_N.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
+    policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
+    prompts = prompts_of(policy.family)
+    params = SamplingParams(
+        group_size=4,
+        min_new_tokens=2,
+        max_new_tokens=12,
+        temperature=0.8,
+        top_p=1.0,
+        top_k=0,
+        stop=(),
+        greedy=False,
+    )
+    vision = VisionStore(policy, 0)
+    groups = LocalSampler(policy, vision).sample(prompts, params, [100, 200, 300])
+    items = [
+        PackItem(
+            prompt=group.prompt,
+            continuations=tuple(
+                Continuation(
+                    token_ids_C=c.token_ids_C,
+                    positions_DC=completion_positions(group.prompt.positions_DP, len(c.token_ids_C)),
+                    is_scored_C=torch.ones(len(c.token_ids_C), dtype=torch.bool),
+                )
+                for c in group.completions
+            ),
+        )
+        for group in groups
+    ]
+    packed = pack(items)
+    with torch.no_grad():
+        learnt = Learner(policy, "dense", False)(packed, vision.features(packed.images), 0.8).logprobs_N
+    sampled = torch.cat([c.logprobs_C for group in groups for c in group.completions])
+    torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
+    ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])
+    assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
+    assert min(len(c.token_ids_C) for group in groups for c in group.completions) >= 3 or any(
+        c.is_truncated for group in groups for c in group.completions
+    )
+    assert vision.pictures_computed == 3
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_placeholders_are_never_sampled_though_they_are_likeliest(tiny_checkpoints, name):
+    policy = policy_of(tiny_checkpoints[name])
+    head = policy.model.get_output_embeddings()
+    prompts = prompts_of(policy.family)
+    params = SamplingParams(
+        group_size=2,
+        min_new_tokens=0,
+        max_new_tokens=6,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        stop=(),
+        greedy=True,
+    )
+    bias = torch.zeros(head.weight.shape[0])
+    bias[list(policy.family.placeholder_ids)] = 1e4
+    hook = head.register_forward_hook(lambda module, inputs, output: output + bias)
+    groups = LocalSampler(policy, VisionStore(policy, 0)).sample(prompts, params, [0, 0, 0])
+    hook.remove()
+    ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])
+    assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_token_count_is_known_from_the_header(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    for size in ((84, 56), (30, 90), (200, 100), (56, 56), (113, 57)):
+        plan = family.plan_image(size)
+        image = family.encode_image(noise_image(*size, seed=3))
+        assert image.plan == plan
+        assert len(family.image_token_ids(plan)) == plan.token_count
+        assert image.views[0].shape == (plan.processed_size[1], plan.processed_size[0], 3)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_vision_features_have_a_row_for_every_placeholder(tiny_checkpoints, name):
+    policy = policy_of(tiny_checkpoints[name])
+    for prompt in prompts_of(policy.family):
+        placeholders = int(policy.family.is_placeholder(prompt.token_ids_P).sum())
+        assert placeholders == sum(image.plan.token_count for image in prompt.images)
+        for image in prompt.images:
+            assert policy.vision_features([image])[0].shape == (image.plan.token_count, 64)
+
+
+@pytest.mark.parametrize("name", ("qwen2_vl", "qwen2_5_vl"))
+def test_positions_equal_the_models_own(tiny_checkpoints, name):
+    policy = policy_of(tiny_checkpoints[name])
+    for prompt in prompts_of(policy.family):
+        ids = prompt.token_ids_P[None]
+        kinds = policy.family.is_placeholder(ids).int()
+        grids = torch.tensor([image.plan.grid for image in prompt.images]) if prompt.images else None
+        expected, _ = policy.model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
+        assert torch.equal(prompt.positions_DP, expected[:, 0])
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_vision_token_in_the_users_text_is_refused(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    for token in {family.image_marker, family.tokenizer.convert_ids_to_tokens(family.placeholder_ids[0])}:
+        row = make_row("bad", f"Where is {token.replace('<image>', '< image>')} the seven?", 0)
+        if "<image>" in token:
+            continue  # in a row's text this is the mark of an image's place, counted when the row is read
+        with pytest.raises(DataError) as error:
+            encode_prompt(family, row, 0, [], system=None, max_prompt_tokens=100)
+        assert error.value.field == "messages"
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_long_prompt_is_refused_whole(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    row, images = mixed_rows(family)[1]
+    with pytest.raises(DataError, match="max_prompt_tokens = 7"):
+        encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=7)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_sft_scores_assistant_turns_and_their_end(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    row, images = mixed_rows(family)[1]
+    conversation = encode_conversation(family, row, 0, images, system=None, max_prompt_tokens=400)
+    prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
+    assert torch.equal(conversation.prompt.token_ids_P, prompt.token_ids_P)
+    assert bool(conversation.is_scored_C.all())
+    decoded = family.tokenizer.decode(conversation.token_ids_C.tolist())
+    assert decoded == "[1, 20, 30, 40]<|im_end|>"
+    assert torch.equal(
+        conversation.positions_DC,
+        completion_positions(prompt.positions_DP, len(conversation.token_ids_C)),
+    )

@@ -1,0 +1,157 @@
+"""Tiny random checkpoints of every family, saved in the real format."""
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import (
+    Ovis2Config,
+    Ovis2ForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
+from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tiercel.demo.tokenizer import QWEN_TOKENS, make_tokenizer
+from tiercel.models.family import Family
+from tiercel.types import EncodedImage, ImageSource, Message, Row
+
+FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "ovis2")
+WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
+OVIS2_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<IMG_ATOM>",
+    "<IMG_START>",
+    "<IMG_GRID>",
+    "<IMG_COL>",
+    "<IMG_ROW>",
+    "<IMG_END>",
+    "<image>",
+)
+OVIS2_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>\n{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+
+
+def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
+    """Write the named family's tiny checkpoint and return its directory."""
+    torch.manual_seed(seed)
+    model, tokenizer, image_processor = _ovis2() if name == "ovis2" else _qwen(name)
+    with torch.no_grad():  # initial weights are so small that every distribution would be flat
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id]
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    image_processor.save_pretrained(directory)
+    return directory
+
+
+def _text_config(vocabulary: int, tied: bool) -> dict:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "tie_word_embeddings": tied,
+    }
+
+
+def _qwen(name: str):
+    tokenizer = make_tokenizer(WORDS, QWEN_TOKENS)
+    ids = tokenizer.convert_tokens_to_ids
+    shared = {
+        "tie_word_embeddings": name == "qwen2_vl",
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+    }
+    text = _text_config(len(tokenizer), shared["tie_word_embeddings"]) | {"rope_parameters": ROPE}
+    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    patches = {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    if name == "qwen2_vl":
+        vision = patches | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+        model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **shared))
+    else:
+        vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 56}
+        vision["fullatt_block_indexes"] = [1]
+        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **shared))
+    return model.float(), tokenizer, Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=112 * 112)
+
+
+def _ovis2():
+    tokenizer = make_tokenizer(WORDS, OVIS2_TOKENS, OVIS2_TEMPLATE)
+    ids = tokenizer.convert_tokens_to_ids
+    text = _text_config(len(tokenizer), True) | {"model_type": "qwen2"}
+    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Ovis2Config(
+        text_config=text,
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
+            "patch_size": 14,
+            "vocab_size": 64,
+            "hidden_stride": 2,
+            "num_visual_indicator_tokens": 5,
+        },
+        image_token_id=ids("<IMG_ATOM>"),
+        visual_indicator_token_ids=[ids(token) for token in OVIS2_TOKENS[4:9]],
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        tie_word_embeddings=True,
+    )
+    processor = Ovis2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=4)
+    return Ovis2ForConditionalGeneration(config).float(), tokenizer, processor
+
+
+def noise_image(width: int, height: int, seed: int) -> Image.Image:
+    """An RGB picture of random pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    return Image.fromarray(torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator).numpy())
+
+
+def mixed_rows(family: Family) -> list[tuple[Row, list[EncodedImage]]]:
+    """A text-only row, one with an image, one with two images of other shapes."""
+    pictures = [noise_image(84, 56, 1), noise_image(56, 56, 2), noise_image(120, 50, 3)]
+    encoded = [family.encode_image(picture) for picture in pictures]
+    rows = []
+    for number, images in enumerate(([], encoded[:1], encoded[1:])):
+        content = "<image>" * len(images) + "Where is the seven?"
+        rows.append((make_row(f"row-{number}", content, len(images)), images))
+    return rows
+
+
+def make_row(identity: str, content: str, image_count: int, answer: str | None = "[1, 20, 30, 40]") -> Row:
+    """A user turn, and an assistant turn where an answer is given."""
+    messages = [Message(role="user", content=content)]
+    if answer is not None:
+        messages.append(Message(role="assistant", content=answer))
+    return Row(
+        id=identity,
+        messages=tuple(messages),
+        images=tuple(ImageSource(path=f"{i}.png") for i in range(image_count)),
+        answer=answer,
+        columns={},
+        file="rows.jsonl",
+        line=1,
+    )

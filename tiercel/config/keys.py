@@ -1,0 +1,126 @@
+"""The keys of a recipe as the schema declares them: their dotted names, types in words and defaults.
+
+Entries of a list of sections are numbered; a key of any entry is written with `N`, as in `rewards.N.name`.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
+
+Kind = Literal["sft", "grpo"]
+RECIPES: dict[Kind, type[SftRecipe] | type[GrpoRecipe]] = {"sft": SftRecipe, "grpo": GrpoRecipe}
+GRPO_SECTIONS = tuple(name for name in GrpoRecipe.model_fields if name not in SftRecipe.model_fields)
+ENTRY = "N"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """One key of the recipe tree, a section or a leaf."""
+
+    path: str
+    section: type[Section] | None  # what lies below, where the key is a section or a list of sections
+    is_list_of_sections: bool
+    field: FieldInfo
+
+    @property
+    def leaf(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def parent(self) -> str:
+        """Dotted name of the section that holds the key; empty at the top level."""
+        return self.path.rpartition(".")[0]
+
+
+@cache
+def keys_of(kind: Kind) -> Mapping[str, Key]:
+    """Every key of a kind of recipe by its dotted name, in the order of the schema."""
+    return {key.path: key for key in _walk(RECIPES[kind], "")}
+
+
+def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        nested, is_list = _nested_section(field.annotation)
+        key = Key(path=prefix + name, section=nested, is_list_of_sections=is_list, field=field)
+        yield key
+        if nested is not None:
+            yield from _walk(nested, f"{key.path}.{ENTRY}." if is_list else f"{key.path}.")
+
+
+def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, False
+    is_list = get_origin(annotation) is tuple
+    for argument in get_args(annotation):
+        nested, inner_is_list = _nested_section(argument)
+        if nested is not None:
+            return nested, is_list or inner_is_list
+    return None, False
+
+
+def declared_name(path: str) -> str:
+    """The dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
+    return ".".join(ENTRY if part.isdigit() else part for part in path.split("."))
+
+
+def type_in_words(field: FieldInfo) -> str:
+    """The type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
+    return _in_words(field.annotation, field.metadata)
+
+
+def allowed_words(annotation: Any) -> tuple[str, ...]:
+    """The words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(word for argument in get_args(annotation) for word in allowed_words(argument))
+
+
+def _in_words(annotation: Any, metadata: list[Any]) -> str:
+    arguments = get_args(annotation)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        base, *extras = arguments
+        return _in_words(base, [item for extra in extras for item in getattr(extra, "metadata", [extra])])
+    if origin in (Union, UnionType):
+        others = [argument for argument in arguments if argument is not NoneType]
+        words = " or ".join(_in_words(other, metadata) for other in others)
+        return f"{words}, or null" if len(others) < len(arguments) else words
+    if origin is Literal:
+        words = ", ".join(f"`{word}`" for word in arguments)
+        return f"one of {words}" if len(arguments) > 1 else words
+    if origin is tuple:
+        item = _in_words(arguments[0], [])
+        return f"list: each {item}" if arguments[-1] is Ellipsis else f"list of {len(arguments)}: each {item}"
+    names = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    return ", ".join([names.get(annotation, str(annotation)), *_bounds(metadata)])
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    words = {
+        annotated_types.Gt: ("gt", "above"),
+        annotated_types.Ge: ("ge", "at least"),
+        annotated_types.Lt: ("lt", "below"),
+        annotated_types.Le: ("le", "at most"),
+    }
+    for item in metadata:
+        if type(item) in words:
+            attribute, word = words[type(item)]
+            yield f"{word} {getattr(item, attribute):g}"
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value as one would write it in YAML, on one line, cut after `limit` characters."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,253 @@
+"""Reading a recipe: the file, the overrides, the schema, the rules. All problems are told at once."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, overload
+
+from pydantic import BaseModel, ValidationError
+
+from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind, shown
+from tiercel.config.problems import Problem, dotted, schema_problems
+from tiercel.config.rules import path_problems, rule_problems
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.yaml_text import YamlProblem, parse, render
+from tiercel.errors import RecipeError
+
+RecipePath: TypeAlias = "str | PathLike[str]"
+Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
+
+_OVERRIDE = re.compile(r"(?P<key>[\w-]+(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
+
+# Stands where a required value is missing or wrong, so that the rules can judge the rest; never reaches a run.
+_STAND_INS: dict[str, Any] = {
+    "model": {"path": "stand-in"},
+    "model.path": "stand-in",
+    "data": {"train": "stand-in"},
+    "data.train": "stand-in",
+    "train": {},
+    "output": "stand-in",
+    "rewards": [{"name": "exact"}],
+}
+
+
+@overload
+def load_recipe(
+    kind: Literal["sft"], path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
+) -> SftRecipe: ...
+
+
+@overload
+def load_recipe(
+    kind: Literal["grpo"], path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
+) -> GrpoRecipe: ...
+
+
+@overload
+def load_recipe(
+    kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
+) -> SftRecipe | GrpoRecipe: ...
+
+
+def load_recipe(
+    kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
+) -> SftRecipe | GrpoRecipe:
+    """The recipe in a YAML file with `a.b=c` overrides put in, judged whole.
+
+    Overrides are applied in order, so the last one of a key counts; their values are YAML. With `check_paths` the
+    files and directories that the recipe names must exist, relative to the working directory.
+
+    Raises:
+        RecipeError: with one line for every problem of file, overrides, schema, rules and paths.
+    """
+    tree, lines = _read(path, overrides)
+    tree, problems = _without_other_kind(tree, kind)
+    recipe, found = _judge(tree, kind)
+    problems += found
+    if check_paths:
+        told = {problem.key for problem in problems}
+        problems += [problem for problem in path_problems(tree) if problem.key not in told]
+    lines += [problem.line for problem in problems]
+    if lines or recipe is None:
+        raise RecipeError(list(dict.fromkeys(lines)), str(path))
+    return recipe
+
+
+def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
+    """ "grpo" where the recipe has rewards, rollout or algorithm, else "sft".
+
+    Raises:
+        RecipeError: the file cannot be read, or an override is malformed.
+    """
+    tree, lines = _read(path, overrides)
+    if lines:
+        raise RecipeError(lines, str(path))
+    return "grpo" if any(section in tree for section in GRPO_SECTIONS) else "sft"
+
+
+def recipe_to_yaml(recipe: SftRecipe | GrpoRecipe) -> str:
+    """The whole recipe, defaults included, in the order of the schema; `load_recipe` reads it back as equal."""
+    return render(recipe.model_dump(mode="json"))
+
+
+def flatten(recipe: SftRecipe | GrpoRecipe) -> dict[str, Leaf]:
+    """Every leaf by its dotted key, for comparing two recipes.
+
+    Entries of `rewards` are numbered (`rewards.0.name`), lists of plain values are one leaf, and a section that
+    is null is a leaf of its own (`lora`).
+    """
+    return dict(_leaves(recipe, ""))
+
+
+def _leaves(section: BaseModel, prefix: str) -> Iterator[tuple[str, Leaf]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+            for index, item in enumerate(value):
+                yield from _leaves(item, f"{prefix}{name}.{index}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The recipe as plain data, and lines on keys given twice and on malformed overrides."""
+    source = str(path)
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise RecipeError([f"no such file (looked from {Path.cwd()})"], source) from error
+    except IsADirectoryError as error:
+        raise RecipeError(["this is a directory; write the YAML file itself"], source) from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise RecipeError([f"line {line}: not UTF-8 text; save the file as UTF-8"], source) from error
+    except (OSError, ValueError) as error:
+        raise RecipeError([f"cannot be read: {error}"], source) from error
+    try:
+        tree, lines = parse(text)
+    except YamlProblem as error:
+        raise RecipeError([str(error)], source) from error
+    if tree is None:
+        raise RecipeError(["the file is empty; a recipe has at least model, data, train and output"], source)
+    if not isinstance(tree, dict):
+        raise RecipeError([f"the top level is {shown(tree)}; it must be sections, such as `model:`"], source)
+    for override in overrides:
+        try:
+            tree = _override(tree, override)
+        except _OverrideProblem as error:
+            lines.append(f"override {shown(override)}: {error}")
+    return tree, lines
+
+
+class _OverrideProblem(ValueError):
+    """An override that cannot be applied; the message is the reason and the remedy."""
+
+
+def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    """A copy of `tree` with one `a.b=c` put in."""
+    if override.startswith("-"):
+        raise _OverrideProblem("write key=value without dashes, such as optim.lr=1e-5")
+    match = _OVERRIDE.fullmatch(override)
+    if match is None:
+        raise _OverrideProblem("must be key=value without spaces around =, such as optim.lr=1e-5")
+    if not match["value"].strip():
+        raise _OverrideProblem(f"has no value; write {match['key']}=null, or {match['key']}='\"\"' for empty text")
+    try:
+        value, twice = parse(match["value"])
+    except YamlProblem as error:
+        raise _OverrideProblem(f"the value is not YAML ({error}); put text in quotes") from error
+    if twice:
+        raise _OverrideProblem("; ".join(twice))
+    return _assign(tree, match["key"].split("."), value, "")
+
+
+def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
+    """A copy of `branch` with `value` at the dotted place; sections that are missing or null are made."""
+    if not parts:
+        return value
+    name, rest = parts[0], parts[1:]
+    here = f"{prefix}.{name}" if prefix else name
+    if isinstance(branch, list):
+        if not name.isdigit() or int(name) >= len(branch):
+            entries = f"its entries are 0 to {len(branch) - 1}" if branch else "it is empty"
+            raise _OverrideProblem(f"{prefix} is a list and has no entry {name}; {entries}")
+        index = int(name)
+        return [*branch[:index], _assign(branch[index], rest, value, here), *branch[index + 1 :]]
+    if branch is not None and not isinstance(branch, dict):
+        raise _OverrideProblem(f"{prefix} is the value {shown(branch)}, so it has no key {name}")
+    if name.isdigit():
+        raise _OverrideProblem(f"{prefix or 'the recipe'} is no list, so it has no entry {name}")
+    section = branch or {}
+    return {**section, name: _assign(section.get(name), rest, value, here)}
+
+
+def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any], list[Problem]]:
+    """The recipe without sections that an SFT recipe cannot have, and a problem for each."""
+    foreign = [section for section in GRPO_SECTIONS if section in tree] if kind == "sft" else []
+    problems = [
+        Problem(key=section, text=f"an SFT recipe has no {section}; use `tiercel grpo`, or remove the section")
+        for section in foreign
+    ]
+    return {name: value for name, value in tree.items() if name not in foreign}, problems
+
+
+def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | None, list[Problem]]:
+    """Schema and rules. Where the schema refuses a part, the rules judge what does not rest on it."""
+    try:
+        recipe = _validate(tree, kind)
+        return recipe, rule_problems(recipe)
+    except ValidationError as error:
+        problems = schema_problems(error, kind)
+        wrong = [details["loc"] for details in error.errors(include_url=False, include_input=False)]
+    if () in wrong:
+        return None, problems
+    try:
+        rest = _validate(_with_stand_ins(tree, wrong), kind)
+    except ValidationError:
+        return None, problems
+    unsure = [problem.key for problem in problems]
+    unsure += [path for problem in problems for path in problem.also if not _has(tree, path)]  # perhaps meant
+    return None, problems + [
+        problem for problem in rule_problems(rest) if not any(problem.touches(path) for path in unsure)
+    ]
+
+
+def _has(tree: Any, path: str) -> bool:
+    """Whether a raw recipe gives the key at a dotted place."""
+    for part in path.split("."):
+        if isinstance(tree, list) and part.isdigit() and int(part) < len(tree):
+            tree = tree[int(part)]
+        elif isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        else:
+            return False
+    return True
+
+
+def _validate(tree: Mapping[str, Any], kind: Kind) -> SftRecipe | GrpoRecipe:
+    """By way of JSON, where strict means what a user expects: a list is a tuple, but no text is a number."""
+    return RECIPES[kind].model_validate_json(json.dumps(tree), strict=True)
+
+
+def _with_stand_ins(tree: Mapping[str, Any], wrong: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
+    """A copy of the recipe in which each wrong location is left out, or replaced where it is required."""
+    copy = json.loads(json.dumps(tree))
+    for location in wrong:
+        *outer, last = location
+        while isinstance(last, int) and outer != ["rewards"]:
+            *outer, last = outer  # a list of plain values goes as a whole
+        parent = copy
+        for part in outer:
+            parent = parent[part]
+        path = dotted((*outer, last))
+        if isinstance(last, int):
+            parent[last] = _STAND_INS["rewards"][0]
+        elif path in _STAND_INS:
+            parent[last] = _STAND_INS[path]
+        else:
+            parent.pop(last, None)
+    return copy

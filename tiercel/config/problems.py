@@ -1,0 +1,214 @@
+"""What is wrong with a recipe, in plain words: pydantic's errors translated, one line per problem."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from tiercel.config.keys import Key, Kind, allowed_words, declared_name, keys_of, shown, type_in_words
+from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One line for the user. `also` names further keys that the judgement looked at."""
+
+    key: str
+    text: str
+    also: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        return f"{self.key}: {self.text}"
+
+    def touches(self, path: str) -> bool:
+        """Whether the judgement rests on `path`, on something inside it, or on a section that holds it."""
+        return any(
+            key == path or key.startswith(path + ".") or path.startswith(key + ".") for key in (self.key, *self.also)
+        )
+
+
+def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
+    """Each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
+    return [
+        problem
+        for details in error.errors(include_url=False)
+        if not (
+            details["type"] == "too_short" and details["input"]
+        )  # its entries are there, but wrong: told one by one
+        for problem in _translate(details, kind)
+    ]
+
+
+def dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _translate(details: ErrorDetails, kind: Kind) -> Iterator[Problem]:
+    path = dotted(details["loc"])
+    if not path:
+        yield Problem(key="recipe", text="nested too deeply; a recipe has sections, and keys in them")
+        return
+    if details["type"] == "extra_forbidden":
+        for leaf, value in unknown_leaves(path, details["input"]):
+            suggestion = nearest_key(leaf)
+            text = f"{_given(value)}no such key; {_instead(suggestion, leaf, kind)}"
+            yield Problem(key=leaf, text=text, also=(suggestion.key,) if suggestion.key else ())
+        return
+    if details["type"] == "missing" and declared_name(path) in keys_of(kind):
+        yield Problem(key=path, text=_missing(path, kind))
+        return
+    key = _key_of(path, kind)
+    explain = EXPLANATIONS.get(details["type"])
+    reason = explain(details, key) if explain is not None else _wrong_value(details, key)
+    yield Problem(key=path, text=f"{_given(details['input'])}{reason}")
+
+
+def _given(value: Any) -> str:
+    return f"{shown(value)} given; " if value is not None else "nothing given; "
+
+
+def _key_of(path: str, kind: Kind) -> Key:
+    """The key at a location; for an item of a list of plain values, the list's."""
+    keys = keys_of(kind)
+    name = declared_name(path)
+    while name not in keys:
+        name = name.rpartition(".")[0]
+    return keys[name]
+
+
+def _missing(path: str, kind: Kind) -> str:
+    if path == "rewards":
+        return (
+            "missing; a GRPO recipe scores completions with at least one, such as rewards: [{name: exact}] "
+            "(for supervised fine-tuning use `tiercel sft`)"
+        )
+    key = keys_of(kind)[declared_name(path)]
+    if key.section is not None:
+        required = [name for name, field in key.section.model_fields.items() if field.is_required()]
+        return f"missing; write the section with {', '.join(required) or 'its keys'}"
+    meaning = (key.field.description or type_in_words(key.field)).partition(";")[0].rstrip(".")
+    return f"missing; write it: {meaning[0].lower()}{meaning[1:]}"
+
+
+def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
+    """What to write instead of the unknown key `path`."""
+    if suggestion.key is None:
+        return suggestion.hint or _known_keys(path, kind)
+    if declared_name(suggestion.key) not in keys_of(kind):
+        section = suggestion.key.partition(".")[0]
+        return f"it would be {suggestion.key}, but an SFT recipe has no {section}; remove it, or use `tiercel grpo`"
+    return f"write {suggestion.key} ({suggestion.hint})" if suggestion.hint else f"write {suggestion.key}"
+
+
+def _known_keys(path: str, kind: Kind) -> str:
+    keys = keys_of(kind).values()
+    section = declared_name(path.rpartition(".")[0])
+    names = [key.leaf for key in keys if key.parent == section]
+    if section and names:
+        return f"the keys of {section} are {', '.join(names)}"
+    return f"the sections are {', '.join(key.leaf for key in keys if not key.parent)}"
+
+
+def _whole_number(details: ErrorDetails, key: Key) -> str:
+    value = details["input"]
+    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
+        return f"must be a whole number, not text; write {value.strip()} without quotes"
+    if isinstance(value, float) and value.is_integer():
+        return f"must be a whole number; write {int(value)}"
+    return _wrong_value(details, key)
+
+
+def _number(details: ErrorDetails, key: Key) -> str:
+    value = details["input"]
+    if isinstance(value, str) and _is_number(value):
+        return f"must be a number, not text; write {value} without quotes"
+    return _wrong_value(details, key)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _boolean(details: ErrorDetails, key: Key) -> str:
+    word = shown(details["input"]).strip('"').lower()
+    meant = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}.get(word)
+    return f"must be true or false; write {meant}" if meant else _wrong_value(details, key)
+
+
+def _text(details: ErrorDetails, key: Key) -> str:
+    value = details["input"]
+    if isinstance(value, bool | int | float):
+        return f'must be text; put it in quotes: "{shown(value)}"'
+    if isinstance(value, list) and key.path == "lora.targets":
+        names = "|".join(str(item) for item in value)
+        return f'must be one word or one regular expression, such as ".*({names})"'
+    return _wrong_value(details, key)
+
+
+def _word(details: ErrorDetails, key: Key) -> str:
+    allowed = allowed_words(key.field.annotation)
+    choices = f"must be {' or '.join(allowed)}" if len(allowed) < 3 else f"must be one of {', '.join(allowed)}"
+    given = details["input"]
+    suggestion = nearest_word(key.path, given if isinstance(given, str) else shown(given), allowed)
+    if suggestion.key is not None:
+        return f"{choices}; write {suggestion.key}"
+    return f"{choices}; {suggestion.hint}" if suggestion.hint else choices
+
+
+def _section(details: ErrorDetails, key: Key) -> str:
+    assert key.section is not None
+    keys = ", ".join(key.section.model_fields)
+    if details["input"] is None:
+        return f"the section is empty; leave it out, or give it keys ({keys})"
+    if key.path == "rewards" and isinstance(details["input"], str):
+        return f"must be an entry of its own; write {{name: {details['input']}}}, or {{call: file.py:function}}"
+    return f"must be a section with the keys {keys}"
+
+
+def _list(details: ErrorDetails, key: Key) -> str:
+    if key.is_list_of_sections:
+        return f"must be a list of entries, such as {key.path}: [{{name: exact}}]"
+    given = details["input"]
+    if isinstance(given, str):
+        meant = nearest_word(key.path, given, allowed_words(key.field.annotation)).key
+        return f"must be a list; write [{meant or given}]"
+    return _wrong_value(details, key)
+
+
+def _too_short(details: ErrorDetails, key: Key) -> str:
+    return f"needs at least {details['ctx']['min_length']}; write {key.path}: [{{name: exact}}], say"
+
+
+def _wrong_length(details: ErrorDetails, key: Key) -> str:
+    return f"must be a {type_in_words(key.field)}, such as {shown(key.field.default)}"
+
+
+def _wrong_value(details: ErrorDetails, key: Key) -> str:
+    words = type_in_words(key.field)
+    article = "" if words.startswith("one of") or words.startswith("true") else "a "
+    if details["input"] is None:
+        default = key.field.default
+        remedy = f"leave the key out for {shown(default)}" if default is not PydanticUndefined else "it has no default"
+        return f"must be {article}{words}; {remedy}"
+    return f"must be {article}{words}"
+
+
+EXPLANATIONS: dict[str, Callable[[ErrorDetails, Key], str]] = {
+    "int_type": _whole_number,
+    "float_type": _number,
+    "bool_type": _boolean,
+    "string_type": _text,
+    "literal_error": _word,
+    "model_type": _section,
+    "tuple_type": _list,
+    "too_short": _too_short,
+    "too_long": _wrong_length,
+    "missing": _wrong_length,
+}  # every other error, of bounds and the like, is told by the type in words

@@ -1,0 +1,141 @@
+"""docs/recipe.md, made from the schema: `python -m tiercel.config.reference > docs/recipe.md`."""
+
+import inspect
+import sys
+
+from pydantic_core import PydanticUndefined
+
+from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, shown, type_in_words
+from tiercel.config.rules import REWARD_OPTIONS
+
+HEADER = """\
+# The recipe
+
+A recipe is one YAML file that says all a run depends on, beside its data and the machine.
+
+    tiercel sft  RECIPE.yaml [key=value ...]
+    tiercel grpo RECIPE.yaml [key=value ...]
+
+The smallest recipes:
+
+```yaml
+# sft.yaml
+model: {path: Qwen/Qwen2-VL-2B-Instruct}
+lora: {rank: 16, alpha: 32}
+data: {train: train.jsonl}
+train: {epochs: 1}
+output: runs/sft
+```
+
+```yaml
+# grpo.yaml
+model: {path: Qwen/Qwen2-VL-2B-Instruct}
+lora: {rank: 16, alpha: 32}
+data: {train: train.jsonl}
+rewards: [{name: exact}, {name: format, weight: 0.2}]
+train: {steps: 500}
+output: runs/grpo
+```
+
+Longer ones, with comments, are in `recipes/`.
+
+**How YAML is read.** By the rules of YAML 1.2: `1e-5`, `1.0e-5` and `1E-5` are numbers; `true` and `false` are the
+only words for booleans, so `yes`, `no`, `on` and `off` are plain text (as in `choices: [yes, no]`); dates are text.
+Underscores may group digits (`1_003_520`). A quoted number is text and is refused where a number is meant. A key
+given twice in one section is refused with its lines. The file is UTF-8.
+
+**Overrides.** Any key can be set on the command line, in order, the last one counting:
+
+    tiercel grpo grpo.yaml optim.lr=1e-5 rewards.0.weight=2 'rollout.stop=["</answer>"]' lora=null
+
+The value is YAML, so quote it for the shell where it holds brackets or spaces. Entries of a list are numbered from
+0. A section that is missing is made; a whole section given as a value (`optim={lr: 1e-5}`) replaces the old one.
+
+**Problems.** An unknown key is refused and the nearest real one named, also by the names that ms-swift, TRL, VLM-R1,
+verl, EasyR1 and the Hugging Face Trainer use (`learning_rate`: write `optim.lr`). All problems of a recipe are told
+at once, one line each: the key, the value given, what is wrong and what to write instead. Nothing is filled in or
+corrected. `tiercel check RECIPE.yaml` tells them without starting a run; the exit code is 2.
+
+**Paths** are relative to the working directory, except images, which resolve under `data.image_root`.
+
+A recipe with `rewards`, `rollout` or `algorithm` is for `tiercel grpo`; an SFT recipe has none of them.
+"""
+
+KEYS_ACROSS = """\
+## Keys that must fit together
+
+- Exactly one of `train.steps` and `train.epochs`; `optim.warmup_steps` is at most `train.steps`.
+- `train.eval_every` needs `data.eval`.
+- `model.min_pixels` is at most `model.max_pixels`; `rollout.min_new_tokens` is at most `rollout.max_new_tokens`.
+- `model.revision` goes with a hub model, not with a local directory.
+- `model.vision_cache_bytes` above 0 needs a vision tower and projector that are frozen and have no adapters.
+- Without `lora` at least one part is left out of `freeze`.
+- `learner.max_tokens_per_microbatch` holds a whole prompt; in GRPO `data.max_prompt_tokens` plus
+  `rollout.max_new_tokens`. Larger groups are split by completions.
+- GRPO: `rollout.group_size` is 2 or more, for the advantage of a single completion is undefined.
+- GRPO: `optim.minibatches` divides `optim.prompts_per_step`; above 1 it goes with `rollout.top_p: 1` and
+  `rollout.top_k: 0` only. An SFT step is one update.
+- GRPO: `algorithm.kl.coef` above 0 needs `lora`: full fine-tuning keeps no copy of the policy it started from.
+- GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, for a shared prompt has one dropout mask.
+- Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
+"""
+
+
+def render_reference() -> str:
+    """The text of docs/recipe.md."""
+    keys = keys_of("grpo")
+    top = [key for key in keys.values() if not key.parent and key.section is None]
+    sections = [key for key in keys.values() if key.section is not None]
+    parts = [HEADER, _table("## Top level", top)]
+    for section in sections:
+        parts.append(_section(section, [key for key in keys.values() if key.parent in (section.path, _entry(section))]))
+        if section.path == "rewards":
+            parts.append(_reward_options())
+    return "\n".join([*parts, KEYS_ACROSS])
+
+
+def _entry(section: Key) -> str:
+    return f"{section.path}.{ENTRY}"
+
+
+def _section(section: Key, keys: list[Key]) -> str:
+    assert section.section is not None
+    notes = [(inspect.getdoc(section.section) or "").strip()]
+    if section.path in GRPO_SECTIONS:
+        notes.append("GRPO only.")
+    if section.is_list_of_sections:
+        notes.append("A list; each entry has these keys.")
+    if section.field.default is None:
+        notes.append("Optional: without the section there are no adapters, and every part not in `freeze` is trained.")
+    elif section.field.is_required():
+        notes.append("Required.")
+    return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if key.section is None])
+
+
+def _table(title: str, keys: list[Key]) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|", *(_row(key) for key in keys)]
+    return "\n".join([title, "", *rows, ""])
+
+
+def _row(key: Key) -> str:
+    meaning = (key.field.description or "").replace("|", "\\|").replace("<", "&lt;")
+    return f"| `{key.leaf}` | {type_in_words(key.field)} | {_default(key)} | {meaning} |"
+
+
+def _default(key: Key) -> str:
+    if key.field.default is PydanticUndefined:
+        return "required"
+    return f"`{shown(key.field.default)}`"
+
+
+def _reward_options() -> str:
+    rows = [
+        f"| {'`call`' if kind == 'call' else f'`name: {kind}`'} | {', '.join(f'`{option}`' for option in options)} |"
+        for kind, options in REWARD_OPTIONS.items()
+    ]
+    table = "\n".join(["| reward | options it takes, beside `weight` |", "|---|---|", *rows])
+    return f"{table}\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_reference())

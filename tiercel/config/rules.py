@@ -1,0 +1,440 @@
+"""Judgements that look at more than one key, or at the files a recipe names. They refuse and never fill in."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from os import getcwd
+from os.path import dirname, exists, expanduser, isdir, isfile, join
+from typing import Any
+
+from tiercel.config.keys import ENTRY, shown
+from tiercel.config.problems import Problem
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Reward, SftRecipe
+from tiercel.config.suggestions import nearest_word
+
+REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
+    "format": ("pattern", "correct_at"),
+    "exact": ("answer_column", "correct_at"),
+    "number": ("tolerance", "answer_column", "correct_at"),
+    "choice": ("choices", "answer_column", "correct_at"),
+    "iou": ("answer_column", "correct_at"),
+    "length": ("max_tokens", "correct_at"),
+    "call": ("correct_at",),
+}
+TARGET_WORDS = ("language", "vision", "projector", "all")
+CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
+
+_FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
+_MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+Problems = Iterator[Problem]
+
+
+def rule_problems(recipe: SftRecipe | GrpoRecipe) -> list[Problem]:
+    """All judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
+    problems = [problem for rule in COMMON_RULES for problem in rule(recipe)]
+    if isinstance(recipe, GrpoRecipe):
+        return problems + [problem for rule in GRPO_RULES for problem in rule(recipe)]
+    return problems + [problem for rule in SFT_RULES for problem in rule(recipe)]
+
+
+def _pixels(recipe: BaseRecipe) -> Problems:
+    low, high = recipe.model.min_pixels, recipe.model.max_pixels
+    if low is not None and high is not None and low > high:
+        yield Problem(
+            key="model.min_pixels",
+            text=f"{low} given, above model.max_pixels ({high}); no image can satisfy both",
+            also=("model.max_pixels",),
+        )
+
+
+def _vision_cache(recipe: BaseRecipe) -> Problems:
+    """Features are taken after the projector, so both it and the tower must stay as they are."""
+    given = recipe.model.vision_cache_bytes
+    is_trained = (
+        recipe.lora.targets in ("vision", "projector", "all")
+        if recipe.lora is not None
+        else not {"vision", "projector"} <= set(recipe.freeze)
+    )
+    if given > 0 and is_trained:
+        changing = f"lora.targets {recipe.lora.targets}" if recipe.lora else f"freeze {shown(list(recipe.freeze))}"
+        yield Problem(
+            key="model.vision_cache_bytes",
+            text=f"{given} given with {changing}; kept features would be those of an older vision tower or projector; "
+            "write model.vision_cache_bytes: 0, or train the language model only",
+            also=("lora", "freeze"),
+        )
+
+
+def _lora_targets(recipe: BaseRecipe) -> Problems:
+    if recipe.lora is None or recipe.lora.targets in TARGET_WORDS:
+        return
+    targets = recipe.lora.targets
+    words = ", ".join(TARGET_WORDS)
+    meant = nearest_word("lora.targets", targets, TARGET_WORDS).key
+    if meant is not None:
+        yield Problem(key="lora.targets", text=f"{shown(targets)} given; the words are {words}; write {meant}")
+    elif (fault := _regex_fault(targets)) is not None:
+        yield Problem(
+            key="lora.targets",
+            text=f"{shown(targets)} given; must be {words}, or a regular expression on module names ({fault})",
+        )
+
+
+def _something_to_train(recipe: BaseRecipe) -> Problems:
+    if recipe.lora is None and set(recipe.freeze) == {"vision", "projector", "language"}:
+        yield Problem(
+            key="freeze",
+            text="all three parts are frozen and there is no lora, so nothing is trained; "
+            "take a part out of freeze, or add the section lora",
+            also=("lora",),
+        )
+
+
+def _run_length(recipe: BaseRecipe) -> Problems:
+    train, optim = recipe.train, recipe.optim
+    if train.steps is None and train.epochs is None:
+        yield Problem(
+            key="train.steps",
+            text="neither train.steps nor train.epochs is given; write one of them",
+            also=("train.epochs",),
+        )
+    if train.steps is not None and train.epochs is not None:
+        yield Problem(
+            key="train.steps",
+            text=f"{train.steps} given beside train.epochs ({train.epochs:g}); write one of them",
+            also=("train.epochs",),
+        )
+    if train.steps is not None and optim.warmup_steps > train.steps:
+        yield Problem(
+            key="optim.warmup_steps",
+            text=f"{optim.warmup_steps} given, above train.steps ({train.steps}); optim.lr would never be reached",
+            also=("train.steps",),
+        )
+    if train.eval_every is not None and recipe.data.eval is None:
+        yield Problem(
+            key="train.eval_every",
+            text=f"{train.eval_every} given, but there are no rows to evaluate on; write data.eval, or remove it",
+            also=("data.eval",),
+        )
+
+
+def _prompt_fits_microbatch(recipe: SftRecipe) -> Problems:
+    prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
+    if prompt > budget:
+        yield Problem(
+            key="learner.max_tokens_per_microbatch",
+            text=f"{budget} given; must hold the longest row: data.max_prompt_tokens is {prompt}",
+            also=("data.max_prompt_tokens",),
+        )
+
+
+def _one_update(recipe: SftRecipe) -> Problems:
+    if recipe.optim.minibatches > 1:
+        yield Problem(
+            key="optim.minibatches",
+            text=f"{recipe.optim.minibatches} given; a step of SFT is one update, for there is no rollout to split; "
+            "remove it, and lower optim.prompts_per_step for smaller updates",
+        )
+
+
+def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
+    prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens
+    budget = recipe.learner.max_tokens_per_microbatch
+    if prompt + completion > budget:
+        yield Problem(
+            key="learner.max_tokens_per_microbatch",
+            text=f"{budget} given; must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + "
+            f"rollout.max_new_tokens ({completion}) = {prompt + completion}",
+            also=("data.max_prompt_tokens", "rollout.max_new_tokens"),
+        )
+
+
+def _minibatches(recipe: GrpoRecipe) -> Problems:
+    prompts, minibatches = recipe.optim.prompts_per_step, recipe.optim.minibatches
+    if prompts % minibatches:
+        divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
+        yield Problem(
+            key="optim.minibatches",
+            text=f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), for groups are not split "
+            f"between updates; write one of {', '.join(divisors)}",
+            also=("optim.prompts_per_step",),
+        )
+
+
+def _group_size(recipe: GrpoRecipe) -> Problems:
+    if recipe.rollout.group_size == 1:
+        yield Problem(
+            key="rollout.group_size",
+            text="1 given; the advantage of a single completion is undefined, for reward - group mean is always 0; "
+            "write 2 or more",
+        )
+
+
+def _completion_length(recipe: GrpoRecipe) -> Problems:
+    low, high = recipe.rollout.min_new_tokens, recipe.rollout.max_new_tokens
+    if low > high:
+        yield Problem(
+            key="rollout.min_new_tokens",
+            text=f"{low} given, above rollout.max_new_tokens ({high}); no completion can satisfy both",
+            also=("rollout.max_new_tokens",),
+        )
+
+
+def _stop_strings(recipe: GrpoRecipe) -> Problems:
+    if "" in recipe.rollout.stop:
+        yield Problem(key="rollout.stop", text='"" given; every text holds it, so no completion could be made')
+
+
+def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
+    rollout, minibatches = recipe.rollout, recipe.optim.minibatches
+    cuts = {"rollout.top_p": (rollout.top_p, rollout.top_p < 1), "rollout.top_k": (rollout.top_k, rollout.top_k > 0)}
+    for key, (value, is_cut) in cuts.items():
+        if is_cut and minibatches > 1:
+            full = 1 if key == "rollout.top_p" else 0
+            yield Problem(
+                key=key,
+                text=f"{value} given with optim.minibatches {minibatches}; the ratio of new to old policy is not "
+                f"defined for tokens that the cut removes; write {key}: {full}, or optim.minibatches: 1",
+                also=("optim.minibatches",),
+            )
+
+
+def _reference(recipe: GrpoRecipe) -> Problems:
+    coefficient = recipe.algorithm.kl.coef
+    if coefficient > 0 and recipe.lora is None:
+        yield Problem(
+            key="algorithm.kl.coef",
+            text=f"{coefficient:g} given without lora; the penalty needs the policy that the run started from, of "
+            "which full fine-tuning keeps no copy; write algorithm.kl.coef: 0, or add the section lora",
+            also=("lora",),
+        )
+
+
+def _dropout(recipe: GrpoRecipe) -> Problems:
+    form = recipe.learner.form
+    if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
+        yield Problem(
+            key="lora.dropout",
+            text=f"{recipe.lora.dropout:g} given with learner.form {form}; completions share one prompt computation, "
+            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated",
+            also=("learner.form",),
+        )
+
+
+def _reward_entries(recipe: GrpoRecipe) -> Problems:
+    for index, reward in enumerate(recipe.rewards):
+        key = f"rewards.{index}"
+        if reward.name is None and reward.call is None:
+            yield Problem(key=key, text="has neither name nor call; write one of them")
+        elif reward.name is not None and reward.call is not None:
+            yield Problem(
+                key=key,
+                text=f"has both name ({reward.name}) and call ({reward.call}); write an entry for each",
+            )
+        else:
+            yield from _reward_options(key, reward)
+    if recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
+        keys = tuple(f"rewards.{index}.weight" for index in range(len(recipe.rewards)))
+        yield Problem(
+            key=keys[0],
+            text="0 given, as for every reward; all advantages would be 0; give one a weight",
+            also=keys[1:],
+        )
+
+
+def _reward_options(key: str, reward: Reward) -> Problems:
+    """Problems of one entry that has either a name or a call."""
+    kind = reward.name or "call"
+    named = f"the reward {kind}" if reward.name else "a reward by call"
+    options = sorted({option for every in REWARD_OPTIONS.values() for option in every})
+    for option in options:
+        value = getattr(reward, option)
+        if value is not None and option not in REWARD_OPTIONS[kind]:
+            takers = ", ".join(name for name, its in REWARD_OPTIONS.items() if option in its)
+            yield Problem(
+                key=f"{key}.{option}",
+                text=f"{shown(value)} given, but {named} does not take it; remove it (it belongs to {takers})",
+                also=(f"{key}.name", f"{key}.call"),
+            )
+    for option in ("weight", "correct_at"):
+        value = getattr(reward, option)
+        if value is not None and not math.isfinite(value):
+            yield Problem(key=f"{key}.{option}", text=f"{value} given; must be a finite number")
+    if reward.pattern is not None and (fault := _regex_fault(reward.pattern)) is not None:
+        yield Problem(key=f"{key}.pattern", text=f"{shown(reward.pattern)} is no regular expression: {fault}")
+    if reward.choices is not None and len(set(reward.choices)) < max(2, len(reward.choices)):
+        yield Problem(
+            key=f"{key}.choices", text=f"{shown(reward.choices)} given; must be two or more, each of them once"
+        )
+    if reward.name == "length" and reward.max_tokens is None:
+        yield Problem(
+            key=f"{key}.max_tokens",
+            text="missing; the reward length needs the number of tokens up to which a completion gets all of it",
+            also=(f"{key}.name",),
+        )
+    if reward.call is not None and call_file(reward.call) is None and not _MODULE_CALL.fullmatch(reward.call):
+        yield Problem(
+            key=f"{key}.call",
+            text=f"{shown(reward.call)} given; must be file.py:function or package.module:function",
+        )
+
+
+def _reward_names(recipe: GrpoRecipe) -> Problems:
+    first: dict[str, str] = {}
+    for index, reward in enumerate(recipe.rewards):
+        given = reward.name or reward.call
+        if given is None:
+            continue
+        key = f"rewards.{index}.{'name' if reward.name else 'call'}"
+        if given in first:
+            yield Problem(
+                key=key,
+                text=f"{shown(given)} given, as at {first[given]}; keep one entry, with the sum of the weights",
+                also=(first[given],),
+            )
+        first.setdefault(given, key)
+
+
+def call_file(call: str) -> str | None:
+    """The file of `file.py:function`; None for `package.module:function` and for what is neither."""
+    match = _FILE_CALL.fullmatch(call)
+    return match["file"] if match else None
+
+
+def _regex_fault(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    return None
+
+
+COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
+    _pixels,
+    _vision_cache,
+    _lora_targets,
+    _something_to_train,
+    _run_length,
+)
+SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)
+GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
+    _completion_fits_microbatch,
+    _minibatches,
+    _group_size,
+    _completion_length,
+    _stop_strings,
+    _truncated_sampling,
+    _reference,
+    _dropout,
+    _reward_entries,
+    _reward_names,
+)
+
+
+def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
+    """Files and directories that a recipe names and that are not there; relative to the working directory.
+
+    Takes the recipe as read, so that it can speak beside the schema: what is not text is passed over.
+    """
+    problems = [
+        Problem(key=key, text=f"{shown(given)} given; {fault}")
+        for declared, check in PATH_CHECKS.items()
+        for key, given in _texts(tree, declared)
+        if (fault := check(given)) is not None
+    ]
+    for _, revision in _texts(tree, "model.revision"):
+        for _, path in _texts(tree, "model.path"):
+            if isdir(expanduser(path)):
+                problems.append(
+                    Problem(
+                        key="model.revision",
+                        text=f"{shown(revision)} given, but model.path is the local directory {path}, which has no "
+                        "revisions; remove one of them",
+                    )
+                )
+    return problems
+
+
+def _texts(tree: Any, declared: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The texts at a declared key (`rewards.N.call`) of a raw recipe, each with its dotted name."""
+    name, _, rest = declared.partition(".")
+    branches: list[tuple[str | int, Any]]
+    if name == ENTRY:
+        branches = list(enumerate(tree)) if isinstance(tree, list) else []
+    else:
+        branches = [(name, tree[name])] if isinstance(tree, dict) and name in tree else []
+    for branch, value in branches:
+        if rest:
+            yield from _texts(value, rest, f"{prefix}{branch}.")
+        elif isinstance(value, str):
+            yield f"{prefix}{branch}", value
+
+
+def _model_fault(given: str) -> str | None:
+    directory = expanduser(given)
+    looks_local = (
+        given.startswith(("/", "./", "../", "~"))
+        or given.count("/") != 1
+        or given.endswith(CHECKPOINT_SUFFIXES)
+        or exists(directory)
+    )
+    if not looks_local:
+        return None
+    if isfile(directory):
+        return f"this is a file; write its directory, {dirname(directory) or '.'}"
+    if not isdir(directory):
+        return f"{_no_such('directory')}; a model of the hub is written organisation/name"
+    if not isfile(join(directory, "config.json")):
+        return "the directory has no config.json; write the directory of a Hugging Face checkpoint"
+    return None
+
+
+def _adapter_fault(given: str) -> str | None:
+    fault = _directory_fault(given)
+    if fault is None and not isfile(join(given, "adapter_config.json")):
+        return (
+            "the directory has no adapter_config.json; write an adapter's, such as RUN/checkpoints/step-000500/adapter"
+        )
+    return fault
+
+
+def _file_fault(given: str) -> str | None:
+    if isdir(given):
+        return "this is a directory; write a file"
+    return None if isfile(given) else _no_such("file", given)
+
+
+def _directory_fault(given: str) -> str | None:
+    if isfile(given):
+        return "this is a file; write a directory"
+    return None if isdir(given) else _no_such("directory", given)
+
+
+def _call_fault(given: str) -> str | None:
+    file = call_file(given)
+    return _file_fault(file) if file is not None else None
+
+
+def _output_fault(given: str) -> str | None:
+    if not given.strip():
+        return "must name a directory, such as runs/first"
+    return "this is a file; write a directory, which is made where it is missing" if isfile(given) else None
+
+
+def _no_such(what: str, given: str = "") -> str:
+    if given.startswith("~"):
+        return f"~ is not expanded here; write {expanduser(given)}"
+    return f"no such {what} (looked from {getcwd()})"
+
+
+PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
+    "model.path": _model_fault,
+    "lora.init": _adapter_fault,
+    "data.train": _file_fault,
+    "data.eval": _file_fault,
+    "data.image_root": _directory_fault,
+    "data.template": _file_fault,
+    f"rewards.{ENTRY}.call": _call_fault,
+    "output": _output_fault,
+}

@@ -1,0 +1,248 @@
+"""The recipe: one frozen tree of typed sections. Every key's docstring is its line in docs/recipe.md.
+
+Nothing here fills in a value that depends on another key, and nothing here imports torch.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Part = Literal["vision", "projector", "language"]
+RewardName = Literal["format", "exact", "number", "choice", "iou", "length"]
+
+
+class Section(BaseModel):
+    """A frozen section of the recipe; a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Model(Section):
+    """The checkpoint that is trained."""
+
+    path: str
+    """A local directory with a config.json, or a model id on the hub."""
+    hub: Literal["huggingface", "modelscope"] = "huggingface"
+    """Where a model id is looked up; a local directory never asks."""
+    revision: str | None = None
+    """The commit, tag or branch of a hub model; null takes the newest."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """What the forward pass computes in. LoRA weights and their optimiser state are float32 in any case."""
+    min_pixels: PositiveInt | None = None
+    """An image with fewer pixels is enlarged to about this many; null takes the checkpoint's own value."""
+    max_pixels: PositiveInt | None = None
+    """An image with more pixels is reduced to at most this many; null takes the checkpoint's own value."""
+    vision_cache_bytes: NonNegativeInt = 0
+    """Memory for vision features kept across steps (frozen tower), least recently used out first."""
+
+
+class Lora(Section):
+    """Low-rank adapters by PEFT."""
+
+    rank: PositiveInt = 16
+    """Rank of each adapter."""
+    alpha: PositiveFloat = 32.0
+    """Scale: the adapter's output is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapter's input. A shared prefix needs 0, for each completion would draw its own mask."""
+    targets: str = "language"
+    """Which linear layers: language, vision, projector, all, or a regular expression on module names."""
+    init: str | None = None
+    """Directory of an adapter to go on from, such as an SFT run's; it is then the KL reference as well."""
+
+
+class Data(Section):
+    """Rows and images."""
+
+    train: str
+    """Training rows: a JSONL or Parquet file."""
+    eval: str | None = None
+    """Held-out rows, scored greedily at step 0 and every train.eval_every steps."""
+    format: Literal["auto", "tiercel", "swift", "vlm_r1"] = "auto"
+    """Layout of the rows; auto decides per file from its first rows."""
+    image_root: str | None = None
+    """Images resolve under this directory and nowhere else; null takes the row file's directory."""
+    shuffle: bool = True
+    """Order of the rows in an epoch: a function of (seed, epoch, index); false keeps the file's order."""
+    max_prompt_tokens: PositiveInt = 4096
+    """A longer prompt, image tokens included, is rejected whole; it is never cut."""
+    workers: NonNegativeInt = 2
+    """Processes that decode and resize images ahead of time; any number gives the same batches."""
+    max_bad_fraction: Fraction = 0.01
+    """The run stops when more than this share of the rows was rejected."""
+    max_image_pixels: PositiveInt = 100_000_000
+    """An image whose header claims more pixels is rejected before it is decoded."""
+    system: str | None = None
+    """System message for rows that have none."""
+    template: str | None = None
+    """File with a Jinja chat template; null takes the checkpoint's own."""
+
+
+class Reward(Section):
+    """One reward: a built-in by `name`, or your own function by `call`."""
+
+    name: RewardName | None = None
+    """A built-in reward."""
+    call: str | None = None
+    """Your own: file.py:function or package.module:function, taking a Sample, answering a number or None."""
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    pattern: str | None = None
+    """format: regular expression the whole completion must match; null asks for <answer>...</answer> at the end."""
+    tolerance: NonNegativeFloat | None = None
+    """number: largest absolute difference that still counts as right; null asks for equality."""
+    choices: tuple[str, ...] | None = None
+    """choice: the admissible answers; null takes the letters A to Z."""
+    max_tokens: PositiveInt | None = None
+    """length: 1 up to this many tokens, then falling linearly to 0 at twice as many."""
+    answer_column: str | None = None
+    """Column of the row that holds the right answer; null takes `answer`."""
+    correct_at: float | None = None
+    """A row counts as right for eval/accuracy from this value on; null takes the built-in's own (iou 0.5, else 1)."""
+
+
+class Rollout(Section):
+    """How completions are sampled."""
+
+    engine: Literal["local"] = "local"
+    """Who samples: local is the trained model itself, by transformers."""
+    group_size: PositiveInt = 8
+    """Completions sampled for each prompt."""
+    min_new_tokens: NonNegativeInt = 1
+    """End-of-turn tokens are masked before this many tokens."""
+    max_new_tokens: PositiveInt = 256
+    """A completion without an end by then is truncated and counted."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by this, in sampling and in learning alike."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; 1 is off."""
+    top_k: NonNegativeInt = 0
+    """Only the k likeliest tokens; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """A completion ends with the token that completes one of these strings."""
+
+
+class Kl(Section):
+    """Penalty for leaving the policy that the run started from."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight of the penalty in the loss; 0 computes no reference at all."""
+    estimator: Literal["k3"] = "k3"
+    """Estimator of the divergence, per token (Schulman 2020)."""
+
+
+class Algorithm(Section):
+    """The policy-gradient loss."""
+
+    loss: Literal["grpo"] = "grpo"
+    """grpo: clipped ratio, mean over each completion's tokens, then over completions (DeepSeekMath 2024)."""
+    advantage: Literal["group_norm"] = "group_norm"
+    """group_norm: (reward - group mean) / (group standard deviation + 1e-4), with ddof 1."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    kl: Kl = Kl()
+
+
+class Learner(Section):
+    """How the policy pass is computed; no key here changes its result."""
+
+    form: Literal["auto", "dense", "repeated"] = "auto"
+    """dense: prompt once per group under a 4-D mask; repeated: the plain computation, prompt once per completion."""
+    max_tokens_per_microbatch: PositiveInt = 16384
+    """Token budget of one forward and backward pass; groups are packed up to it."""
+    gradient_checkpointing: bool = False
+    """Recompute each decoder layer in the backward pass (non-reentrant) to save memory."""
+
+
+class Optim(Section):
+    """AdamW and the size of a step. Batch sizes are global: the same on any number of ranks."""
+
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or falling to 0 at train.steps."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimiser steps over which the rate rises linearly from 0."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    prompts_per_step: PositiveInt = 16
+    """Rows of one step: prompts of a rollout, or conversations of SFT."""
+    minibatches: PositiveInt = 1
+    """Optimiser updates per rollout; above 1 the old logprobs are computed once, before the first."""
+    max_grad_norm: PositiveFloat = 1.0
+    """The gradient is scaled down to this norm where it is longer."""
+
+
+class Train(Section):
+    """Length, seed and intervals of the run."""
+
+    steps: PositiveInt | None = None
+    """Steps to make; exactly one of steps and epochs is given."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows; the last step may run short."""
+    seed: NonNegativeInt = 0
+    """Order of the rows, sampling, adapter initialisation and dropout are functions of this."""
+    strategy: Literal["auto", "single"] = "auto"
+    """How ranks share the work; auto decides and says why."""
+    deterministic: bool = False
+    """Only deterministic kernels, also on GPU; slower there."""
+    save_every: PositiveInt = 50
+    """Steps between checkpoints; the last step is always saved."""
+    keep: PositiveInt = 3
+    """Checkpoints kept, newest first."""
+    eval_every: PositiveInt | None = None
+    """Steps between evaluations; null evaluates at the start and at the end only."""
+    log_every: PositiveInt = 1
+    """Steps between progress lines; metrics.jsonl has every step in any case."""
+    threads: PositiveInt | None = None
+    """CPU threads of the process; null leaves torch's own number."""
+
+
+class Reliability(Section):
+    """When to give up."""
+
+    stall_timeout: PositiveFloat = 600.0
+    """Seconds without progress before the run is diagnosed and ended."""
+    reward_timeout: PositiveFloat = 60.0
+    """Seconds one batch of your own reward's calls may take."""
+    max_failed_reward_fraction: Fraction = 0.1
+    """The run stops when more than this share of a step's rewards failed."""
+
+
+class BaseRecipe(Section):
+    """What SFT and GRPO recipes share."""
+
+    model: Model
+    lora: Lora | None = None
+    freeze: tuple[Part, ...] = ("vision", "projector")
+    """Parts whose own weights stay as they are; with LoRA every base weight does."""
+    data: Data
+    learner: Learner = Learner()
+    optim: Optim = Optim()
+    train: Train
+    reliability: Reliability = Reliability()
+    output: str
+    """The run directory; the same command again goes on from its newest valid checkpoint."""
+
+
+class SftRecipe(BaseRecipe):
+    """Recipe of `tiercel sft`: trains on the assistant turns."""
+
+
+class GrpoRecipe(BaseRecipe):
+    """Recipe of `tiercel grpo`: samples after the last user turn."""
+
+    rewards: Annotated[tuple[Reward, ...], Field(min_length=1)]
+    rollout: Rollout = Rollout()
+    algorithm: Algorithm = Algorithm()

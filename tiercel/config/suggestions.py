@@ -1,0 +1,89 @@
+"""What a user most likely meant: the nearest real key and the nearest admissible word."""
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher, get_close_matches
+
+from tiercel.config.keys import ENTRY, Key, keys_of
+from tiercel.config.synonyms import NOT_YET, SECTION_SYNONYMS, SYNONYMS, VALUE_SYNONYMS, Suggestion
+
+
+def nearest_key(path: str) -> Suggestion:
+    """What to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
+
+    Other frameworks' names come first, then the same name in another section, then similar spelling. The
+    suggestion may be a key that only a GRPO recipe has; the caller says so.
+    """
+    parts = [_normalised(part) for part in path.split(".")]
+    for start in range(len(parts)):
+        suggestion = SYNONYMS.get(".".join(parts[start:]))
+        if suggestion is not None:
+            return _at(suggestion, path)
+    keys = list(keys_of("grpo").values())
+    leaf, section = parts[-1], _real_section(parts[:-1])
+    siblings = [key for key in keys if key.parent == section]
+    same_name = [key for key in siblings if key.leaf == leaf] or [key for key in keys if key.leaf == leaf]
+    if not same_name:
+        near = get_close_matches(leaf, [key.leaf for key in siblings], n=1, cutoff=0.6)
+        same_name = [key for key in siblings if key.leaf in near]
+    if same_name:
+        return _at(Suggestion(key=_most_similar(same_name, path).path), path)
+    return _at(_similar_anywhere(leaf, path, keys), path)
+
+
+def _similar_anywhere(leaf: str, path: str, keys: Sequence[Key]) -> Suggestion:
+    names = [key.leaf for key in keys] + [name for name in SYNONYMS if len(name) > 4]
+    near = get_close_matches(leaf, names, n=1, cutoff=0.75)
+    if not near:
+        return Suggestion()
+    same_name = [key for key in keys if key.leaf == near[0]]
+    return Suggestion(key=_most_similar(same_name, path).path) if same_name else SYNONYMS[near[0]]
+
+
+def _real_section(parts: Sequence[str]) -> str:
+    """The section that a dotted prefix names or nearly names; the top level where it names none."""
+    sections = [key.path for key in keys_of("grpo").values() if key.section is not None]
+    numbered = [ENTRY if part.isdigit() else part for part in parts]
+    if numbered and numbered[0] in SECTION_SYNONYMS:
+        numbered[0] = SECTION_SYNONYMS[numbered[0]]
+    entries = [f"{name}.{ENTRY}" for name in sections]
+    near = get_close_matches(".".join(numbered), [*sections, *entries], n=1, cutoff=0.7)
+    return near[0] if near else ""
+
+
+def _most_similar(keys: Sequence[Key], path: str) -> Key:
+    return max(keys, key=lambda key: SequenceMatcher(None, key.path, path).ratio())
+
+
+def _at(suggestion: Suggestion, path: str) -> Suggestion:
+    """The suggestion with entry numbers: those of `path`, else 0 (`rewards.N.call` -> `rewards.1.call`)."""
+    if suggestion.key is None:
+        return suggestion
+    numbers = iter([part for part in path.split(".") if part.isdigit()])
+    parts = [next(numbers, "0") if part == ENTRY else part for part in suggestion.key.split(".")]
+    return Suggestion(key=".".join(parts), hint=suggestion.hint)
+
+
+def _normalised(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
+
+
+def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
+    """The admissible word that `given` most likely stands for; `key` is the name as declared (`rewards.N.name`)."""
+    word = given.strip().lower()
+    synonyms = VALUE_SYNONYMS.get(key, {})
+    if word in synonyms:
+        target = synonyms[word]
+        return Suggestion(hint=f"{given} is {NOT_YET}") if target is None else Suggestion(key=target)
+    near = get_close_matches(word, [*allowed, *(name for name, target in synonyms.items() if target)], n=1, cutoff=0.6)
+    if not near:
+        return Suggestion()
+    return Suggestion(key=near[0] if near[0] in allowed else str(synonyms[near[0]]))
+
+
+def unknown_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """The leaves below an unknown key, each to be answered by itself; the key itself where nothing is below."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from unknown_leaves(f"{path}.{name}", inner)
+    else:
+        yield path, value

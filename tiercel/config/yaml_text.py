@@ -1,0 +1,162 @@
+"""YAML as recipes use it, read and written by the same rules.
+
+Plain JSON types only, after YAML 1.2: `1e-5` is a float, `yes` and `on` are text, dates are text. Underscores
+may group the digits of a number. A key given twice is a problem, with its line.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+_MERGE = "tag:yaml.org,2002:merge"
+_BOOLEANS = {"true": True, "false": False}
+_PATTERNS = {
+    "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", "~nN"),
+    "tag:yaml.org,2002:int": (r"[-+]?[0-9][0-9_]*", "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    _MERGE: (r"<<", "<"),
+}
+
+
+def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """PyYAML's own layout: for each first character the tags a plain scalar may have, in order."""
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, (pattern, first_characters) in _PATTERNS.items():
+        compiled = re.compile(rf"^(?:{pattern})$")
+        for first in [*first_characters, ""] if compiled.match("") else first_characters:
+            resolvers.setdefault(first, []).append((tag, compiled))
+    return resolvers
+
+
+def _fault(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+
+
+def _scalar(convert: Callable[[str], Any]) -> Callable[["_Loader", yaml.ScalarNode], Any]:
+    def construct(loader: "_Loader", node: yaml.ScalarNode) -> Any:
+        try:
+            return convert(loader.construct_scalar(node))
+        except (ValueError, KeyError) as error:
+            raise _fault(f"{node.value[:40]!r} is not a value of this type", node) from error
+
+    return construct
+
+
+def _float(text: str) -> float:
+    return float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _is_writable(text: str) -> bool:
+    """Not so with half of a surrogate pair, which no file or terminal takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _text(text: str) -> str:
+    if not _is_writable(text):
+        raise ValueError(text)
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Constructs JSON types only and notes every key that is given twice."""
+
+    yaml_implicit_resolvers = _implicit_resolvers()
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.problems: list[str] = []
+
+    def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _fault("expected `key: value` pairs", node)
+        first_line: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not _is_writable(key.value):
+                raise _fault("a key must be a single word", key)
+            line = key.start_mark.line + 1
+            if key.value in first_line:
+                self.problems.append(f"{key.value}: given twice, on lines {first_line[key.value]} and {line}; keep one")
+            first_line.setdefault(key.value, line)
+        self.flatten_mapping(node)  # puts what `<<` brings before the mapping's own keys
+        return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
+
+    def sequence(self, node: yaml.SequenceNode) -> list[Any]:
+        return self.construct_sequence(node, deep=True)
+
+    def undefined(self, node: yaml.Node) -> None:
+        raise _fault(f"the tag {node.tag} is not used in recipes; write plain values", node)
+
+    yaml_constructors = {  # noqa: RUF012 (PyYAML looks it up on the class)
+        "tag:yaml.org,2002:null": _scalar(lambda text: None),
+        "tag:yaml.org,2002:bool": _scalar(lambda text: _BOOLEANS[text.lower()]),
+        "tag:yaml.org,2002:int": _scalar(lambda text: int(text.replace("_", ""))),
+        "tag:yaml.org,2002:float": _scalar(lambda text: _float(text.lower())),
+        "tag:yaml.org,2002:str": _scalar(_text),
+        "tag:yaml.org,2002:seq": sequence,
+        "tag:yaml.org,2002:map": mapping,
+        None: undefined,
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly what the loader would otherwise read as something else than text."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class YamlProblem(ValueError):
+    """Text that is not YAML, or not of the plain kind a recipe is made of; says line and column."""
+
+
+def parse(text: str) -> tuple[Any, list[str]]:
+    """The value that `text` spells, and a line for each key given twice.
+
+    Raises:
+        YamlProblem: the text cannot be read at all.
+    """
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        place = f"line {before.count(chr(10)) + 1}, column {len(before) - (before.rfind(chr(10)) + 1) + 1}"
+        raise YamlProblem(f"{place}: the character {text[error.position]!r} is not allowed; remove it") from error
+    try:
+        return loader.get_single_data(), loader.problems
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise YamlProblem(f"{place}{_in_plain_words(error)}") from error
+    except RecursionError as error:
+        raise YamlProblem("nested too deeply to be a recipe") from error
+    finally:
+        loader.dispose()
+
+
+def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or str(error)
+    hints = {
+        r"'\t'": "indent with spaces, not with tabs",
+        "mapping values are not allowed": "put a text that holds a colon in quotes, and check the indentation",
+        "could not find expected ':'": "write `key: value`",
+        "expected ',' or": "close the bracket",
+        "expected <block end>": "check the indentation: keys of one section start in one column",
+        "found unexpected end of stream": "close the quote",
+        "unconstructable recursive node": "an alias cannot stand inside what it names",
+        "but found another document": "keep one document, without `---`",
+    }
+    hint = next((hint for phrase, hint in hints.items() if phrase in problem), None)
+    return f"{problem}; {hint}" if hint else problem
+
+
+def render(value: Any) -> str:
+    """YAML text that `parse` reads back as the same value; keys keep their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,303 @@
+"""The layouts of rows that tiercel reads, one converter each, and how a file's layout is told.
+
+tiercel   {"messages": [...], "images": [...], "answer": ..., "boxes": [...]}
+swift     ms-swift: messages (or query, response, history, system), images, objects, solution
+vlm_r1    VLM-R1: conversations of human and gpt turns (or problem), image, solution
+
+Every layout takes its images from `images` or `image`. Whatever is no part of the conversation stays a column, and
+so do `solution`, `label` and `objects`, which rewards written for those frameworks ask for by name.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from os.path import basename, splitext
+from typing import Any, Literal
+
+from tiercel.data.rows import (
+    Draft,
+    ImageSize,
+    Purpose,
+    Role,
+    finish,
+    given,
+    is_number,
+    read_box_images,
+    read_boxes,
+    read_content,
+    read_images,
+    read_messages,
+)
+from tiercel.errors import DataError
+from tiercel.types import Message, RejectedRow, Row
+
+FormatName = Literal["tiercel", "swift", "vlm_r1"]
+
+_SHARE_GPT_ROLES: dict[str, Role] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
+
+_DEEPEST = 64  # levels of a value; what is written of it later must be readable too
+_ALWAYS_PLAIN = frozenset({int, bool, type(None)})
+
+
+def from_tiercel(record: Mapping[str, Any]) -> Draft:
+    """tiercel's own rows."""
+    boxes = read_boxes(record["boxes"], "boxes") if given(record, "boxes") else ()
+    return Draft(
+        messages=read_messages(record.get("messages"), "messages"),
+        images=read_images(record),
+        answer=record.get("answer"),
+        columns=_columns(record, "messages", "answer", "boxes", "box_images"),
+        boxes=boxes,
+        box_images=read_box_images(record.get("box_images"), "box_images", len(boxes)),
+    )
+
+
+def from_swift(record: Mapping[str, Any]) -> Draft:
+    """ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
+    _refuse(record, "videos", "video", "audios", "audio", "tools")
+    messages = _swift_messages(record)
+    key = next((key for key in ("solution", "answer", "label") if given(record, key)), None)
+    objects = record.get("objects")
+    if objects is not None and not isinstance(objects, Mapping):
+        raise DataError('must be an object {"ref": [...], "bbox": [...]}', field="objects")
+    objects = objects or {}
+    kind = objects.get("bbox_type") or "real"
+    if kind not in ("real", "norm1"):
+        raise DataError(f"is {kind!r}; known are real (pixels) and norm1 (0 to 1)", field="objects.bbox_type")
+    boxes = read_boxes(objects.get("bbox") or [], "objects.bbox")
+    return Draft(
+        messages=messages,
+        images=read_images(record),
+        answer=None if key is None else clean_answer(record[key]),
+        columns=_columns(record, "messages", "system", "query", "response", "history", "answer"),
+        references=_references(objects.get("ref")),
+        boxes=boxes,
+        box_images=read_box_images(objects.get("image_id"), "objects.image_id", len(boxes)),
+        boxes_are_unit=kind == "norm1",
+        boxes_field="objects.bbox",
+    )
+
+
+def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
+    """VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
+    _refuse(record, "videos", "video")
+    if given(record, "conversations"):
+        turns, last = _vlm_r1_turns(record["conversations"])
+        field = "conversations"
+        messages = read_messages(turns, field, role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
+    else:
+        field = "problem"
+        messages = (Message(role="user", content=read_content(record.get(field), field)),)
+        last = None
+    answer = record["solution"] if given(record, "solution") else last
+    return Draft(
+        messages=messages,
+        messages_field=field,
+        images=read_images(record),
+        answer=clean_answer(answer),
+        columns=_columns(record, "conversations", "answer"),
+    )
+
+
+FORMATS: dict[FormatName, Callable[[Mapping[str, Any]], Draft]] = {
+    "tiercel": from_tiercel,
+    "swift": from_swift,
+    "vlm_r1": from_vlm_r1,
+}
+
+_MARKS: dict[FormatName, str] = {
+    "tiercel": "messages, images, answer",
+    "swift": "messages or query, with solution, label or objects",
+    "vlm_r1": "conversations, or problem with solution",
+}
+
+
+def parse_record(
+    record: Mapping[str, Any],
+    *,
+    format: FormatName,
+    file: str,
+    line: int,
+    purpose: Purpose,
+    image_size: ImageSize,
+) -> Row | RejectedRow:
+    """One record as a Row, or the field and the reason why not.
+
+    `image_size` answers an image's (width, height), or raises DataError; only boxes given as shares of their image
+    ask for it.
+    """
+    id = default_id(file, line)
+    try:
+        id = _read_id(record, id)
+        require_plain(record)
+        return finish(
+            FORMATS[format](record),
+            id=id,
+            file=file,
+            line=line,
+            purpose=purpose,
+            image_size=image_size,
+        )
+    except DataError as error:
+        return RejectedRow(id=id, file=file, line=line, field=error.field, reason=str(error))
+
+
+def default_id(file: str, line: int) -> str:
+    """What a row without an id of its own is called."""
+    return f"{splitext(basename(file))[0]}:{line}"
+
+
+def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName:
+    """The layout that a file's first records share. Raises DataError where they name none, or several."""
+    found = set[FormatName]()
+    for record in records:
+        found |= _formats_of(record)
+    # Rows of bare messages and images read the same as tiercel's and as ms-swift's.
+    if not found and any(given(record, "messages") for record in records):
+        return "tiercel"
+    if len(found) == 1:
+        return found.pop()
+    keys = ", ".join(sorted({key for record in records for key in record})) or "none"
+    known = "; ".join(f"{name} ({marks})" for name, marks in _MARKS.items())
+    verdict = f"could be {' or '.join(sorted(found))}" if found else "have no known format"
+    raise DataError(f"{file}: its rows {verdict}. Keys found: {keys}. Known: {known}. Set data.format.", field="format")
+
+
+def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
+    """The formats that a record's keys speak for."""
+    has = {key for key in record if given(record, key)}
+    found = set[FormatName]()
+    if "messages" in has:
+        if has & {"objects", "solution", "label", "system", "rejected_response"}:
+            found.add("swift")
+        if "boxes" in has or {"answer", "solution"} <= has:  # ms-swift would read the solution, tiercel the answer
+            found.add("tiercel")
+    elif has & {"query", "response"}:
+        found.add("swift")
+    if "conversations" in has or ({"problem", "solution"} <= has and "messages" not in has):
+        found.add("vlm_r1")
+    return found
+
+
+def clean_answer(value: Any) -> Any:
+    """An answer without its <answer> tags; text that is a JSON list of numbers becomes that list."""
+    if not isinstance(value, str):
+        return value
+    end = value.rfind("</answer>")
+    start = value.rfind("<answer>", 0, max(end, 0))
+    text = (value[start + len("<answer>") : end] if start >= 0 else value).strip()
+    if not text.startswith("["):
+        return text
+    try:
+        numbers = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return numbers if all(is_number(number) for number in numbers) else text
+
+
+def require_plain(record: Mapping[str, Any]) -> None:
+    """Raise DataError at anything in a record that JSON and UTF-8 cannot hold; images are judged elsewhere."""
+    for key, value in record.items():
+        if key not in ("images", "image"):
+            _require_plain(value, key, _DEEPEST)
+
+
+def _require_plain(value: Any, field: str, levels: int) -> None:
+    kind = type(value)
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError("contains half of a surrogate pair, which is no text", field=field) from error
+    elif kind is float:
+        if not math.isfinite(value):
+            raise DataError(f"is {value}; only finite numbers are read", field=field)
+    elif kind is list or kind is dict:
+        if levels == 0:
+            raise DataError(f"is part of a value nested more than {_DEEPEST} levels deep", field=field[:40])
+        for key, item in value.items() if kind is dict else enumerate(value):
+            if type(item) not in _ALWAYS_PLAIN:
+                _require_plain(item, f"{field}.{key}" if kind is dict else f"{field}[{key}]", levels - 1)
+    elif kind not in _ALWAYS_PLAIN:
+        raise DataError(f"holds a {kind.__name__}, which JSON has no form for; write it as text", field=field)
+
+
+def _read_id(record: Mapping[str, Any], default: str) -> str:
+    id = record.get("id")
+    if id is None:
+        return default
+    if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
+        raise DataError(f"is {id!r}; an id is text or an integer", field="id")
+    _require_plain(id, "id", 0)
+    return str(id)
+
+
+def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
+    """What is left of a record without its id, its images and what a format made of it."""
+    taken = {"id", "images", "image", *read}
+    return {key: value for key, value in record.items() if key not in taken}
+
+
+def _refuse(record: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        if record.get(key):
+            raise DataError(f"tiercel trains on images and text only; rows with `{key}` are not read", field=key)
+
+
+def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
+    system = _system_turn(record.get("system"))
+    if given(record, "messages"):
+        messages = read_messages(record["messages"], "messages")
+        if system and messages[0].role == "system":
+            raise DataError("the row has a system column and a system turn; keep one", field="system")
+        return (*system, *messages)
+    if not given(record, "query"):
+        raise DataError("is missing; a row has `messages`, or `query` and `response`", field="messages")
+    turns = list(system)
+    history = record.get("history") or []
+    if not isinstance(history, list):
+        raise DataError("must be a list of pairs [query, response]", field="history")
+    for number, pair in enumerate(history):
+        place = f"history[{number}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise DataError("must be a pair [query, response]", field=place)
+        turns.append(Message(role="user", content=read_content(pair[0], f"{place}[0]")))
+        turns.append(Message(role="assistant", content=read_content(pair[1], f"{place}[1]")))
+    turns.append(Message(role="user", content=read_content(record["query"], "query")))
+    if given(record, "response"):
+        turns.append(Message(role="assistant", content=read_content(record["response"], "response")))
+    return tuple(turns)
+
+
+def _system_turn(value: Any) -> tuple[Message, ...]:
+    return () if value is None else (Message(role="system", content=read_content(value, "system")),)
+
+
+def _references(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(reference, str) for reference in value):
+        raise DataError("must be a list of texts", field="objects.ref")
+    return tuple(value)
+
+
+def _vlm_r1_turns(value: Any) -> tuple[Any, Any]:
+    """The turns with gpt values as text (VLM-R1 allows a number or a list), and the last gpt value as given."""
+    if not isinstance(value, list):
+        return value, None
+    turns = []
+    last = None
+    for turn in value:
+        last = None
+        if isinstance(turn, Mapping) and turn.get("from") in ("gpt", "assistant"):
+            last = turn.get("value")
+            if is_number(last) or (isinstance(last, list) and last and all(is_number(item) for item in last)):
+                turn = {**turn, "value": json.dumps(last)}
+        turns.append(turn)
+    return turns, last

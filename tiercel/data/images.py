@@ -1,0 +1,208 @@
+"""Images of rows, opened with suspicion: path checked, sized from the header, decoded to plain RGB.
+
+PNG, JPEG and WEBP only, from files under one root or from bytes embedded in the row. Nothing is fetched.
+"""
+
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.types import ImageSource, Size
+
+ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
+
+# What Pillow raises on broken files: SyntaxError for broken chunks, the lookups for broken EXIF blocks, the
+# warning where the user turned warnings into errors.
+_UNREADABLE = (
+    UnidentifiedImageError,
+    OSError,
+    EOFError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+_ORIENTATION_TAG = 0x0112
+# EXIF orientation -> what makes the picture upright; any other value means upright already.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = frozenset({5, 6, 7, 8})
+_WHITE = (255, 255, 255, 255)
+
+
+class ImageProblem(DataError):
+    """An image cannot be used. `path` is the row's own name for it, `reason` says why."""
+
+    def __init__(self, path: str, reason: str, field: str = "images"):
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}", field=field)
+
+    def __reduce__(self) -> tuple[type["ImageProblem"], tuple[str, str, str]]:
+        return ImageProblem, (self.path, self.reason, self.field)
+
+
+def open_header(source: ImageSource, root: Path, max_pixels: int) -> Size:
+    """(width, height) in pixels of the upright picture, from the header alone.
+
+    Raises ImageProblem where the path leaves `root`, the file is missing, empty, of another format, animated,
+    or claims more than `max_pixels`.
+    """
+    with _opened(source, root, max_pixels) as image:
+        width, height = image.size
+        return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
+
+
+def decode(source: ImageSource, root: Path, max_pixels: int) -> Image.Image:
+    """The upright picture in 8-bit RGB, without metadata.
+
+    Transparent pixels are laid on white; 16-bit greyscale keeps its high byte; CMYK is converted without a
+    colour profile. Raises ImageProblem as `open_header` does, and where the pixel data are cut short or broken.
+    """
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise EnvironmentProblem(
+            "some imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES, so images cut short would pass as whole; "
+            "set it back to False"
+        )
+    with _opened(source, root, max_pixels) as image:
+        # Before load(), so that header and picture agree even where metadata follow the pixels.
+        transposition = _UPRIGHT.get(_orientation(image))
+        image.load()
+        picture = _to_rgb(image)
+        return picture if transposition is None else picture.transpose(transposition)
+
+
+def source_name(source: ImageSource) -> str:
+    """How messages and reports call an image."""
+    return source.path if source.path is not None else "(embedded image)"
+
+
+def path_problem(path: str) -> str | None:
+    """Why a row's image path is refused, judged by its text alone; None where it may be looked up."""
+    if not path:
+        return "the path is empty"
+    if "\0" in path:
+        return "the path contains a null character"
+    if "://" in path or path.lower().startswith(("data:", "file:")):
+        return "is a URL; nothing is fetched: give a path relative to data.image_root"
+    parts = path.replace("\\", "/").split("/")
+    if parts[0] == "" or (len(parts[0]) == 2 and parts[0][1] == ":"):
+        return "is an absolute path; give it relative to data.image_root"
+    if ".." in parts:
+        return "contains '..'; give it relative to data.image_root"
+    return None
+
+
+def resolve(path: str, root: Path) -> Path:
+    """The file that `path` names under `root`, symbolic links followed. Raises ImageProblem."""
+    if problem := path_problem(path):
+        raise ImageProblem(path, problem)
+    try:
+        real_root = root.resolve()
+        file = (real_root / path).resolve()
+        if not file.is_relative_to(real_root):
+            raise ImageProblem(path, f"leads out of data.image_root ({root}) through a symbolic link")
+        status = file.stat()
+    except FileNotFoundError as error:
+        raise ImageProblem(path, f"no such file under data.image_root ({root})") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise ImageProblem(path, f"cannot be read: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ImageProblem(path, "is not a regular file")
+    if status.st_size == 0:
+        raise ImageProblem(path, "the file is empty (0 bytes)")
+    return file
+
+
+@contextmanager
+def _opened(source: ImageSource, root: Path, max_pixels: int) -> Iterator[Image.Image]:
+    """The image, header read and checked; faults of reading it, in the body too, become ImageProblems."""
+    name = source_name(source)
+    try:
+        with _stream(source, root) as stream, Image.open(stream, formats=ACCEPTED_FORMATS) as image:
+            if problem := _header_problem(image, max_pixels):
+                raise ImageProblem(name, problem)
+            yield image
+    except ImageProblem:
+        raise
+    except UnidentifiedImageError as error:
+        raise ImageProblem(name, "is no PNG, JPEG or WEBP image, or its header is broken") from error
+    except _UNREADABLE as error:
+        raise ImageProblem(name, f"cannot be read: {str(error) or type(error).__name__}") from error
+
+
+def _stream(source: ImageSource, root: Path) -> BinaryIO:
+    if source.data is not None:
+        if not source.data:
+            raise ImageProblem(source_name(source), "the embedded image is empty (0 bytes)")
+        return BytesIO(source.data)
+    if source.path is None:
+        raise ImageProblem(source_name(source), "has neither a path nor bytes")
+    return resolve(source.path, root).open("rb")
+
+
+def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
+    width, height = image.size
+    if width * height > max_pixels:
+        return f"{width} x {height} pixels are more than data.max_image_pixels = {max_pixels}"
+    # The further pictures of a multi-picture JPEG ("MPO", as many phones write) are previews or depth maps of the
+    # first one, not frames.
+    frames = getattr(image, "n_frames", 1)
+    if image.format != "MPO" and frames > 1:
+        return f"is animated ({frames} frames); give a single picture"
+    return None
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, from what is known before the pixels are loaded."""
+    if image.format == "PNG":  # its own getexif() would decode the picture first
+        exif = Image.Exif()
+        exif.load(image.info.get("exif", b""))
+    else:
+        exif = image.getexif()
+    return exif.get(_ORIENTATION_TAG, 1)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        picture = _from_16_bit(image)
+    elif image.has_transparency_data:
+        canvas = Image.new("RGBA", image.size, _WHITE)
+        picture = Image.alpha_composite(canvas, image.convert("RGBA")).convert("RGB")
+    else:
+        picture = image.convert("RGB")
+    picture.info = {}  # profiles and EXIF would be written along wherever the picture is saved
+    return picture
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    """16-bit greyscale by its high byte (Pillow would clip at 255), the transparent value white."""
+    samples = np.asarray(image)
+    grey = (samples >> 8).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[samples == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")

@@ -1,0 +1,270 @@
+"""The strict checks that rows of every format pass on their way to `Row`.
+
+A format's converter (formats.py) reads a record into a `Draft`; `finish` judges the draft and makes the Row.
+Everything here raises DataError with the field at fault; formats.parse_record turns that into a RejectedRow.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tiercel.data.images import path_problem
+from tiercel.errors import DataError
+from tiercel.types import Box, ImageSource, Message, RejectedRow, Row, Size
+
+Purpose = Literal["sft", "grpo"]
+Role = Literal["system", "user", "assistant"]
+ImageSize = Callable[[ImageSource], Size]
+
+IMAGE_MARK = "<image>"
+BOX_MARK = "<bbox>"
+REFERENCE_MARK = "<ref-object>"
+
+_MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A record of any format, read but not yet judged as a whole."""
+
+    messages: tuple[Message, ...]
+    images: tuple[ImageSource, ...]
+    answer: Any
+    columns: Mapping[str, Any]
+    references: tuple[str, ...] = ()  # fill <ref-object> marks
+    boxes: tuple[Box, ...] = ()  # fill <bbox> marks
+    box_images: tuple[int, ...] = ()
+    boxes_are_unit: bool = False  # 0 to 1 of the image's width and height, else pixels
+    messages_field: str = "messages"  # what the format calls them
+    boxes_field: str = "boxes"
+
+
+def reject(row: Row, error: DataError) -> RejectedRow:
+    """The record of a row that was accepted as text but cannot be used."""
+    return RejectedRow(id=row.id, file=row.file, line=row.line, field=error.field, reason=str(error))
+
+
+def given(record: Mapping[str, Any], key: str) -> bool:
+    """Whether a key is there with a value: Parquet writes null for what a row lacks."""
+    return record.get(key) is not None
+
+
+def read_messages(
+    value: Any,
+    field: str,
+    *,
+    role_key: str = "role",
+    content_key: str = "content",
+    roles: Mapping[str, Role] = _MESSAGE_ROLES,
+) -> tuple[Message, ...]:
+    """Turns from a list of objects; `roles` maps the format's names to tiercel's."""
+    if not isinstance(value, list) or not value:
+        raise DataError(f"is {_brief(value)}; it must be a list of turns, at least one", field=field)
+    messages = []
+    for number, turn in enumerate(value):
+        place = f"{field}[{number}]"
+        if not isinstance(turn, Mapping):
+            raise DataError(f"is {_brief(turn)}; a turn is an object with {role_key} and {content_key}", field=place)
+        # A key such as "loss" or "tool_calls" would change what is trained: not to be passed over.
+        unknown = sorted(key for key in turn if key not in (role_key, content_key) and given(turn, key))
+        if unknown:
+            raise DataError(f"has keys that tiercel does not know: {', '.join(unknown)}; remove them", field=place)
+        role = turn.get(role_key)
+        if not isinstance(role, str) or role not in roles:
+            raise DataError(f"is {_brief(role)}; known are {', '.join(roles)}", field=f"{place}.{role_key}")
+        content = read_content(turn.get(content_key), f"{place}.{content_key}")
+        messages.append(Message(role=roles[role], content=content))
+    return tuple(messages)
+
+
+def read_content(value: Any, field: str) -> str:
+    """A turn's text; a part list of {"type": "text"} and {"type": "image"} becomes text with <image> marks."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise DataError(f"is {_brief(value)}; it must be text or a list of text and image parts", field=field)
+    pieces = []
+    for number, part in enumerate(value):
+        place = f"{field}[{number}]"
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        extra = [key for key in part if key != "type" and given(part, key)] if kind else []
+        if kind == "text" and extra == ["text"] and isinstance(part["text"], str):
+            pieces.append(part["text"])
+        elif kind == "image" and not extra:
+            pieces.append(IMAGE_MARK)
+        elif kind == "image":
+            raise DataError("an image part has no path of its own; list the images in `images`", field=place)
+        else:
+            raise DataError(
+                f'is {_brief(part)}; a part is {{"type": "text", "text": ...}} or {{"type": "image"}}', field=place
+            )
+    return "".join(pieces)
+
+
+def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
+    """Images from `images` or `image`: one or a list of paths or of {"bytes", "path"} objects."""
+    if given(record, "images") and given(record, "image"):
+        raise DataError("the row has both `image` and `images`; keep one", field="images")
+    key = "image" if given(record, "image") else "images"
+    value = record.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        return (_read_image(value, key),)
+    return tuple(_read_image(item, f"{key}[{number}]") for number, item in enumerate(value))
+
+
+def _read_image(value: Any, field: str) -> ImageSource:
+    path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
+    if isinstance(data, bytes) and (path is None or isinstance(path, str)):
+        return ImageSource(path=path, data=data)  # the path is then only a name
+    if data is not None or not isinstance(path, str):
+        raise DataError(f'is {_brief(value)}; it must be a path or {{"bytes": ..., "path": ...}}', field=field)
+    if problem := path_problem(path):
+        raise DataError(f"{path}: {problem}", field=field)
+    return ImageSource(path=path)
+
+
+def read_boxes(value: Any, field: str) -> tuple[Box, ...]:
+    """Boxes from a list of [x1, y1, x2, y2]."""
+    if not isinstance(value, list):
+        raise DataError(f"is {_brief(value)}; it must be a list of boxes", field=field)
+    return tuple(_read_box(box, f"{field}[{number}]") for number, box in enumerate(value))
+
+
+def _read_box(value: Any, field: str) -> Box:
+    numbers = value if isinstance(value, list) else []
+    if len(numbers) != 4 or not all(is_number(number) for number in numbers):
+        raise DataError(f"is {_brief(value)}; a box is 4 finite numbers [x1, y1, x2, y2]", field=field)
+    x1, y1, x2, y2 = map(float, numbers)
+    if x2 <= x1 or y2 <= y1:
+        raise DataError(f"is {_brief(value)}; a box needs x2 > x1 and y2 > y1", field=field)
+    return x1, y1, x2, y2
+
+
+def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
+    """For each box the image it lies on; the first one where nothing is said."""
+    if value is None or value == []:
+        return (0,) * box_count
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise DataError(f"is {_brief(value)}; it must be a list of image numbers, counted from 0", field=field)
+    if len(value) != box_count:
+        raise DataError(f"has {len(value)} image numbers for {box_count} boxes", field=field)
+    return tuple(value)
+
+
+def is_number(value: Any) -> bool:
+    """A finite int or float; bool is neither."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the floats
+        return False
+
+
+def finish(draft: Draft, *, id: str, file: str, line: int, purpose: Purpose, image_size: ImageSize) -> Row:
+    """Judge the draft as a whole. `image_size` is asked only where boxes are given as shares of an image."""
+    field = draft.messages_field
+    require_turns(draft.messages, purpose, field)
+    messages = fill_references(draft.messages, draft.references)
+    messages = place_images(messages, len(draft.images), field)
+    for number, message in enumerate(messages):
+        if message.role != "system" and not message.content.strip():
+            raise DataError(f"the {message.role} turn is empty", field=f"{field}[{number}]")
+    return Row(
+        id=id,
+        messages=messages,
+        images=draft.images,
+        answer=draft.answer,
+        boxes=_checked_boxes(draft, messages, image_size),
+        box_images=draft.box_images,
+        columns=draft.columns,
+        file=file,
+        line=line,
+    )
+
+
+def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> None:
+    """A system turn comes first; there is a user turn, and for SFT an assistant turn that follows one."""
+    roles = [message.role for message in messages]
+    if "system" in roles[1:]:
+        raise DataError("a system turn may only come first", field=f"{field}[{roles.index('system', 1)}]")
+    if "user" not in roles:
+        reason = "no user turn to sample after" if purpose == "grpo" else "no user turn to answer"
+        raise DataError(reason, field=field)
+    if purpose == "sft":
+        if "assistant" not in roles:
+            raise DataError("no assistant turn to train on", field=field)
+        if roles.index("assistant") < roles.index("user"):
+            raise DataError("the first assistant turn comes before any user turn", field=field)
+
+
+def fill_references(messages: tuple[Message, ...], references: Sequence[str]) -> tuple[Message, ...]:
+    """The messages, each <ref-object> mark replaced by its text."""
+    count = count_marks(messages, REFERENCE_MARK)
+    if count != len(references):
+        raise DataError(f"{len(references)} references for {count} {REFERENCE_MARK} marks", field="objects.ref")
+    if not references:
+        return messages
+    for number, reference in enumerate(references):
+        if any(mark in reference for mark in (IMAGE_MARK, BOX_MARK, REFERENCE_MARK)):
+            raise DataError(f"{_brief(reference)} contains a mark itself", field=f"objects.ref[{number}]")
+    remaining = iter(references)
+
+    def filled(content: str) -> str:
+        first, *others = content.split(REFERENCE_MARK)
+        return first + "".join(next(remaining) + text for text in others)
+
+    return tuple(Message(role=message.role, content=filled(message.content)) for message in messages)
+
+
+def place_images(messages: tuple[Message, ...], image_count: int, field: str) -> tuple[Message, ...]:
+    """The messages with one <image> mark per image: their own, or all at the start of the first user turn."""
+    marks = count_marks(messages, IMAGE_MARK)
+    if marks == image_count:
+        return messages
+    if marks:
+        raise DataError(f"{marks} {IMAGE_MARK} marks for {image_count} images", field=field)
+    first = next(number for number, message in enumerate(messages) if message.role == "user")
+    opened = Message(role="user", content=IMAGE_MARK * image_count + messages[first].content)
+    return (*messages[:first], opened, *messages[first + 1 :])
+
+
+def count_marks(messages: Sequence[Message], mark: str) -> int:
+    """How often `mark` stands in the messages."""
+    return sum(message.content.count(mark) for message in messages)
+
+
+def _checked_boxes(draft: Draft, messages: Sequence[Message], image_size: ImageSize) -> tuple[Box, ...]:
+    """The draft's boxes in pixels of their images."""
+    field = draft.boxes_field
+    marks = count_marks(messages, BOX_MARK)
+    if marks != len(draft.boxes):
+        raise DataError(f"{len(draft.boxes)} boxes for {marks} {BOX_MARK} marks", field=field)
+    for number, image in enumerate(draft.box_images):
+        if not 0 <= image < len(draft.images):
+            raise DataError(
+                f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)",
+                field=f"{field}[{number}]",
+            )
+    if not draft.boxes_are_unit:
+        return draft.boxes
+    for number, box in enumerate(draft.boxes):
+        if min(box) < 0 or max(box) > 1:
+            raise DataError(f"is {list(box)}; a norm1 box lies between 0 and 1", field=f"{field}[{number}]")
+    sizes = [image_size(image) for image in draft.images]
+    scaled = []
+    for (x1, y1, x2, y2), image in zip(draft.boxes, draft.box_images, strict=True):
+        width, height = sizes[image]
+        scaled.append((x1 * width, y1 * height, x2 * width, y2 * height))
+    return tuple(scaled)
+
+
+def _brief(value: Any) -> str:
+    """A value as a message shows it: its type where it is long or binary."""
+    if value is None:
+        return "missing"
+    text = repr(value) if not isinstance(value, bytes) else "bytes"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,144 @@
+"""What `tiercel check` knows of a row file before a GPU is paid for: every image's header, every prompt's length."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from tiercel.config.schema import Data
+from tiercel.data.images import ImageProblem, open_header
+from tiercel.data.reading import RowTable, image_root
+from tiercel.data.rows import reject
+from tiercel.errors import DataError
+from tiercel.types import ImageSource, RejectedRow, Row, Size
+
+PERCENTILES = (0, 50, 90, 99, 100)
+
+_BLOCK_ROWS = 256
+_HEADER_THREADS = 8  # headers wait for the disk or the network, not for the processor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanReport:
+    """A row file's rows, judged without decoding a picture."""
+
+    file: str
+    total: int  # rows of the file
+    accepted: int
+    rejected: tuple[RejectedRow, ...]  # on reading and here
+    image_count: int  # of accepted rows; a file that several rows name counts for each
+    rows_by_image_count: Mapping[int, int]
+    prompt_token_percentiles: Mapping[int, int]  # of accepted rows, PERCENTILES by nearest rank; empty without rows
+    longest_row: str | None  # id of the accepted row with the most prompt tokens
+
+
+def scan(
+    table: RowTable,
+    plan_prompt: Callable[[Row, list[Size]], int],
+    config: Data,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScanReport:
+    """Judge every row by its images' headers and by `plan_prompt(row, sizes)`, its prompt's length in tokens.
+
+    `plan_prompt` may raise DataError; so rejected are also prompts above data.max_prompt_tokens. `progress` is
+    called with (rows done, rows to do).
+    """
+    root = image_root(table.file, config)
+    rejected = list(table.rejected)
+    rows_by_image_count: Counter[int] = Counter()
+    rows_by_length: Counter[int] = Counter()
+    longest: tuple[int, str | None] = (-1, None)
+    known: dict[ImageSource, Size | ImageProblem] = {}
+    done = 0
+    with ThreadPoolExecutor(_HEADER_THREADS) as threads:
+        for block in _blocks(table.rows):
+            sizes = _sizes(block, known, partial(_size, root=root, max_pixels=config.max_image_pixels), threads)
+            known.update({image: size for image, size in sizes.items() if image.data is None})
+            for row in block:
+                try:
+                    length = _prompt_length(row, sizes, plan_prompt, config)
+                except DataError as error:
+                    rejected.append(reject(row, error))
+                    continue
+                rows_by_image_count[len(row.images)] += 1
+                rows_by_length[length] += 1
+                if length > longest[0]:
+                    longest = (length, row.id)
+            done += len(block)
+            if progress is not None:
+                progress(done, len(table.rows))
+    return ScanReport(
+        file=table.file,
+        total=table.total,
+        accepted=rows_by_length.total(),
+        rejected=tuple(rejected),
+        image_count=sum(images * rows for images, rows in rows_by_image_count.items()),
+        rows_by_image_count=dict(sorted(rows_by_image_count.items())),
+        prompt_token_percentiles=percentiles(rows_by_length),
+        longest_row=longest[1],
+    )
+
+
+def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
+    """PERCENTILES by nearest rank of values given as {value: how often}; empty for none."""
+    total = sum(counts.values())
+    ranks = [max(1, -(-percent * total // 100)) for percent in PERCENTILES]  # rounded up
+    found: dict[int, int] = {}
+    seen = 0
+    for value, count in sorted(counts.items()):
+        seen += count
+        for percent, rank in zip(PERCENTILES, ranks, strict=True):
+            if seen >= rank:
+                found.setdefault(percent, value)
+    return found
+
+
+def _prompt_length(
+    row: Row,
+    sizes: Mapping[ImageSource, Size | ImageProblem],
+    plan_prompt: Callable[[Row, list[Size]], int],
+    config: Data,
+) -> int:
+    row_sizes = []
+    for image in row.images:
+        size = sizes[image]
+        if isinstance(size, ImageProblem):
+            raise size.with_traceback(None)  # one problem may speak for many rows
+        row_sizes.append(size)
+    length = plan_prompt(row, row_sizes)
+    if length > config.max_prompt_tokens:
+        raise DataError(
+            f"{length} tokens are more than data.max_prompt_tokens = {config.max_prompt_tokens}; raise it, or lower "
+            "model.max_pixels",
+            field="messages",
+        )
+    return length
+
+
+def _sizes(
+    rows: Sequence[Row],
+    known: Mapping[ImageSource, Size | ImageProblem],
+    size_of: Callable[[ImageSource], Size | ImageProblem],
+    threads: Executor,
+) -> dict[ImageSource, Size | ImageProblem]:
+    """The size of each distinct image of the rows, or what is wrong with it."""
+    images = dict.fromkeys(image for row in rows for image in row.images)
+    unknown = [image for image in images if image not in known]
+    found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))
+    return {image: found[image] if image in found else known[image] for image in images}
+
+
+def _size(image: ImageSource, root: Path, max_pixels: int) -> Size | ImageProblem:
+    try:
+        return open_header(image, root, max_pixels)
+    except ImageProblem as problem:
+        return problem
+
+
+def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    remaining = iter(rows)
+    while block := list(islice(remaining, _BLOCK_ROWS)):
+        yield block

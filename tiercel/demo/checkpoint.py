@@ -1,0 +1,66 @@
+"""A Qwen2.5-VL of 1.5 million random weights, saved as a real checkpoint is."""
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tiercel.demo.tokenizer import make_tokenizer
+
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+WORDS = (
+    *("system", "user", "assistant", "Where", " is", " the", "?"),
+    *(f" {name}" for name in DIGIT_NAMES),
+    *(str(number) for number in range(113)),
+    "[1, 2]",
+    "<answer></answer>",
+)
+
+
+def save_random_checkpoint(directory: Path, seed: int) -> None:
+    """Write config, weights, tokenizer and image processor."""
+    tokenizer = make_tokenizer(WORDS)
+    special = tokenizer.convert_tokens_to_ids
+    hidden = 128
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": hidden,
+            "intermediate_size": 384,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0},
+            "bos_token_id": None,
+            "eos_token_id": special("<|im_end|>"),
+            "pad_token_id": special("<|endoftext|>"),
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_heads": 4,
+            "out_hidden_size": hidden,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+        },
+        tie_word_embeddings=True,
+        vision_start_token_id=special("<|vision_start|>"),
+        vision_end_token_id=special("<|vision_end|>"),
+        image_token_id=special("<|image_pad|>"),
+        video_token_id=special("<|video_pad|>"),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2_5_VLForConditionalGeneration(config).float()
+    model.generation_config.eos_token_id = [special("<|im_end|>")]
+    model.generation_config.pad_token_id = special("<|endoftext|>")
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 1280).save_pretrained(directory)

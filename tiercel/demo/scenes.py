@@ -1,0 +1,138 @@
+"""Scenes of real handwriting: scikit-learn's digits on paper, with a question and the box that answers it.
+
+The digits' 8 x 8 greys are enlarged and pasted on paper whose red and green ramp across x and y, for rotary
+attention alone carries only relative positions. Training and held-out scenes use disjoint digits.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tiercel.demo.checkpoint import DIGIT_NAMES
+from tiercel.errors import EnvironmentProblem
+
+SIDE = 112  # pixels of a scene: 4 x 4 tokens for Qwen2.5-VL
+CELL = 4  # pixels; boxes lie on this grid
+SMALLEST, LARGEST = 28, 52  # pixels of a digit's box
+HELD_OUT_SHARE = 5  # every fifth sample of scikit-learn's is held out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """A picture, what is asked for, and its box (x1, y1, x2, y2) in pixels."""
+
+    image: Image.Image
+    digit: int
+    box: tuple[int, int, int, int]
+
+
+def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
+    """1,797 greys (8, 8) in 0..16 and what they show. Raises EnvironmentProblem without scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise EnvironmentProblem("the demo's handwriting comes with scikit-learn: pip install tiercel[demo]") from error
+    digits = load_digits()
+    return digits.images, digits.target
+
+
+def held_out(count: int) -> np.ndarray:
+    """Bool (count,): which of scikit-learn's samples no training scene shows."""
+    return np.arange(count) % HELD_OUT_SHARE == 0
+
+
+def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generator: np.random.Generator) -> Scene:
+    """A scene of `digit_count` digits that show different numbers and do not overlap; one of them is asked for."""
+    canvas = _paper()
+    taken: list[tuple[int, int, int, int]] = []
+    shown: list[int] = []
+    while len(taken) < digit_count:
+        pick = int(generator.integers(len(images)))
+        box = _random_box(generator)
+        if int(labels[pick]) in shown or any(_overlap(box, other) for other in taken):
+            continue
+        _paste(canvas, images[pick], box, generator)
+        taken.append(box)
+        shown.append(int(labels[pick]))
+    target = int(generator.integers(digit_count))
+    picture = Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
+    return Scene(image=picture, digit=shown[target], box=taken[target])
+
+
+def write_scenes(
+    directory: Path, name: str, count: int, seed: int, digit_counts: tuple[int, ...], use_held_out: bool, jitter: int = 0
+) -> Path:
+    """`directory`/`name`.jsonl and its images; `jitter` moves each written corner by up to so many pixels.
+
+    The row's `answer` is always the true box; only the assistant turn, which SFT learns from, is jittered.
+    """
+    images, labels = load_digit_images()
+    chosen = held_out(len(images)) == use_held_out
+    generator = np.random.default_rng(seed)
+    folder = directory / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number in range(count):
+        digit_count = digit_counts[number * len(digit_counts) // count]
+        scene = draw_scene(images[chosen], labels[chosen], digit_count, generator)
+        file = f"images/{name}-{number:05d}.png"
+        scene.image.save(directory / file, compress_level=1)
+        written = _jittered(scene.box, jitter, generator)
+        row = {
+            "id": f"{name}-{number}",
+            "images": [file],
+            "messages": [
+                {"role": "user", "content": f"<image>Where is the {DIGIT_NAMES[scene.digit]}?"},
+                {"role": "assistant", "content": f"[{', '.join(map(str, written))}]"},
+            ],
+            "answer": list(scene.box),
+        }
+        lines.append(json.dumps(row))
+    path = directory / f"{name}.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _paper() -> np.ndarray:
+    """float (SIDE, SIDE, 3): red grows to the right, green downwards, blue is plain."""
+    ramp = np.linspace(60, 250, SIDE)
+    return np.stack([np.tile(ramp, (SIDE, 1)), np.tile(ramp[:, None], (1, SIDE)), np.full((SIDE, SIDE), 150.0)], -1)
+
+
+def _random_box(generator: np.random.Generator) -> tuple[int, int, int, int]:
+    width, height = (int(v) * CELL for v in generator.integers(SMALLEST // CELL, LARGEST // CELL + 1, 2))
+    left = int(generator.integers((SIDE - width) // CELL + 1)) * CELL
+    top = int(generator.integers((SIDE - height) // CELL + 1)) * CELL
+    return left, top, left + width, top + height
+
+
+def _overlap(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _paste(
+    canvas: np.ndarray, digit: np.ndarray, box: tuple[int, int, int, int], generator: np.random.Generator
+) -> None:
+    """Ink on the paper: the digit's strokes fill the box from edge to edge."""
+    rows, columns = np.nonzero(digit > 2)
+    ink = digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1] / 16 * 255
+    size = box[2] - box[0], box[3] - box[1]
+    mask = np.asarray(Image.fromarray(ink.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)) / 255.0
+    colour = generator.uniform(0, 40, 3)
+    region = canvas[box[1] : box[3], box[0] : box[2]]
+    region += mask[..., None] * (colour - region)
+
+
+def _jittered(box: tuple[int, int, int, int], jitter: int, generator: np.random.Generator) -> tuple[int, ...]:
+    """Corners moved on the grid; a box stays a box."""
+    if jitter == 0:
+        return box
+    steps = jitter // CELL
+    while True:
+        moved = [v + int(d) * CELL for v, d in zip(box, generator.integers(-steps, steps + 1, 4), strict=True)]
+        moved = [min(SIDE, max(0, v)) for v in moved]
+        if moved[2] > moved[0] and moved[3] > moved[1]:
+            return tuple(moved)

@@ -1,0 +1,58 @@
+"""How ranks share the work. One rank so far."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tiercel.algorithms import Totals
+
+
+class Strategy(Protocol):
+    """What a training loop asks of the ranks; every rank makes the same calls in the same order."""
+
+    rank: int
+    world_size: int
+
+    def wrap(self, learner: nn.Module) -> nn.Module:
+        """The learner, sharded or replicated."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of this rank's share of the loss."""
+
+    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sum gradients over the ranks."""
+
+    def global_totals(self, totals: Totals) -> Totals:
+        """Normalisers summed over the ranks."""
+
+    def global_sums(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Metrics summed over the ranks."""
+
+
+class Single:
+    """One process, nothing to agree on."""
+
+    rank = 0
+    world_size = 1
+
+    def wrap(self, learner: nn.Module) -> nn.Module:
+        return learner
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def global_totals(self, totals: Totals) -> Totals:
+        return totals
+
+    def global_sums(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        return {name: float(value) for name, value in sums.items()}
+
+
+STRATEGIES: dict[str, type[Single]] = {"auto": Single, "single": Single}

@@ -1,0 +1,55 @@
+"""Errors a user can act on. Each names the field, row or file and the remedy; each carries its exit code."""
+
+EXIT_DONE = 0
+EXIT_USER = 2
+EXIT_TRAINING = 3
+EXIT_STALL = 4
+EXIT_TERMINATED = 75
+
+
+class TiercelError(ValueError):
+    """Base of every error meant for the user; the command line prints it without a traceback."""
+
+    exit_code = EXIT_USER
+
+
+class RecipeError(TiercelError):
+    """The recipe is wrong. `problems` holds one line per problem, all of them at once."""
+
+    def __init__(self, problems: list[str], source: str = "recipe"):
+        self.problems = tuple(problems)
+        self.source = source
+        count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
+        super().__init__("\n".join([f"{source}: {count}", *(f"  {line}" for line in problems)]))
+
+
+class DataError(TiercelError):
+    """Rows or images of the user's data cannot be used. `field` is the row's field at fault."""
+
+    def __init__(self, message: str, *, field: str = "row"):
+        self.field = field
+        super().__init__(message)
+
+
+class ModelError(TiercelError):
+    """The checkpoint cannot be loaded or does not fit the recipe."""
+
+
+class EnvironmentProblem(TiercelError):
+    """A package, device or file of the machine is missing or of a wrong version."""
+
+
+class RunError(TiercelError):
+    """The run directory cannot be written, read or resumed."""
+
+
+class TrainingError(TiercelError):
+    """The training itself failed: non-finite numbers, too many failed rewards, an engine lost."""
+
+    exit_code = EXIT_TRAINING
+
+
+class Terminated(TiercelError):
+    """SIGTERM or SIGINT arrived; the run was saved first."""
+
+    exit_code = EXIT_TERMINATED

@@ -1,0 +1,143 @@
+"""From scored groups or conversations to microbatches under a token budget.
+
+Shape suffixes: G scorable completions of a group, C tokens of one continuation (in `Continuation`) or completions of
+a microbatch (in `PolicyBatch`), N scored tokens of a microbatch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tiercel.algorithms import Totals
+from tiercel.errors import DataError
+from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
+from tiercel.learner.learner import packed_length
+from tiercel.models.prompts import completion_positions
+from tiercel.types import EncodedConversation, ScoredGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvantageGroup:
+    """A group's scorable completions, ready to be learnt from."""
+
+    item: PackItem
+    advantages_G: Tensor  # fp32
+    sampler_logprobs: tuple[Tensor, ...]  # per completion, fp32 (C,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyBatch:
+    """One microbatch of a policy update."""
+
+    packed: PackedTokens
+    advantages_C: Tensor  # fp32, one per completion
+    sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
+    totals: Totals  # of the whole minibatch over all ranks
+    prompt_ids: tuple[str, ...]  # rows at fault where a number is not finite
+
+
+def advantage_groups(scored: Sequence[ScoredGroup], advantage: Callable[[Tensor], Tensor]) -> list[AdvantageGroup]:
+    """Groups with at least two scorable completions; masked completions are left out."""
+    groups = []
+    for group in scored:
+        scorable = [(c.completion, c.total) for c in group.completions if c.total is not None]
+        if len(scorable) < 2:
+            continue
+        prompt = group.group.prompt
+        continuations = tuple(
+            Continuation(
+                token_ids_C=completion.token_ids_C,
+                positions_DC=completion_positions(prompt.positions_DP, len(completion.token_ids_C)),
+                is_scored_C=torch.ones(len(completion.token_ids_C), dtype=torch.bool),
+            )
+            for completion, _ in scorable
+        )
+        groups.append(
+            AdvantageGroup(
+                item=PackItem(prompt=prompt, continuations=continuations),
+                advantages_G=advantage(torch.tensor([total for _, total in scorable], dtype=torch.float32)),
+                sampler_logprobs=tuple(completion.logprobs_C for completion, _ in scorable),
+            )
+        )
+    return groups
+
+
+def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
+    """This rank's share of the minibatch's normalisers."""
+    return Totals(
+        tokens=sum(len(logprobs) for group in groups for logprobs in group.sampler_logprobs),
+        completions=sum(len(group.sampler_logprobs) for group in groups),
+        groups=len(groups),
+    )
+
+
+def policy_batches(groups: Sequence[AdvantageGroup], totals: Totals, form: str, budget: int) -> list[PolicyBatch]:
+    """Microbatches of whole groups, in order; a group larger than the budget is cut between completions."""
+    pieces = [piece for group in groups for piece in _cut(group, form, budget)]
+    batches = []
+    for bin_ in packed_bins([piece.item for piece in pieces], form, budget):
+        chosen = [pieces[i] for i in bin_]
+        batches.append(
+            PolicyBatch(
+                packed=pack([piece.item for piece in chosen]),
+                advantages_C=torch.cat([piece.advantages_G for piece in chosen]),
+                sampler_logprobs_N=torch.cat([row for piece in chosen for row in piece.sampler_logprobs]),
+                totals=totals,
+                prompt_ids=tuple(piece.item.prompt.row.id for piece in chosen),
+            )
+        )
+    return batches
+
+
+def conversation_item(conversation: EncodedConversation) -> PackItem:
+    """An SFT conversation: its prompt with one continuation."""
+    continuation = Continuation(
+        token_ids_C=conversation.token_ids_C,
+        positions_DC=conversation.positions_DC,
+        is_scored_C=conversation.is_scored_C,
+    )
+    return PackItem(prompt=conversation.prompt, continuations=(continuation,))
+
+
+def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[int]]:
+    """Places of the items, in order, cut where the budget of tokens would be exceeded. Raises DataError for an item
+    that does not fit alone."""
+    bins: list[list[int]] = []
+    room = 0
+    for i, item in enumerate(items):
+        length = packed_length(item, form)
+        if length > budget:
+            raise DataError(
+                f"row {item.prompt.row.id}: {length} tokens are more than learner.max_tokens_per_microbatch = "
+                f"{budget}; raise it, or lower data.max_prompt_tokens",
+                field="messages",
+            )
+        if not bins or length > room:
+            bins.append([])
+            room = budget
+        bins[-1].append(i)
+        room -= length
+    return bins
+
+
+def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
+    """The group itself where it fits, else runs of its completions, each with the prompt."""
+    if packed_length(group.item, form) <= budget:
+        return [group]
+    bounds = [0]
+    continuations = group.item.continuations
+    for i in range(1, len(continuations) + 1):
+        candidate = replace(group.item, continuations=continuations[bounds[-1] : i])
+        if packed_length(candidate, form) > budget and i - 1 > bounds[-1]:
+            bounds.append(i - 1)
+    bounds.append(len(continuations))
+    return [
+        AdvantageGroup(
+            item=replace(group.item, continuations=continuations[start:stop]),
+            advantages_G=group.advantages_G[start:stop],
+            sampler_logprobs=group.sampler_logprobs[start:stop],
+        )
+        for start, stop in zip(bounds, bounds[1:], strict=False)
+    ]

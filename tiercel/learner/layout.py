@@ -1,0 +1,125 @@
+"""Packed rows `[P1 | c11 .. c1G | P2 | c21 ..]`: which token sees which, and which state scores which token.
+
+Shape suffixes: T packed tokens, N scored tokens, D position dimensions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.types import EncodedImage, EncodedPrompt
+
+Span = tuple[int, int]  # start and stop in the packed row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSpans:
+    """One prompt and the completions that continue it."""
+
+    prompt: Span
+    completions: tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixLayout:
+    """A completion's token sees its own prompt and its own earlier tokens; a prompt's token sees earlier ones."""
+
+    groups: tuple[GroupSpans, ...]
+    length: int  # T
+
+    def dense_mask(self, device: torch.device) -> Tensor:
+        """Bool (1, 1, T, T), true where the row's token sees the column's."""
+        group_T = torch.zeros(self.length, dtype=torch.int64)
+        segment_T = torch.zeros(self.length, dtype=torch.int64)  # 0 for a prompt, else the completion's number
+        for number, group in enumerate(self.groups):
+            group_T[group.prompt[0] : group.prompt[1]] = number
+            for i, (start, stop) in enumerate(group.completions):
+                group_T[start:stop] = number
+                segment_T[start:stop] = i + 1
+        order_T = torch.arange(self.length)
+        sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
+        sees_TT &= (segment_T == 0) | (segment_T[:, None] == segment_T)
+        return sees_TT[None, None].to(device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """Tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation. C tokens."""
+
+    token_ids_C: Tensor  # int64
+    positions_DC: Tensor  # int64
+    is_scored_C: Tensor  # bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackItem:
+    """A prompt and its continuations, the unit of packing."""
+
+    prompt: EncodedPrompt
+    continuations: tuple[Continuation, ...]
+
+    @property
+    def shared_length(self) -> int:
+        """Tokens with the prompt once."""
+        return len(self.prompt.token_ids_P) + sum(len(c.token_ids_C) for c in self.continuations)
+
+    @property
+    def repeated_length(self) -> int:
+        """Tokens with the prompt once per continuation."""
+        return self.shared_length + (len(self.continuations) - 1) * len(self.prompt.token_ids_P)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedTokens:
+    """One microbatch for the learner."""
+
+    layout: PrefixLayout
+    token_ids_T: Tensor  # int64
+    positions_DT: Tensor  # int64
+    images: tuple[EncodedImage, ...]  # in the order of their placeholders
+    scoring_N: Tensor  # int64, the packed place whose state predicts the token
+    targets_N: Tensor  # int64, the token predicted
+    continuation_of_N: Tensor  # int64, which continuation a scored token belongs to
+
+
+def pack(items: Sequence[PackItem]) -> PackedTokens:
+    """Lay groups end to end. Continuations are numbered in the order of the items."""
+    ids: list[Tensor] = []
+    positions: list[Tensor] = []
+    groups: list[GroupSpans] = []
+    scoring: list[Tensor] = []
+    targets: list[Tensor] = []
+    owners: list[Tensor] = []
+    start = count = 0
+    for item in items:
+        prompt = item.prompt
+        prompt_span = (start, start + len(prompt.token_ids_P))
+        ids.append(prompt.token_ids_P)
+        positions.append(prompt.positions_DP)
+        start = prompt_span[1]
+        spans: list[Span] = []
+        for continuation in item.continuations:
+            span = (start, start + len(continuation.token_ids_C))
+            ids.append(continuation.token_ids_C)
+            positions.append(continuation.positions_DC)
+            places_C = torch.arange(span[0] - 1, span[1] - 1)
+            places_C[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
+            scored_C = continuation.is_scored_C
+            scoring.append(places_C[scored_C])
+            targets.append(continuation.token_ids_C[scored_C])
+            owners.append(torch.full((int(scored_C.sum()),), count))
+            spans.append(span)
+            start = span[1]
+            count += 1
+        groups.append(GroupSpans(prompt=prompt_span, completions=tuple(spans)))
+    return PackedTokens(
+        layout=PrefixLayout(groups=tuple(groups), length=start),
+        token_ids_T=torch.cat(ids),
+        positions_DT=torch.cat(positions, dim=1),
+        images=tuple(image for item in items for image in item.prompt.images),
+        scoring_N=torch.cat(scoring),
+        targets_N=torch.cat(targets),
+        continuation_of_N=torch.cat(owners),
+    )

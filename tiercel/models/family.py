@@ -1,0 +1,97 @@
+"""What tiercel must know of an architecture, in one class per family.
+
+A family object holds the checkpoint's config, tokenizer and image processor but no weights, so loader workers
+can carry it; the methods that need weights take the model as an argument.
+
+Shape suffixes: P prompt tokens, C completion tokens, D position dimensions (3 for M-RoPE, else 1), K vision
+tokens of an image, H hidden size (for pictures: height, width).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tiercel.config.schema import Part
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The files of a checkpoint that encode prompts; no weights."""
+
+    path: str
+    config: Any  # transformers' PreTrainedConfig
+    tokenizer: Any
+    image_processor: Any
+    chat_template: str
+    end_token_ids: tuple[int, ...]
+
+
+class Family(ABC):
+    """One architecture: its images, its prompt tokens, its positions, its modules."""
+
+    name: ClassVar[str]
+    coordinate_space: ClassVar[CoordinateSpace]
+    position_dimensions: ClassVar[int]
+    part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest matching prefix decides
+    image_marker: ClassVar[str]  # what the chat template writes where an image goes
+    image_processor_class: ClassVar[Any]  # transformers' Pillow form; the other one needs torchvision
+
+    def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
+        self.checkpoint = checkpoint
+        self.tokenizer = checkpoint.tokenizer
+        self.min_pixels = min_pixels
+        self.max_pixels = max_pixels
+
+    @property
+    @abstractmethod
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """Token ids whose embeddings are replaced by vision features; they can never be sampled."""
+
+    @abstractmethod
+    def plan_image(self, size: Size) -> ImagePlan:
+        """Size after resizing and number of tokens, from the header's size alone. Raises DataError."""
+
+    @abstractmethod
+    def encode_image(self, image: Image.Image) -> EncodedImage:
+        """Resize an RGB image once; every engine gets these pixels."""
+
+    @abstractmethod
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        """The tokens that stand for one image in the prompt, in the order of its features."""
+
+    @abstractmethod
+    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
+        """Rotary positions, int64 (D, P), of a sequence that starts at position 0."""
+
+    @abstractmethod
+    def vision_features(self, model: nn.Module, images: Sequence[EncodedImage]) -> list[Tensor]:
+        """For each image features (K, H), one row for each of `image_token_ids`, in the language model's space."""
+
+    @abstractmethod
+    def language_model(self, model: nn.Module) -> nn.Module:
+        """The decoder: takes inputs_embeds, position_ids, attention_mask; ends with the last norm."""
+
+    def part_of(self, parameter_name: str) -> Part:
+        """The part that a parameter of the Hugging Face model belongs to."""
+        matches = [
+            (len(prefix), part)
+            for part, prefixes in self.part_prefixes.items()
+            for prefix in prefixes
+            if parameter_name.startswith(prefix)
+        ]
+        return max(matches)[1] if matches else "language"
+
+    def is_placeholder(self, token_ids: Tensor) -> Tensor:
+        """Bool tensor of the same shape: which tokens take a row of vision features."""
+        return torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding and of the head."""
+        return self.checkpoint.config.get_text_config().vocab_size

@@ -1,0 +1,28 @@
+"""Small helpers that families share: pictures as tensors, their hash."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+
+def picture_tensor(image: Image.Image) -> Tensor:
+    """uint8 (H, W, 3) of an RGB image, in memory of its own."""
+    return torch.from_numpy(np.array(image, dtype=np.uint8))
+
+
+def picture_image(picture_HW3: Tensor) -> Image.Image:
+    """The inverse of `picture_tensor`."""
+    return Image.fromarray(picture_HW3.numpy(), mode=None)
+
+
+def views_sha256(views: Sequence[Tensor]) -> str:
+    """Hash of sizes and bytes: equal for equal pictures."""
+    digest = hashlib.sha256()
+    for view in views:
+        digest.update(repr(tuple(view.shape)).encode())
+        digest.update(view.numpy().tobytes())
+    return digest.hexdigest()

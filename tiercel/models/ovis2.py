@@ -1,0 +1,145 @@
+"""Ovis2: square tiles, a visual vocabulary, five indicator tokens with embeddings of their own, 1-D positions.
+
+Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size,
+V tiles of all images, S tokens of an image's tiles, I indicators.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers.models.ovis2.image_processing_pil_ovis2 import (
+    Ovis2ImageProcessorPil,
+    get_min_tile_covering_grid,
+    get_optimal_tiled_canvas,
+)
+
+from tiercel.models.family import Family
+from tiercel.models.images import picture_image, picture_tensor, views_sha256
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+
+START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_token_ids
+
+
+class Ovis2(Family):
+    """Ovis2 has no fixed habit for boxes; tiercel asks for fractions of each side, as Ovis2.5 writes them."""
+
+    name = "ovis2"
+    coordinate_space: ClassVar[CoordinateSpace] = "unit"
+    position_dimensions = 1
+    part_prefixes: ClassVar = {
+        "vision": ("model.vision_tower.",),
+        "projector": ("model.vision_tower.head_", "model.visual_embeddings_table."),
+        "language": ("model.language_model.", "lm_head."),
+    }
+    image_marker = "<image>"
+    image_processor_class = Ovis2ImageProcessorPil
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        config = self.checkpoint.config
+        return config.image_token_id, *config.visual_indicator_token_ids
+
+    @property
+    def tokens_per_tile(self) -> int:
+        vision = self.checkpoint.config.vision_config
+        side = -(-(vision.image_size // vision.patch_size) // vision.hidden_stride)
+        return side * side
+
+    def plan_image(self, size: Size) -> ImagePlan:
+        processor = self.checkpoint.image_processor
+        width, height = size
+        tile_height, tile_width = processor.size["height"], processor.size["width"]
+        columns, rows = 1, 1
+        if processor.crop_to_patches and processor.max_patches > 1:
+            if processor.use_covering_area_grid:
+                columns, rows = get_min_tile_covering_grid(
+                    (height, width), target_patch_size=tile_height, max_image_tiles=processor.max_patches
+                )
+            else:
+                columns, rows = get_optimal_tiled_canvas(
+                    (height, width), (tile_height, tile_width), processor.min_patches, processor.max_patches
+                )
+        grid = (rows, columns)
+        return ImagePlan(
+            original_size=size,
+            processed_size=(columns * tile_width, rows * tile_height),
+            grid=grid,
+            token_count=len(self._layout(grid)),
+        )
+
+    def encode_image(self, image: Image.Image) -> EncodedImage:
+        """The whole canvas first; where it has several tiles, the thumbnail second."""
+        processor = self.checkpoint.image_processor
+        plan = self.plan_image(image.size)
+        views = [picture_tensor(image.resize(plan.processed_size, resample=processor.resample))]
+        if plan.grid != (1, 1):
+            tile = processor.size["width"], processor.size["height"]
+            views.append(picture_tensor(image.resize(tile, resample=processor.resample)))
+        return EncodedImage(sha256=views_sha256(views), plan=plan, views=tuple(views))
+
+    def _layout(self, grid: tuple[int, ...]) -> list[int | None]:
+        """One entry per token: None for a tile's feature, else the number of an indicator."""
+        rows, columns = grid
+        tile: list[int | None] = [None] * self.tokens_per_tile
+        layout: list[int | None] = [START, *tile, GRID]
+        if rows * columns > 1:
+            for row in range(rows):
+                for column in range(columns):
+                    layout += tile
+                    if column < columns - 1:
+                        layout.append(COLUMN)
+                if row < rows - 1:
+                    layout.append(ROW)
+        return [*layout, END]
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        config = self.checkpoint.config
+        return [
+            config.image_token_id if indicator is None else config.visual_indicator_token_ids[indicator]
+            for indicator in self._layout(plan.grid)
+        ]
+
+    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
+        return torch.arange(len(token_ids_P))[None]
+
+    def _tiles(self, image: EncodedImage) -> list[Image.Image]:
+        """Tiles in the model's order: the thumbnail, then the canvas row by row."""
+        processor = self.checkpoint.image_processor
+        rows, columns = image.plan.grid
+        height, width = processor.size["height"], processor.size["width"]
+        canvas = image.views[0]
+        tiles = [
+            canvas[row * height : (row + 1) * height, column * width : (column + 1) * width].contiguous()
+            for row in range(rows)
+            for column in range(columns)
+        ]
+        return [picture_image(view) for view in (*image.views[1:], *tiles)]
+
+    def vision_features(self, model: nn.Module, images: Sequence[EncodedImage]) -> list[Tensor]:
+        tiles = [self._tiles(image) for image in images]
+        pixels_V = self.checkpoint.image_processor(
+            images=[tile for of_image in tiles for tile in of_image],
+            do_resize=False,
+            crop_to_patches=False,
+            return_tensors="pt",
+        )["pixel_values"]
+        weight = next(model.model.vision_tower.parameters())
+        output = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype))
+        by_image = output.pooler_output.split([len(of_image) for of_image in tiles])
+        return [
+            self._with_indicators(image, tile_features_VSH.flatten(0, 1), output.visual_indicator_features)
+            for image, tile_features_VSH in zip(images, by_image, strict=True)
+        ]
+
+    def _with_indicators(self, image: EncodedImage, tile_features_SH: Tensor, indicators_IH: Tensor) -> Tensor:
+        """Tile features and indicator embeddings in the order of the image's tokens."""
+        layout = torch.tensor([-1 if entry is None else entry for entry in self._layout(image.plan.grid)])
+        layout_K = layout.to(tile_features_SH.device)
+        features_KH = indicators_IH.to(tile_features_SH.dtype)[layout_K.clamp(min=0)]
+        return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_SH)
+
+    def language_model(self, model: nn.Module) -> nn.Module:
+        return model.model.language_model

@@ -1,0 +1,180 @@
+"""The policy: a family, its weights, an adapter or full fine-tuning, and the reference it started from."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+
+from tiercel.config.schema import BaseRecipe, Lora, Part
+from tiercel.errors import ModelError
+from tiercel.models.family import Family
+from tiercel.models.loading import DTYPES, load_family, load_weights
+from tiercel.types import EncodedImage
+
+PARTS: tuple[Part, ...] = ("vision", "projector", "language")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """What is trained. `model` is the Hugging Face model, with PEFT's layers in place where there is an adapter."""
+
+    family: Family
+    model: nn.Module
+    peft: PeftModel | None  # None: full fine-tuning
+    reference_adapter: str | None  # the frozen initial adapter, where lora.init is given
+    compute_dtype: torch.dtype
+    device: torch.device
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that the optimiser moves, by name, in the order of the names."""
+        named = self.model.named_parameters()
+        return dict(sorted((name, parameter) for name, parameter in named if parameter.requires_grad))
+
+    @property
+    def vision_is_frozen(self) -> bool:
+        """Whether vision features are the same at every step."""
+        return not any(
+            self.family.part_of(base_name(name)) in ("vision", "projector") for name in self.trained_parameters()
+        )
+
+    @property
+    def head_is_frozen(self) -> bool:
+        return not self.model.get_output_embeddings().weight.requires_grad
+
+    def vision_features(self, images: Sequence[EncodedImage]) -> list[Tensor]:
+        """For each image features (K, H), computed in the recipe's dtype."""
+        with self.autocast():
+            return self.family.vision_features(self.model, images)
+
+    def autocast(self) -> torch.autocast:
+        """Full fine-tuning keeps float32 weights and computes in the recipe's dtype."""
+        weights = next(self.model.parameters()).dtype
+        needed = weights == torch.float32 and self.compute_dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=needed)
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """The policy that the run started from: the adapter off, or the initial adapter in its place."""
+        if self.peft is None:
+            raise ModelError("a KL penalty needs an adapter: full fine-tuning keeps no copy of its start")
+        if self.reference_adapter is None:
+            with self.peft.disable_adapter():
+                yield
+            return
+        self.peft.set_adapter(self.reference_adapter, inference_mode=True)
+        try:
+            yield
+        finally:
+            self.peft.set_adapter("default")
+
+
+def base_name(name: str) -> str:
+    """A parameter's name in the model without PEFT's layers."""
+    return re.sub(r"\.(lora_[A-Z]\w*\.\w+|base_layer)(?=\.)", "", name)
+
+
+def build_policy(recipe: BaseRecipe, device: torch.device, weights: Path | None = None) -> Policy:
+    """Load the checkpoint and make trainable what the recipe says. `weights`: a model directory to go on from in
+    full fine-tuning."""
+    family = load_family(recipe.model, recipe.data.template)
+    compute_dtype = DTYPES[recipe.model.dtype]
+    weights_dtype = compute_dtype if recipe.lora is not None else torch.float32
+    model = load_weights(family, weights_dtype, device, weights)
+    reference_adapter = None
+    peft = None
+    if recipe.lora is not None:
+        peft = _add_adapter(family, model, recipe.lora, recipe.train.seed)
+        reference_adapter = "reference" if recipe.lora.init is not None else None
+    else:
+        _unfreeze(family, model, recipe.freeze)
+    return Policy(
+        family=family,
+        model=model,
+        peft=peft,
+        reference_adapter=reference_adapter,
+        compute_dtype=compute_dtype,
+        device=device,
+    )
+
+
+def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path | None) -> Policy:
+    """A checkpoint and perhaps an adapter, for evaluation and prediction; nothing is trained."""
+    family = load_family(recipe.model, recipe.data.template)
+    compute_dtype = DTYPES[recipe.model.dtype]
+    model = load_weights(family, compute_dtype, device)
+    peft = None
+    if adapter is not None:
+        peft = _read_adapter(model, adapter)
+        model.requires_grad_(False)
+    return Policy(
+        family=family,
+        model=model,
+        peft=peft,
+        reference_adapter=None,
+        compute_dtype=compute_dtype,
+        device=device,
+    )
+
+
+def lora_targets(family: Family, model: nn.Module, targets: str) -> str:
+    """A regular expression for PEFT: the linear layers of a part (never the head), or the user's own. Raises
+    ModelError where nothing matches."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if targets in (*PARTS, "all"):
+        chosen = [
+            name
+            for name in linear
+            if name != "lm_head" and (targets == "all" or family.part_of(name + ".") == targets)
+        ]
+        pattern = "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in chosen}))
+    else:
+        chosen = [name for name in linear if re.fullmatch(targets, name)]
+        pattern = targets
+    if not chosen:
+        examples = ", ".join(linear[:3])
+        raise ModelError(f"lora.targets: {targets!r} matches no linear layer; names look like {examples}")
+    return pattern
+
+
+def _add_adapter(family: Family, model: nn.Module, lora: Lora, seed: int) -> PeftModel:
+    if lora.init is not None:
+        peft = _read_adapter(model, Path(lora.init))
+        given = peft.peft_config["default"]
+        if (given.r, given.lora_alpha) != (lora.rank, lora.alpha):
+            raise ModelError(
+                f"lora.init: {lora.init} has rank {given.r} and alpha {given.lora_alpha}, the recipe says "
+                f"{lora.rank} and {lora.alpha:g}; make them equal"
+            )
+        peft.load_adapter(str(lora.init), adapter_name="reference", is_trainable=False)
+        peft.set_adapter("default")
+        return peft
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora_targets(family, model, lora.targets),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def _read_adapter(model: nn.Module, directory: Path) -> PeftModel:
+    if not (directory / "adapter_config.json").is_file() or not (directory / "adapter_model.safetensors").is_file():
+        raise ModelError(f"{directory} is no adapter: it needs adapter_config.json and adapter_model.safetensors")
+    return PeftModel.from_pretrained(model, str(directory), is_trainable=True)
+
+
+def _unfreeze(family: Family, model: nn.Module, freeze: tuple[Part, ...]) -> None:
+    """Full fine-tuning: every part that is not frozen. Raises ModelError where a part has no parameters."""
+    present = {family.part_of(name) for name, _ in model.named_parameters()}
+    if missing := sorted(set(freeze) - present):
+        raise ModelError(f"freeze: this model has no parameters in {', '.join(missing)}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(family.part_of(name) not in freeze)

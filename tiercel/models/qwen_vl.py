@@ -1,0 +1,113 @@
+"""Qwen2-VL and Qwen2.5-VL: native resolution, M-RoPE, one placeholder token per merged patch.
+
+Shape suffixes: P prompt tokens, D = 3 position dimensions (time, height, width), K vision tokens of an image,
+H hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+
+from tiercel.errors import DataError
+from tiercel.models.family import Family
+from tiercel.models.images import picture_image, picture_tensor, views_sha256
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+
+
+class Qwen2VL(Family):
+    """Qwen2-VL writes boxes in thousandths of each side."""
+
+    name = "qwen2_vl"
+    coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
+    position_dimensions = 3
+    part_prefixes: ClassVar = {
+        "vision": ("model.visual.",),
+        "projector": ("model.visual.merger.",),
+        "language": ("model.language_model.", "lm_head."),
+    }
+    image_marker = "<|image_pad|>"
+    image_processor_class = Qwen2VLImageProcessorPil
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        config = self.checkpoint.config
+        return config.image_token_id, config.video_token_id
+
+    def plan_image(self, size: Size) -> ImagePlan:
+        processor = self.checkpoint.image_processor
+        width, height = size
+        try:
+            resized_height, resized_width = smart_resize(
+                height,
+                width,
+                factor=processor.patch_size * processor.merge_size,
+                min_pixels=self.min_pixels or processor.size["shortest_edge"],
+                max_pixels=self.max_pixels or processor.size["longest_edge"],
+            )
+        except ValueError as error:
+            raise DataError(f"image of {width} x {height} pixels: {error}", field="images") from error
+        grid = (1, resized_height // processor.patch_size, resized_width // processor.patch_size)
+        return ImagePlan(
+            original_size=size,
+            processed_size=(resized_width, resized_height),
+            grid=grid,
+            token_count=grid[1] * grid[2] // processor.merge_size**2,
+        )
+
+    def encode_image(self, image: Image.Image) -> EncodedImage:
+        plan = self.plan_image(image.size)
+        if image.size != plan.processed_size:
+            image = image.resize(plan.processed_size, resample=self.checkpoint.image_processor.resample)
+        views = (picture_tensor(image),)
+        return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        return [self.checkpoint.config.image_token_id] * plan.token_count
+
+    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
+        """Text advances all three dimensions by one; an image spans its grid and advances by its longer side."""
+        merge_size = self.checkpoint.config.vision_config.spatial_merge_size
+        is_image = (token_ids_P == self.checkpoint.config.image_token_id).tolist()
+        pieces: list[Tensor] = []
+        images = iter(plans)
+        position = start = 0
+        while start < len(is_image):
+            if is_image[start]:
+                _, height, width = next(images).grid
+                height, width = height // merge_size, width // merge_size
+                rows = torch.arange(height).repeat_interleave(width)
+                columns = torch.arange(width).repeat(height)
+                pieces.append(torch.stack([torch.zeros_like(rows), rows, columns]) + position)
+                start += height * width
+                position += max(height, width)
+            else:
+                stop = start
+                while stop < len(is_image) and not is_image[stop]:
+                    stop += 1
+                pieces.append(torch.arange(stop - start).expand(3, -1) + position)
+                position += stop - start
+                start = stop
+        return torch.cat(pieces, dim=1)
+
+    def vision_features(self, model: nn.Module, images: Sequence[EncodedImage]) -> list[Tensor]:
+        pictures = [picture_image(image.views[0]) for image in images]
+        pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
+        weight = next(model.model.visual.parameters())
+        output = model.model.get_image_features(
+            pixels["pixel_values"].to(weight.device, weight.dtype), pixels["image_grid_thw"].to(weight.device)
+        )
+        return list(output.pooler_output)
+
+    def language_model(self, model: nn.Module) -> nn.Module:
+        return model.model.language_model
+
+
+class Qwen25VL(Qwen2VL):
+    """Qwen2.5-VL writes boxes in pixels of the resized image."""
+
+    name = "qwen2_5_vl"
+    coordinate_space: ClassVar[CoordinateSpace] = "resized_pixels"

@@ -1,0 +1,91 @@
+"""Writing and reading what is trained: an adapter directory, or a whole model."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from tiercel.errors import ModelError
+from tiercel.models.policy import Policy
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "generation_config.json",
+)
+
+
+def save_trained(policy: Policy, directory: Path) -> Path:
+    """`directory`/adapter of an adapter, `directory`/model of full fine-tuning."""
+    if policy.peft is None:
+        save_model(policy, directory / "model")
+        return directory / "model"
+    save_adapter(policy, directory / "adapter")
+    return directory / "adapter"
+
+
+def save_adapter(policy: Policy, directory: Path) -> None:
+    """PEFT's own two files, the same bytes for the same weights."""
+    assert policy.peft is not None
+    directory.mkdir(parents=True, exist_ok=True)
+    state = get_peft_model_state_dict(policy.peft, adapter_name="default", save_embedding_layers=False)
+    tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {key: _plain(value) for key, value in policy.peft.peft_config["default"].to_dict().items()}
+    config["base_model_name_or_path"] = policy.family.checkpoint.path
+    config["inference_mode"] = True
+    text = json.dumps(config, indent=2, sort_keys=True)
+    (directory / "adapter_config.json").write_text(text, encoding="utf-8")
+
+
+def restore_adapter(policy: Policy, directory: Path) -> None:
+    """Copy a saved adapter's weights into the policy's. Raises ModelError where the names differ."""
+    assert policy.peft is not None
+    tensors = load_file(directory / "adapter_model.safetensors")
+    names = {
+        name.replace("lora_A.default", "lora_A").replace("lora_B.default", "lora_B"): parameter
+        for name, parameter in policy.peft.named_parameters()
+        if ".lora_" in name and ".default." in name
+    }
+    if set(tensors) != set(names):
+        odd = sorted(set(tensors) ^ set(names))[0]
+        raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd}")
+    for name, tensor in tensors.items():
+        names[name].data.copy_(tensor)
+
+
+def save_model(policy: Policy, directory: Path) -> None:
+    """A whole Hugging Face directory: weights, config, tokenizer, processors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    policy.model.save_pretrained(directory)
+    copy_tokenizer_files(Path(policy.family.checkpoint.path), directory)
+
+
+def copy_tokenizer_files(source: Path, directory: Path) -> None:
+    """Everything beside the weights, byte for byte."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
+
+
+def _plain(value: Any) -> Any:
+    """JSON for a value of PEFT's config; sets are sorted, for their order differs between processes."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(getattr(value, "value", value))

@@ -1,0 +1,52 @@
+"""Vision features, each picture once: kept for the step, and across steps within a byte budget."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tiercel.models.policy import Policy
+from tiercel.types import EncodedImage
+
+
+class VisionStore:
+    """Features of pictures by content hash, shared by sampler, learner and reference.
+
+    A frozen tower sees each picture once: a step's new pictures in one pass, or, where features are kept across
+    steps, each in a pass of its own, so that rounding does not depend on what the store held before. A trained tower
+    runs anew where a gradient is asked for.
+    """
+
+    def __init__(self, policy: Policy, cache_bytes: int):
+        self.policy = policy
+        self.cache_bytes = cache_bytes
+        self.is_frozen = policy.vision_is_frozen
+        self.pictures_computed = 0
+        self._features: OrderedDict[str, Tensor] = OrderedDict()  # least recently used first
+
+    def features(self, images: Sequence[EncodedImage], *, with_gradient: bool = False) -> Tensor | None:
+        """Features (K, H) of all images in order, or None without images."""
+        if not images:
+            return None
+        if with_gradient and not self.is_frozen:
+            self.pictures_computed += len(images)
+            return torch.cat(self.policy.vision_features(images))
+        fresh = list({image.sha256: image for image in images if image.sha256 not in self._features}.values())
+        self.pictures_computed += len(fresh)
+        for passed in [[image] for image in fresh] if self.cache_bytes else [fresh] if fresh else []:
+            with torch.no_grad():
+                computed = self.policy.vision_features(passed)
+            self._features.update(zip((image.sha256 for image in passed), computed, strict=True))
+        for image in images:
+            self._features.move_to_end(image.sha256)
+        return torch.cat([self._features[image.sha256] for image in images])
+
+    def end_step(self) -> None:
+        """Drop what does not fit the budget; everything, once a trained tower has moved."""
+        if not self.is_frozen:
+            self._features.clear()
+        held = sum(value.nbytes for value in self._features.values())
+        while self._features and held > self.cache_bytes:
+            _, value = self._features.popitem(last=False)
+            held -= value.nbytes

@@ -1,0 +1,79 @@
+"""Pieces that the before-and-after rows and the rollouts share: prompts, answers, completions, rewards."""
+
+import json
+from typing import Any
+
+from tiercel.report.markup import Html, element
+from tiercel.report.numbers import short
+from tiercel.report.pictures import box_text, has_boxes, predicted_box, true_box
+from tiercel.report.reading import CompletionRecord, GroupRecord
+from tiercel.rewards.boxes import iou
+
+LONGEST_TEXT = 1500  # characters of one text on the page
+_KEPT_TAIL = 400
+
+
+def clipped(text: str, longest: int = LONGEST_TEXT) -> str:
+    """The text, its middle left out and counted where it is long."""
+    if len(text) <= longest:
+        return text
+    tail = min(_KEPT_TAIL, longest // 3)
+    left_out = len(text) - longest
+    return f"{text[: longest - tail]}\n[… {left_out:,} characters left out here …]\n{text[-tail:]}"
+
+
+def text_block(text: str, style: str = "said", longest: int = LONGEST_TEXT) -> Html:
+    """Text as written, or a mark where there is none."""
+    if not text:
+        return element("p", "(empty)", class_="aside")
+    return element("pre", clipped(text, longest), class_=style, dir="auto")
+
+
+def value_text(value: float | None) -> str:
+    """A reward or an advantage; None is a dash."""
+    return "–" if value is None else short(value).replace("-", "\u2212", 1)
+
+
+def answer_text(answer: Any) -> str:
+    """The right answer as the row has it."""
+    if answer is None:
+        return "(the row has none under `answer`)"
+    return clipped(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), 600)
+
+
+def prompt_block(group: GroupRecord) -> Html:
+    """Row id, question, right answer, and the prompt as rendered for the model."""
+    rendered = element("details", element("summary", "Prompt as the model gets it"), text_block(group.prompt))
+    note = None
+    if has_boxes(group) and group.coordinate_space is None:
+        text = "The run does not say in which coordinates the model writes boxes, so its boxes cannot be drawn."
+        note = element("p", text, class_="aside")
+    return element(
+        "div",
+        element("h4", group.id),
+        text_block(group.question, "question"),
+        element("p", element("b", "Right answer "), element("code", answer_text(group.answer)), class_="answer"),
+        rendered if group.prompt and group.prompt != group.question else None,
+        note,
+    )
+
+
+def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:
+    """IoU of the completion's box with the row's, both in pixels of the original image; None without either."""
+    truth, given = true_box(group), predicted_box(group, completion).box if group.images else None
+    return None if truth is None or given is None else iou(given, truth)
+
+
+def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
+    """The completion's box for a table, in pixels of the original image, or why there is none."""
+    found = predicted_box(group, completion)
+    return found.missing if found.box is None else box_text(found.box)
+
+
+def failures_block(completion: CompletionRecord) -> Html | None:
+    """What each failed reward said, folded away."""
+    if not completion.failures:
+        return None
+    said = [[element("b", name), text_block(reason)] for name, reason in completion.failures.items()]
+    names = ", ".join(completion.failures)
+    return element("details", element("summary", f"{names}: failed", class_="bad"), said, class_="failures")

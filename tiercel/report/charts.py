@@ -1,0 +1,252 @@
+"""A small renderer of line charts and stacked areas as inline SVG. Colours come from the style sheet's classes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tiercel.report.markup import Html, element, fragment
+from tiercel.report.numbers import Point, ends, nice_ticks, short, thinned, tick_labels, trailing_means
+
+WIDTH, HEIGHT = 380, 200
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 24
+
+_MOST_POINTS = 300
+_FEWEST_TO_SMOOTH = 10
+_SMOOTHED_SHARE = 20  # the window is one twentieth of the run
+_OUTLIER = 4  # times the span of all but the most extreme hundredth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """A line. `every_step`: drawn thin, its trailing mean over it; else as points with whiskers from low to high."""
+
+    label: str
+    points: tuple[Point, ...]
+    style: Literal["every_step", "points", "other_run"] = "every_step"
+    whiskers: tuple[tuple[int, float, float], ...] = ()  # step, low, high
+    colour: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """A small chart over optimiser steps."""
+
+    title: str
+    series: tuple[Series, ...]
+    from_zero: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """Where steps and values lie in the picture."""
+
+    steps: tuple[float, float]
+    values: tuple[float, float]
+
+    def x(self, step: float) -> float:
+        low, high = self.steps
+        return LEFT + (step - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self.values
+        return TOP + (high - min(max(value, low), high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def line_chart(chart: Chart) -> Html:
+    """The chart as a <figure>: title, first and last value, picture, legend."""
+    values = [value for series in chart.series for _, value in series.points]
+    values += [value for series in chart.series for _, low, high in series.whiskers for value in (low, high)]
+    low, high, beyond = _value_range(values, chart.from_zero)
+    ticks = nice_ticks(low, high, 4)
+    frame = Frame(steps=_step_range(chart.series), values=(ticks[0], ticks[-1]))
+    drawn = [_drawn(series, frame) for series in chart.series]
+    legend = _legend([(series.label, _swatch(series)) for series in chart.series]) if len(chart.series) > 1 else None
+    notes = [chart.note] if chart.note else []
+    if beyond:
+        notes.append(f"{beyond} beyond the axis, up to {short(max(values))}")
+    return element(
+        "figure",
+        _caption(chart.title, chart.series[0]),
+        _svg(chart.title, frame, ticks, drawn, _hover(chart.series)),
+        legend,
+        element("p", "; ".join(notes), class_="aside") if notes else None,
+        class_="chart",
+    )
+
+
+def stacked_chart(title: str, labels: Sequence[str], steps: Sequence[int], layers: Sequence[Sequence[float]]) -> Html:
+    """Layers on one another, the first at the bottom; each layer has a value at every step."""
+    bottoms = [0.0] * len(steps)
+    tops: list[list[float]] = []
+    for layer in layers:
+        bottoms = [below + value for below, value in zip(bottoms, layer, strict=True)]
+        tops.append(bottoms)
+    ticks = nice_ticks(0.0, max(bottoms) or 1.0, 4)
+    lines = [Series(label=label, points=tuple(zip(steps, top, strict=True))) for label, top in zip(labels, tops, strict=True)]
+    frame = Frame(steps=_step_range(lines), values=(ticks[0], ticks[-1]))
+    drawn = [
+        element("path", d=_area(line.points, frame), class_=f"area c{number}")
+        for number, line in reversed(list(enumerate(lines)))
+    ]
+    shown = [Series(label=label, points=tuple(zip(steps, layer, strict=True))) for label, layer in zip(labels, layers, strict=True)]
+    legend = _legend([(label, f"swatch area c{number}") for number, label in enumerate(labels)])
+    total = Series(label="total", points=lines[-1].points)
+    return element(
+        "figure",
+        _caption(title, total),
+        _svg(title, frame, ticks, drawn, _hover(shown)),
+        legend,
+        class_="chart",
+    )
+
+
+def _caption(title: str, series: Series) -> Html:
+    first, last, size = ends(series.points)
+    is_single = len(series.points) == 1
+    text = short(last) if is_single else f"{short(first)} → {short(last)}"
+    if series.style == "every_step" and size > 1:
+        hint = f"mean of the first {size} and of the last {size} steps"
+    else:
+        text = short(last) if is_single else f"{short(series.points[0][1])} → {short(series.points[-1][1])}"
+        hint = "first and last"
+    return element(
+        "figcaption",
+        element("span", title, class_="title"),
+        element("span", text, class_="value", title=hint),
+        element("output", class_="readout"),
+    )
+
+
+def _svg(title: str, frame: Frame, ticks: Sequence[float], drawn: Sequence[Html], hover: str) -> Html:
+    lines: list[Html] = []
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+        y = frame.y(tick)
+        lines.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="zero" if label == "0" else "grid"))
+        lines.append(element("text", label, x=LEFT - 6, y=y + 3.5, text_anchor="end"))
+    for step in _step_ticks(frame):
+        x = frame.x(step)
+        lines.append(element("line", x1=x, x2=x, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="tick"))
+        anchor = "end" if x > WIDTH - RIGHT - 12 else "middle"
+        lines.append(element("text", f"{step:,}", x=min(x, WIDTH - 2.0), y=HEIGHT - 7, text_anchor=anchor))
+    lines.append(element("text", "step", x=2, y=HEIGHT - 7))
+    return element(
+        "svg",
+        element("title", title),
+        lines,
+        *drawn,
+        element("line", class_="cursor", x1=0, x2=0, y1=TOP, y2=HEIGHT - BOTTOM, visibility="hidden"),
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        data_hover=hover,
+        data_steps=json.dumps([*frame.steps, LEFT, WIDTH - RIGHT]),
+    )
+
+
+def _drawn(series: Series, frame: Frame) -> Html:
+    colour = f"c{series.colour}"
+    if series.style == "every_step":
+        return _every_step(series, frame, colour)
+    if series.style == "other_run":
+        smooth = trailing_means(series.points, smoothing(len(series.points)))
+        return element("path", d=_path(thinned(smooth, _MOST_POINTS), frame), class_="other")
+    line = _path(series.points, frame)
+    whiskers = [
+        element("path", d=_whisker(frame.x(step), frame.y(low), frame.y(high)), class_=f"whisker {colour}")
+        for step, low, high in series.whiskers
+    ]
+    dots = [
+        element(
+            "circle",
+            element("title", f"step {step:,}: {short(value)}"),
+            cx=frame.x(step),
+            cy=frame.y(value),
+            r=3,
+            class_=f"dot {colour}",
+        )
+        for step, value in series.points
+    ]
+    return fragment(element("path", d=line, class_=f"thin {colour}"), whiskers, dots)
+
+
+def _every_step(series: Series, frame: Frame, colour: str) -> Html:
+    raw = _path(thinned(series.points, _MOST_POINTS), frame)
+    if len(series.points) == 1:
+        (step, value), *_ = series.points
+        return element("circle", cx=frame.x(step), cy=frame.y(value), r=3, class_=f"dot {colour}")
+    size = smoothing(len(series.points))
+    if size == 1:
+        return element("path", d=raw, class_=f"thick {colour}")
+    smooth = _path(thinned(trailing_means(series.points, size), _MOST_POINTS), frame)
+    return fragment(
+        element("path", d=raw, class_=f"raw {colour}"), element("path", d=smooth, class_=f"thick {colour}")
+    )
+
+
+def smoothing(count: int) -> int:
+    """Steps that the thick line averages over; 1 is none."""
+    return 1 if count < _FEWEST_TO_SMOOTH else max(3, count // _SMOOTHED_SHARE)
+
+
+def _path(points: Sequence[Point], frame: Frame) -> str:
+    return "M" + "L".join(f"{frame.x(step):.1f} {frame.y(value):.1f}" for step, value in points)
+
+
+def _area(points: Sequence[Point], frame: Frame) -> str:
+    floor = frame.y(0.0)
+    return f"{_path(points, frame)}L{frame.x(points[-1][0]):.1f} {floor:.1f}L{frame.x(points[0][0]):.1f} {floor:.1f}Z"
+
+
+def _whisker(x: float, low: float, high: float) -> str:
+    return f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {low:.1f}h6M{x - 3:.1f} {high:.1f}h6"
+
+
+def _value_range(values: Sequence[float], from_zero: bool) -> tuple[float, float, int]:
+    """Lowest and highest value of the axis, and how many values lie above it: a few spikes must not flatten the rest."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    beyond = 0
+    ordinary = ordered[(len(ordered) - 1) * 99 // 100]
+    if len(ordered) >= 20 and high - low > _OUTLIER * (ordinary - low) > 0:
+        high = ordinary + 0.1 * (ordinary - low)
+        beyond = sum(value > high for value in ordered)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low < 1e-9 * max(abs(high), abs(low), 1e-9):
+        margin = abs(high) * 0.5 or 1.0
+        low, high = (0.0 if from_zero and low >= 0 else low - margin), high + margin
+    return low, high, beyond
+
+
+def _step_range(series: Sequence[Series]) -> tuple[float, float]:
+    steps = [step for each in series for step, _ in each.points]
+    low, high = min(steps), max(steps)
+    low = 0 if low <= high / 10 else low
+    return (low, high) if high > low else (low - 1, high + 1)
+
+
+def _step_ticks(frame: Frame) -> list[int]:
+    low, high = frame.steps
+    ticks = nice_ticks(low, high, 5)
+    return [int(tick) for tick in ticks if low <= tick <= high and tick == int(tick)]
+
+
+def _swatch(series: Series) -> str:
+    if series.style == "other_run":
+        return "swatch dashed"
+    return f"swatch {'round' if series.style == 'points' else 'flat'} c{series.colour}"
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> Html:
+    items = [element("li", element("i", class_=swatch), label) for label, swatch in entries]
+    return element("ul", items, class_="legend")
+
+
+def _hover(series: Sequence[Series]) -> str:
+    """The values that the script shows under the pointer."""
+    shown = [
+        {"l": each.label, "p": [[step, float(f"{value:.4g}")] for step, value in thinned(each.points, _MOST_POINTS)]}
+        for each in series
+    ]
+    return json.dumps(shown, separators=(",", ":"), ensure_ascii=False)

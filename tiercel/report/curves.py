@@ -1,0 +1,134 @@
+"""Which curves a run has, from its metrics: a chart for every number that says something."""
+
+import statistics
+from collections.abc import Iterator
+
+from tiercel.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
+from tiercel.report.markup import Html, element, fragment
+from tiercel.report.reading import Run, finite
+
+PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
+_MOST_AREAS = 120  # stretches of a stacked chart
+
+
+def curves_section(run: Run, other: Run | None) -> Html:
+    """Every chart that has data, and what its lines are."""
+    charts = [line_chart(chart) for chart in charts_of(run, other)]
+    if (time := _time_chart(run)) is not None:
+        charts.append(time)
+    if not charts:
+        return element("section", element("h2", "Curves"), element("p", "No step is recorded yet."), id="curves")
+    size = smoothing(run.last_step)
+    thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
+    said = [f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."]
+    if other is not None:
+        said.append(f" Dashed: {other.name}, smoothed alike.")
+    return element(
+        "section",
+        element("h2", "Curves"),
+        element("p", said, class_="aside"),
+        element("div", charts, class_="charts"),
+        id="curves",
+    )
+
+
+def charts_of(run: Run, other: Run | None) -> list[Chart]:
+    """Line charts in reading order: score, rewards, loss, then the health of the run."""
+    drawn = [*_score_charts(run, other), *_loss_charts(run, other), *_health_charts(run, other)]
+    return [chart for chart in drawn if chart.series]
+
+
+def _score_charts(run: Run, other: Run | None) -> Iterator[Chart]:
+    yield _accuracy(run, other)
+    total = _every_step(run, "sampled", "reward/mean")
+    yield _chart("Reward", total, _held_out(run, "eval/reward/mean"), _other(other, "reward/mean"))
+    rewards = {key.removeprefix("reward/").removesuffix("/mean"): key for key in run.keys() if _is_single_reward(key)}
+    for name, key in rewards.items():
+        if run.series(key) != run.series("reward/mean"):
+            held_out = _held_out(run, f"eval/{key}")
+            yield _chart(f"Reward {name}", _every_step(run, "sampled", key), held_out, _other(other, key))
+
+
+def _loss_charts(run: Run, other: Run | None) -> Iterator[Chart]:
+    yield _chart("Loss", _every_step(run, "training", "loss"), _held_out(run, "eval/loss"), _other(other, "loss"))
+
+
+def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
+    from_zero = {
+        "grad_norm": "Gradient norm",
+        "entropy/mean": "Entropy per token",
+        "completion/tokens_mean": "Completion tokens",
+        "completion/truncated_fraction": "Truncated, fraction",
+        "group/zero_std_fraction": "Equal-reward groups, fraction",
+        "sampler/logprob_gap_mean": "Sampler's logprob gap",
+    }
+    for key, title in from_zero.items():
+        yield _chart(title, _every_step(run, "this run", key), _other(other, key), from_zero=True)
+    unless_zero = {
+        "kl/mean": "KL from the reference",
+        "clip/low_fraction": "Ratios clipped below, fraction",
+        "clip/high_fraction": "Ratios clipped above, fraction",
+        "reward/masked": "Masked completions",
+        "group/dropped": "Dropped groups",
+        "rows/rejected": "Rejected rows",
+    }
+    for key, title in unless_zero.items():
+        if any(value != 0 for _, value in run.series(key)):
+            yield _chart(title, _every_step(run, "this run", key), _other(other, key), from_zero=True)
+    if len({value for _, value in run.series("lr")}) > 1:
+        yield _chart("Learning rate", _every_step(run, "learning rate", "lr"), from_zero=True)
+
+
+def _accuracy(run: Run, other: Run | None) -> Chart:
+    rows = [(row["step"], finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high"))) for row in run.metrics]
+    whiskers = tuple((step, low, high) for step, low, high in rows if low is not None and high is not None)
+    points = tuple(run.series("eval/accuracy"))
+    held_out = Series(label="held out", points=points, style="points", whiskers=whiskers) if points else None
+    return _chart("Held-out accuracy", held_out, _other(other, "eval/accuracy"), from_zero=True)
+
+
+def _chart(title: str, *series: Series | None, from_zero: bool = False) -> Chart:
+    """A chart of the series that there are; without one of this run's own it has none."""
+    own = [each for each in series if each is not None and each.style != "other_run"]
+    present = tuple(each for each in series if each is not None) if own else ()
+    return Chart(title=title, series=present, from_zero=from_zero)
+
+
+def _every_step(run: Run, label: str, key: str) -> Series | None:
+    points = tuple(run.series(key))
+    return Series(label=label, points=points) if points else None
+
+
+def _held_out(run: Run, key: str) -> Series | None:
+    points = tuple(run.series(key))
+    return Series(label="held out", points=points, style="points", colour=1) if points else None
+
+
+def _other(other: Run | None, key: str) -> Series | None:
+    points = tuple(other.series(key)) if other is not None else ()
+    return Series(label=other.name, points=points, style="other_run") if other is not None and points else None
+
+
+def _is_single_reward(key: str) -> bool:
+    return key.startswith("reward/") and key.endswith("/mean") and key.count("/") >= 2
+
+
+def _time_chart(run: Run) -> Html | None:
+    """Seconds of a step, by phase where the run says; what no phase accounts for is "other"."""
+    rows = [row for row in run.metrics if finite(row.get("time/step")) is not None]
+    keys = [key for key in PHASES if any(finite(row.get(key)) for row in rows)]
+    if not rows:
+        return None
+    if not keys or len(rows) < 2:
+        points = tuple(run.series("time/step"))
+        chart = Chart(title="Seconds per step", series=(Series(label="seconds", points=points),), from_zero=True)
+        return line_chart(chart)
+    size = -(-len(rows) // _MOST_AREAS)
+    stretches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    layers = [[statistics.fmean(finite(row.get(key)) or 0.0 for row in part) for part in stretches] for key in keys]
+    totals = [statistics.fmean(row["time/step"] for row in part) for part in stretches]
+    rest = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, *layers, strict=True)]
+    labels = [PHASES[key] for key in keys]
+    if max(rest) > 0.01 * max(totals):
+        layers, labels = [*layers, rest], [*labels, "other"]
+    return stacked_chart("Seconds per step", labels, [part[-1]["step"] for part in stretches], layers)

@@ -1,0 +1,145 @@
+"""What the run was made of: recipe, environment, rejected rows, the log's end, and how to make it again."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tiercel.report.cards import clipped, text_block
+from tiercel.report.markup import Html, element
+from tiercel.report.numbers import counted
+from tiercel.report.reading import Run
+
+_BAD_ROWS_SHOWN = 20
+_LOG_LINES_SHOWN = 25
+_LONGEST_FILE = 40_000  # characters
+_LONGEST_LIST = 400  # differing keys
+
+
+def recipe_section(run: Run) -> Html:
+    """The facts one asks for first, then the whole file."""
+    facts = [(label, text) for label, text in _facts(run) if text]
+    rows = [element("tr", element("th", label, scope="row"), element("td", text)) for label, text in facts]
+    whole = element("details", element("summary", "config.yaml"), text_block(run.config_text, longest=_LONGEST_FILE))
+    return element(
+        "section",
+        element("h2", "Recipe"),
+        element("div", element("table", element("tbody", rows), class_="plain"), class_="scroll") if rows else None,
+        whole,
+        id="recipe",
+    )
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    def of(*keys: str) -> str:
+        value = run.setting(*keys)
+        return "" if value is None else str(value)
+
+    yield "Model", " ".join(part for part in (of("model", "path"), of("model", "dtype")) if part)
+    lora = run.setting("lora")
+    if isinstance(lora, Mapping):
+        yield "Trained", f"LoRA of rank {lora.get('rank')}, alpha {lora.get('alpha')}, on {lora.get('targets')}"
+    elif run.recipe:
+        yield "Trained", "every weight that is not frozen"
+    yield "Rows", of("data", "train") + (f"; held out {of('data', 'eval')}" if of("data", "eval") else "")
+    rewards = run.setting("rewards")
+    if isinstance(rewards, list):
+        named = [each for each in rewards if isinstance(each, Mapping)]
+        yield "Rewards", ", ".join(f"{each.get('name') or each.get('call')} × {each.get('weight', 1)}" for each in named)
+    prompts, group = of("optim", "prompts_per_step"), of("rollout", "group_size")
+    unit = "prompts" if run.kind == "grpo" else "conversations"
+    yield "Step", f"{prompts} {unit}" + (f" × {group} completions" if group else "") if prompts else ""
+    if of("rollout", "max_new_tokens"):
+        yield "Sampling", f"up to {of('rollout', 'max_new_tokens')} tokens at temperature {of('rollout', 'temperature')}"
+    yield "Learning rate", " ".join(part for part in (of("optim", "lr"), of("optim", "schedule")) if part)
+    yield "Seed", of("train", "seed")
+
+
+def reproduce_section(run: Run) -> Html:
+    """The command that makes the run again."""
+    command = f"tiercel {run.kind} config.yaml output=runs/again"
+    text = (
+        "With this run's config.yaml, from the directory that its relative paths start at. On a CPU with the same "
+        "versions and threads the numbers come out the same; with the output as it was, the command goes on from the "
+        "newest valid checkpoint instead."
+    )
+    return element(
+        "section", element("h2", "Again"), element("pre", command, class_="said"), element("p", text), id="again"
+    )
+
+
+def environment_section(run: Run) -> Html | None:
+    """Versions and devices."""
+    if not run.environment:
+        return None
+    packages = run.environment.get("packages")
+    versions = dict(packages) if isinstance(packages, Mapping) else {}
+    gpus = run.environment.get("gpus")
+    known = {key: value for key, value in run.environment.items() if key not in ("packages", "gpus")}
+    pairs = [(key.replace("_", " "), value) for key, value in known.items()]
+    if isinstance(gpus, list):
+        pairs.append(("GPUs", ", ".join(map(str, gpus)) or "none"))
+    pairs += sorted(versions.items())
+    rows = [element("tr", element("th", key, scope="row"), element("td", str(value))) for key, value in pairs]
+    table = element("div", element("table", element("tbody", rows), class_="plain"), class_="scroll")
+    return element("section", element("h2", "Environment"), table, id="environment")
+
+
+def bad_rows_section(run: Run) -> Html | None:
+    """The first rejected rows, with the reason of each."""
+    if not run.bad_rows:
+        return None
+    shown = run.bad_rows[:_BAD_ROWS_SHOWN]
+    columns = ("id", "file", "line", "field", "reason")
+    header = element("tr", [element("th", column, scope="col") for column in columns])
+    rows = [
+        element("tr", [element("td", clipped(str(row.get(column, "")), 300)) for column in columns]) for row in shown
+    ]
+    more = len(run.bad_rows) - len(shown)
+    table = element("table", element("thead", header), element("tbody", rows), class_="plain")
+    return element(
+        "section",
+        element("h2", "Rejected rows"),
+        element("div", table, class_="scroll"),
+        element("p", f"and {counted(more, 'row')} more in bad_rows.jsonl", class_="aside") if more else None,
+        id="rejected",
+    )
+
+
+def log_section(run: Run) -> Html | None:
+    """The last lines of log.txt."""
+    if not run.log:
+        return None
+    lines = run.log[-_LOG_LINES_SHOWN:]
+    summary = f"Last {counted(len(lines), 'line')} of log.txt"
+    text = "\n".join(clipped(line, 500) for line in lines)
+    return element("section", element("details", element("summary", summary), text_block(text, longest=_LONGEST_FILE)), id="log")
+
+
+def differences(run: Run, other: Run) -> Html:
+    """Keys of the two recipes that differ."""
+    here, there = dict(_leaves(run.recipe)), dict(_leaves(other.recipe))
+    keys = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    if not keys:
+        return element("p", "The two recipes are the same.")
+    header = element("tr", [element("th", text, scope="col") for text in ("key", "this run", other.name)])
+    rows = [
+        element(
+            "tr",
+            element("th", key, scope="row"),
+            element("td", clipped(str(here.get(key, "–")), 300)),
+            element("td", clipped(str(there.get(key, "–")), 300)),
+        )
+        for key in keys[:_LONGEST_LIST]
+    ]
+    table = element("table", element("thead", header), element("tbody", rows), class_="plain")
+    return element("div", table, class_="scroll")
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from _leaves(below, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{prefix}.{index}")
+    else:
+        yield prefix, value

@@ -1,0 +1,75 @@
+"""HTML that is escaped by construction: text becomes part of a page only through `element`."""
+
+import html
+import re
+from collections.abc import Iterable
+
+_VOID = frozenset({"br", "meta", "rect", "line", "path", "polyline", "circle", "image", "col"})
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
+# What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two characters that are none.
+_UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_FIRST_CONTROL_PICTURE = 0x2400
+
+
+class Html(str):
+    """Markup that needs no further escaping; only this module makes it from text."""
+
+    __slots__ = ()
+
+
+Child = str | int | float | None | Iterable["Child"]
+
+
+def escaped(text: str) -> Html:
+    """Text of any origin as HTML. Control characters show as their pictures (U+2400 on), others as U+FFFD."""
+    text = text.replace("\r\n", "\n")
+    text = _CONTROL.sub(lambda found: chr(_FIRST_CONTROL_PICTURE + ord(found.group())), text)
+    return Html(html.escape(_UNPRINTABLE.sub("\ufffd", text), quote=True))
+
+
+def trusted(markup: str) -> Html:
+    """Markup that this package wrote itself: its style sheet, its script."""
+    return Html(markup)
+
+
+def fragment(*children: Child) -> Html:
+    """Children one after another; plain strings are escaped, None is nothing."""
+    return Html("".join(_pieces(children)))
+
+
+def element(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
+    """<name attributes>children</name>.
+
+    A trailing underscore of an attribute is dropped (`class_`), the others become hyphens (`stroke_width`). None and
+    False leave an attribute out, True writes it bare.
+    """
+    opening = "".join([name, *(_attribute(key, value) for key, value in attributes.items())])
+    if name in _VOID:
+        return Html(f"<{opening}>") if name in ("br", "meta", "col") else Html(f"<{opening}/>")
+    return Html(f"<{opening}>{fragment(*children)}</{name}>")
+
+
+def _attribute(key: str, value: str | int | float | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-") if key not in ("viewBox", "preserveAspectRatio") else key
+    if value is True:
+        return f" {name}"
+    return f' {name}="{escaped(_number(value) if isinstance(value, float) else str(value))}"'
+
+
+def _number(value: float) -> str:
+    """A coordinate: a tenth of a pixel is enough."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _pieces(children: Iterable[Child]) -> Iterable[str]:
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, Html):
+            yield child
+        elif isinstance(child, str | int | float):
+            yield escaped(str(child))
+        else:
+            yield from _pieces(child)

@@ -1,0 +1,142 @@
+"""Numbers for people: means over windows, smoothing, the sign test, formats. Pure functions."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+Point = tuple[int, float]  # step, value
+
+WINDOW = 20  # steps at either end of a run that are averaged
+
+
+def window(count: int) -> int:
+    """Steps to average at either end, so that the two ends never overlap; 1 for a single step."""
+    return max(1, min(WINDOW, count // 2))
+
+
+def ends(points: Sequence[Point]) -> tuple[float, float, int]:
+    """Means of the first and of the last k values, and k. `points` has at least one."""
+    size = window(len(points))
+    values = [value for _, value in points]
+    return statistics.fmean(values[:size]), statistics.fmean(values[-size:]), size
+
+
+def trailing_means(points: Sequence[Point], size: int) -> list[Point]:
+    """Each value replaced by the mean of itself and up to `size` - 1 values before it."""
+    sums = [0.0]
+    for _, value in points:
+        sums.append(sums[-1] + value)
+    smoothed = []
+    for end, (step, _) in enumerate(points, start=1):
+        start = max(0, end - size)
+        smoothed.append((step, (sums[end] - sums[start]) / (end - start)))
+    return smoothed
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """At most about `most` points that look the same when drawn: the extremes of each stretch, first and last kept."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(len(points) / (most / 2))
+    kept: set[Point] = {points[0], points[-1]}
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+    return sorted(kept)
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` indices below `count`, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    if most <= 1:
+        return [0][:most]
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
+
+
+def sign_test(gained: int, lost: int) -> float:
+    """Two-sided p-value of `gained` against `lost` where either is as likely (exact McNemar test, 1947)."""
+    count, fewer = gained + lost, min(gained, lost)
+    if count == 0:
+        return 1.0
+
+    def log_term(k: int) -> float:
+        return math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) - count * math.log(2)
+
+    return min(1.0, 2 * math.fsum(math.exp(log_term(k)) for k in range(fewer + 1)))
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers (1, 2 or 5 times a power of ten apart) that span low to high; low < high."""
+    rough = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(rough))
+    spacing = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / spacing + 1e-9), math.ceil(high / spacing - 1e-9)
+    return [number * spacing for number in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """A number in about four characters: 0.312, 12.3, 1,024, 12.3k, 2.0e-05."""
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 1e6:
+        return f"{value / 1e9:.3g}G" if size >= 1e9 else f"{value / 1e6:.3g}M"
+    if size >= 1e4:
+        return f"{value / 1e3:.3g}k"
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Labels with just as many decimals as tell neighbours apart."""
+    largest = max(abs(tick) for tick in ticks)
+    spacing = min((b - a for a, b in zip(ticks, ticks[1:], strict=False)), default=1.0)
+    if largest == 0:
+        return ["0" for _ in ticks]
+    if largest < 1e-3:
+        return ["0" if abs(tick) < spacing / 2 else f"{tick:.2g}" for tick in ticks]
+    for limit, factor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if largest >= limit:
+            return [_plain(tick / factor, spacing / factor) + (unit if tick else "") for tick in ticks]
+    return [_plain(tick, spacing) for tick in ticks]
+
+
+def _plain(tick: float, spacing: float) -> str:
+    decimals = max(0, math.ceil(-math.log10(spacing) - 1e-9))
+    return f"{tick:.{decimals}f}" if abs(tick) > spacing / 2 else "0"
+
+
+def pair(before: float, after: float) -> tuple[str, str]:
+    """Two numbers with as many decimals, from 2 to 4, as it takes to tell them apart."""
+    for decimals in (2, 3):
+        texts = f"{before:.{decimals}f}", f"{after:.{decimals}f}"
+        if texts[0] != texts[1]:
+            return texts
+    return (f"{before:.4f}", f"{after:.4f}") if before != after else (f"{before:.2f}", f"{after:.2f}")
+
+
+def share(value: float) -> str:
+    """A fraction as a percentage."""
+    percent = 100 * value
+    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %" if percent >= 0.1 else "< 0.1 %"
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 row", "1,024 rows"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """ "42 s", "7 min 30 s", "3 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

@@ -1,0 +1,151 @@
+"""report.html: one file that opens offline and reads without JavaScript."""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tiercel import __version__
+from tiercel.errors import RunError
+from tiercel.report.comparison import comparison_section
+from tiercel.report.curves import curves_section
+from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
+from tiercel.report.heldout import held_out_section
+from tiercel.report.markup import Html, element, fragment, trusted
+from tiercel.report.numbers import counted, duration, evenly_spaced
+from tiercel.report.pictures import Album, has_boxes
+from tiercel.report.reading import GroupFile, Run, finite, read_groups, read_run
+from tiercel.report.rollouts import MOST_STEPS, rollouts_section
+from tiercel.report.verdict import Change, Notice, changes, completions_sampled, headline, notices, progress
+from tiercel.runs.files import write_atomically
+
+FILE = "report.html"
+
+
+def write_report(run: Path, compare: Path | None = None) -> Path:
+    """Write RUN/report.html from what is in the run directory, and answer its path.
+
+    `compare` is another run: its curves are laid under, its verdict, recipe and last evaluation set beside. Raises
+    RunError where either is no run or cannot be read, or the page cannot be written.
+    """
+    page = render(read_run(run), read_run(compare) if compare is not None else None)
+    path = run / FILE
+    try:
+        write_atomically(path, page)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from error
+    return path
+
+
+def describe(run: Path) -> str:
+    """What the run came to, in one line of text. Raises RunError where `run` is no run."""
+    return headline(read_run(run))
+
+
+def render(run: Run, other: Run | None = None) -> str:
+    """The page's HTML; equal runs give equal pages."""
+    album = Album(run.path / "images")
+    evaluations = [read_groups(run, "evaluations", step) for step in _first_and_last(run.evaluation_steps)]
+    steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
+    rollouts = [read_groups(run, "rollouts", step) for step in steps]
+    shown = [file for file in evaluations if file.groups]
+    sections = [curves_section(run, other)]
+    if other is not None:
+        others = [read_groups(other, "evaluations", step) for step in other.evaluation_steps[-1:]]
+        sections.append(comparison_section(run, other, shown[-1] if shown else None, others[-1] if others else None))
+    if shown:
+        sections.append(held_out_section(shown[0], shown[-1], album))
+    if rollouts:
+        sections.append(rollouts_section(rollouts, len(run.rollout_steps), album))
+    ends = [recipe_section(run), environment_section(run), bad_rows_section(run), log_section(run), reproduce_section(run)]
+    sections += [section for section in ends if section is not None]
+    said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
+    return _document(run, fragment(_header(run, said), sections))
+
+
+def _first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
+    return steps if len(steps) <= 1 else (steps[0], steps[-1])
+
+
+def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album: Album) -> Iterator[Notice]:
+    """What this page could not show, and why."""
+    for folder, files in (("evaluations", evaluations), ("rollouts", rollouts)):
+        for file in files:
+            if file.unreadable:
+                text = f"{counted(file.unreadable, 'line')} of {folder}/step-{file.step:06d}.jsonl cannot be read."
+                yield Notice(level="note", text=text)
+    groups = [group for file in [*evaluations, *rollouts] for group in file.groups]
+    if any(has_boxes(group) and group.coordinate_space is None for group in groups):
+        text = "The run does not say in which coordinates the model writes boxes, so predicted boxes are not drawn."
+        yield Notice(level="note", text=text)
+    if album.missing:
+        text = f"{counted(len(album.missing), 'image')} of the rows shown cannot be read from images/."
+        yield Notice(level="note", text=text)
+    if album.left_out:
+        text = f"{counted(album.left_out, 'image')} were left out to keep this page small."
+        yield Notice(level="note", text=text)
+
+
+def _header(run: Run, said: list[Notice]) -> Html:
+    found = changes(run)
+    tiles = [_tile(change) for change in found]
+    seconds = sum(finite(row.get(key)) or 0.0 for row in run.metrics for key in ("time/step", "eval/time"))
+    facts = [progress(run)]
+    if (sampled := completions_sampled(run)) > 0:
+        facts.append(counted(sampled, "completion"))
+    time = duration(seconds) if seconds else "–"
+    tiles.append(_plain_tile("Time", time, ", ".join(facts)))
+    boxes = [element("p", notice.text, class_=f"notice {notice.level}") for notice in said]
+    return element(
+        "header",
+        element("h1", run.name),
+        element("p", headline(run).replace("->", "→"), class_="verdict-line"),
+        element("div", tiles, class_="tiles"),
+        boxes,
+    )
+
+
+def _tile(change: Change) -> Html:
+    number = change.before if change.after is None else f"{change.before} → {change.after}"
+    notes = [note for note in (change.before_note, change.after_note, change.note) if note]
+    return _plain_tile(change.label.capitalize(), number, "; ".join(notes))
+
+
+def _plain_tile(label: str, number: str, note: str) -> Html:
+    return element(
+        "div",
+        element("span", label, class_="label"),
+        element("b", number),
+        element("small", note),
+        class_="tile",
+    )
+
+
+def _document(run: Run, body: Html) -> str:
+    style, script = _asset("report.css"), _asset("report.js")
+    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+    policy += "base-uri 'none'; form-action 'none'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="generator", content=f"tiercel {__version__}"),
+        element("title", f"{run.name}: tiercel {run.kind}"),
+        element("style", trusted(style)),
+    )
+    footer = element("footer", f"tiercel {__version__}; made from the run directory alone")
+    page = element("html", head, element("body", element("main", body), footer, element("script", trusted(script))), lang="en")
+    return f"<!doctype html>\n{page}\n"
+
+
+@cache
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names a script: nothing else on the page may run, whatever a completion says."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

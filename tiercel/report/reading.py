@@ -1,0 +1,282 @@
+"""A run directory as the report sees it: tolerant of what a crash cut short, and counting it."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from tiercel.errors import RunError
+from tiercel.samples import CoordinateSpace, Size
+
+Kind = Literal["sft", "grpo"]
+Folder = Literal["rollouts", "evaluations"]
+
+_STEP_FILE = re.compile(r"step-([0-9]{1,12})\.jsonl")
+_LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRecord:
+    """An image of a prompt; its picture is images/SHA256.png, of `processed_size`."""
+
+    sha256: str
+    path: str | None
+    original_size: Size
+    processed_size: Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionRecord:
+    """One completion with its rewards; `total` and `advantage` are None where it was masked."""
+
+    text: str
+    tokens: int
+    is_truncated: bool
+    rewards: Mapping[str, float | None]
+    failures: Mapping[str, str]
+    total: float | None
+    is_correct: bool | None
+    advantage: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRecord:
+    """A line of rollouts/ or evaluations/: a prompt and its completions, at least one."""
+
+    id: str
+    prompt: str
+    question: str
+    answer: Any
+    images: tuple[ImageRecord, ...]
+    completions: tuple[CompletionRecord, ...]
+    coordinate_space: CoordinateSpace | None  # of boxes in the completions; None where the run does not say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupFile:
+    """What one file of rollouts/ or evaluations/ holds."""
+
+    step: int
+    groups: tuple[GroupRecord, ...]
+    unreadable: int  # lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run directory without its completions, which `read_groups` reads step by step."""
+
+    path: Path
+    kind: Kind
+    config_text: str
+    recipe: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    metrics: tuple[Mapping[str, Any], ...]  # by step, each step once
+    bad_rows: tuple[Mapping[str, Any], ...]
+    log: tuple[str, ...]
+    rollout_steps: tuple[int, ...]
+    evaluation_steps: tuple[int, ...]
+    unreadable: Mapping[str, int]  # lines by file name
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def last_step(self) -> int:
+        """Optimiser steps done, as far as they are recorded."""
+        return self.metrics[-1]["step"] if self.metrics else 0
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the run was to make: as the recipe says, else (epochs) as the log does."""
+        steps = self.setting("train", "steps")
+        if isinstance(steps, int):
+            return steps
+        found = [match for line in self.log if (match := _LOG_STEPS.search(line))]
+        return int(found[-1][1] or found[-1][2]) if found else None
+
+    def setting(self, *keys: str) -> Any:
+        """A value of the recipe, None where it has none."""
+        value: Any = self.recipe
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) wherever metrics.jsonl has a finite number under `key`."""
+        pairs = [(row["step"], finite(row.get(key))) for row in self.metrics]
+        return [(step, value) for step, value in pairs if value is not None]
+
+    def keys(self) -> list[str]:
+        """Every key of metrics.jsonl, in order of first appearance."""
+        return list(dict.fromkeys(key for row in self.metrics for key in row))
+
+
+def read_run(path: Path) -> Run:
+    """Read everything but completions and images.
+
+    Raises RunError where `path` has no config.yaml, or a file of the run cannot be read at all.
+    """
+    config = path / "config.yaml"
+    if not config.is_file():
+        raise RunError(f"{path} is no run: it has no config.yaml")
+    try:
+        config_text = _text(config)
+        metrics, bad_metrics = _json_lines(path / "metrics.jsonl")
+        bad_rows, bad_bad_rows = _json_lines(path / "bad_rows.jsonl")
+        log = tuple(_text(path / "log.txt").splitlines())
+        environment = _json_object(_text(path / "env.json"))
+        rollout_steps, evaluation_steps = _steps(path / "rollouts"), _steps(path / "evaluations")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    numbered = [row for row in metrics if type(row.get("step")) is int]
+    by_step = {row["step"]: row for row in numbered}
+    counts = {"metrics.jsonl": bad_metrics + len(metrics) - len(numbered), "bad_rows.jsonl": bad_bad_rows}
+    rows = tuple(by_step[step] for step in sorted(by_step))
+    return Run(
+        path=path,
+        kind=_kind(config_text, rows),
+        config_text=config_text,
+        recipe=_recipe(config_text),
+        environment=environment,
+        metrics=rows,
+        bad_rows=tuple(bad_rows),
+        log=log,
+        rollout_steps=rollout_steps,
+        evaluation_steps=evaluation_steps,
+        unreadable={name: count for name, count in counts.items() if count},
+    )
+
+
+def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
+    """The completions of one step. Raises RunError where the file cannot be read."""
+    file = run.path / folder / f"step-{step:06d}.jsonl"
+    try:
+        records, unreadable = _json_lines(file)
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read: {error}") from error
+    groups: list[GroupRecord] = []
+    for record in records:
+        try:
+            groups.append(_group(record))
+        except (KeyError, TypeError, ValueError):
+            unreadable += 1
+    return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
+
+
+def finite(value: Any) -> float | None:
+    """A JSON number as a float; None where it is something else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _group(record: Mapping[str, Any]) -> GroupRecord:
+    space = record.get("coordinate_space")
+    completions = tuple(_completion(completion) for completion in record["completions"])
+    if not completions:
+        raise ValueError("a group has completions")
+    return GroupRecord(
+        id=str(record["id"]),
+        prompt=str(record.get("prompt", "")),
+        question=str(record.get("question", "")),
+        answer=record.get("answer"),
+        images=tuple(_image(image) for image in record.get("images", [])),
+        completions=completions,
+        coordinate_space=space if space in get_args(CoordinateSpace) else None,
+    )
+
+
+def _completion(record: Mapping[str, Any]) -> CompletionRecord:
+    correct = record.get("correct")
+    return CompletionRecord(
+        text=str(record["text"]),
+        tokens=int(record.get("tokens", 0)),
+        is_truncated=record.get("truncated") is True,
+        rewards={str(name): finite(value) for name, value in record.get("rewards", {}).items()},
+        failures={str(name): str(reason) for name, reason in record.get("failures", {}).items()},
+        total=finite(record.get("total")),
+        is_correct=correct if isinstance(correct, bool) else None,
+        advantage=finite(record.get("advantage")),
+    )
+
+
+def _image(record: Mapping[str, Any]) -> ImageRecord:
+    sha256 = str(record["sha256"])
+    if not _SHA256.fullmatch(sha256):
+        raise ValueError("sha256 names a file; it is 64 hexadecimal digits")
+    path = record.get("path")
+    return ImageRecord(
+        sha256=sha256,
+        path=None if path is None else str(path),
+        original_size=_size(record["original_size"]),
+        processed_size=_size(record["processed_size"]),
+    )
+
+
+def _size(value: Any) -> Size:
+    width, height = (int(side) for side in value)
+    if width < 1 or height < 1:
+        raise ValueError("an image has at least one pixel")
+    return width, height
+
+
+def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> Kind:
+    first = config_text.partition("\n")[0].strip()
+    if first in ("# tiercel sft", "# tiercel grpo"):
+        return "sft" if first == "# tiercel sft" else "grpo"
+    return "grpo" if any(key.startswith("reward/") for row in metrics for key in row) else "sft"
+
+
+def _recipe(text: str) -> Mapping[str, Any]:
+    try:
+        recipe = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return recipe if isinstance(recipe, dict) else {}
+
+
+def _steps(folder: Path) -> tuple[int, ...]:
+    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    return tuple(sorted(int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))))
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _json_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a file, and how many of its lines are none."""
+    values = list(_parsed_lines(file))
+    objects = [value for value in values if isinstance(value, dict)]
+    return objects, len(values) - len(objects)
+
+
+def _parsed_lines(file: Path) -> Iterator[Any]:
+    if not file.exists():
+        return
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError):
+                    yield None

@@ -1,0 +1,134 @@
+"""What was sampled: a spread of steps and prompts, every completion with its box, rewards and advantage."""
+
+import statistics
+from collections.abc import Sequence
+
+from tiercel.report.cards import box_cell, failures_block, prompt_block, text_block, value_text
+from tiercel.report.markup import Html, element
+from tiercel.report.numbers import counted, evenly_spaced, share
+from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
+from tiercel.report.reading import CompletionRecord, GroupFile, GroupRecord
+
+MOST_STEPS = 6
+_PROMPTS = 3  # of a step
+_MOST_COMPLETIONS = 16  # of a prompt
+_LEGEND = (
+    ("truth", "right box"),
+    ("gained", "advantage above 0"),
+    ("lost", "advantage below 0"),
+    ("neutral", "advantage 0, or none"),
+)
+
+
+def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) -> Html:
+    """The section; `files` are those chosen out of `step_count`."""
+    intro = (
+        f"{counted(len(files), 'step')} of {step_count:,}. Of each: the prompt whose rewards spread most, and others "
+        "spread evenly. Completions by reward, best first."
+    )
+    drawn = [group for file in files for group in file.groups if has_boxes(group)]
+    legend = element("ul", [element("li", element("i", class_=f"key {style}"), text) for style, text in _LEGEND], class_="legend")
+    last = len(files) - 1
+    return element(
+        "section",
+        element("h2", "Rollouts"),
+        element("p", intro, class_="aside"),
+        legend if drawn else None,
+        [_step(file, album, is_open=number in (0, last)) for number, file in enumerate(files)],
+        id="rollouts",
+    )
+
+
+def chosen_prompts(groups: Sequence[GroupRecord], most: int = _PROMPTS) -> list[GroupRecord]:
+    """The prompt whose rewards spread most, first, then others evenly spaced through the step."""
+    if not groups:
+        return []
+    widest = max(range(len(groups)), key=lambda index: _spread(groups[index]))
+    others = [index for index in range(len(groups)) if index != widest]
+    return [groups[widest], *(groups[others[place]] for place in evenly_spaced(len(others), most - 1))]
+
+
+def _totals(group: GroupRecord) -> list[float]:
+    return [completion.total for completion in group.completions if completion.total is not None]
+
+
+def _spread(group: GroupRecord) -> float:
+    return statistics.pstdev(totals) if (totals := _totals(group)) else -1.0
+
+
+def _step(file: GroupFile, album: Album, is_open: bool) -> Html:
+    totals = [total for group in file.groups for total in _totals(group)]
+    judged = [c.is_correct for group in file.groups for c in group.completions if c.is_correct is not None]
+    said = [counted(len(file.groups), "prompt")]
+    if totals:
+        said.append(f"mean reward {value_text(statistics.fmean(totals))}")
+    if judged:
+        said.append(f"{share(sum(judged) / len(judged))} right")
+    summary = element("summary", element("b", f"Step {file.step:,}"), " ", element("small", ", ".join(said)))
+    cards = [_group(group, album) for group in chosen_prompts(file.groups)]
+    return element("details", summary, cards, open=is_open, class_="step")
+
+
+def _group(group: GroupRecord, album: Album) -> Html:
+    ranked = sorted(enumerate(group.completions, start=1), key=_rank)
+    left_out = len(ranked) - _MOST_COMPLETIONS
+    if left_out > 0:
+        half = _MOST_COMPLETIONS // 2
+        ranked = [*ranked[:half], *ranked[-half:]]
+    picture = pictures(album, group, _outlines(group, ranked))
+    note = f"The best and the worst {_MOST_COMPLETIONS // 2} of {len(group.completions)} completions."
+    return element(
+        "article",
+        picture,
+        element("div", prompt_block(group), class_="words"),
+        element("p", note, class_="aside wide") if left_out > 0 else None,
+        _table(group, ranked),
+        class_="card rollout" if picture is not None else "card rollout text-only",
+    )
+
+
+def _rank(numbered: tuple[int, CompletionRecord]) -> tuple[bool, float, int]:
+    number, completion = numbered
+    return completion.total is None, -(completion.total or 0.0), number
+
+
+def _style(completion: CompletionRecord) -> str:
+    if not completion.advantage:
+        return "neutral"
+    return "gained" if completion.advantage > 0 else "lost"
+
+
+def _outlines(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]]) -> list[Outline]:
+    if not has_boxes(group):
+        return []
+    outlines = []
+    for number, completion in reversed(numbered):  # the best lie on top
+        box = predicted_box(group, completion).box
+        if box is not None:
+            label = f"completion {number}"
+            outlines.append(Outline(box=box, style=_style(completion), label=label, tag=str(number)))
+    truth = true_box(group)
+    return [*outlines, Outline(box=truth, style="truth", label="right")] if truth is not None else outlines
+
+
+def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]]) -> Html:
+    names = list(dict.fromkeys(name for completion in group.completions for name in completion.rewards))
+    shows_box = has_boxes(group)
+    shows_total = len(names) != 1 or any(c.total != c.rewards.get(names[0]) for c in group.completions)
+    heads = ["", *names, *(["total"] if shows_total else []), "advantage", "tokens", *(["box"] if shows_box else [])]
+    header = element("tr", [element("th", head, scope="col") for head in heads], element("th", "completion", scope="col"))
+    rows = []
+    for number, completion in numbered:
+        values = [(name, value_text(completion.rewards.get(name))) for name in names]
+        if shows_total:
+            values.append(("total", "masked" if completion.total is None else value_text(completion.total)))
+        values.append(("advantage", value_text(completion.advantage)))
+        values.append(("tokens", f"{completion.tokens:,}" + (" truncated" if completion.is_truncated else "")))
+        if shows_box:
+            values.append(("box", box_cell(group, completion)))
+        cells = [element("td", value, class_="number", data_label=label) for label, value in values]
+        text = element("td", text_block(completion.text), failures_block(completion), class_="text")
+        mark = element("th", element("i", class_=f"key {_style(completion)}"), str(number), scope="row")
+        rows.append(element("tr", mark, cells, text, data_box=str(number) if shows_box else None))
+    table = element("table", element("thead", header), element("tbody", rows), class_="completions")
+    return element("div", table, class_="scroll wide")

@@ -1,0 +1,221 @@
+"""What a run came to, in one line, and what is plainly wrong with it."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tiercel.report.numbers import WINDOW, counted, ends, pair, share, short
+from tiercel.report.reading import Run, finite
+
+TITLES = {"grpo": "GRPO", "sft": "SFT"}
+
+_MANY_MASKED = 0.02
+_MANY_TRUNCATED = 0.5
+_MANY_FLAT = 0.8
+_LARGE_LOGPROB_GAP = 0.1
+_LOW_ENTROPY = 0.1  # of what it was at first
+_OVERFIT = 0.02  # held-out loss above its lowest, relative
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A number at the start and at the end of a run; `after` is None where there is only one."""
+
+    label: str
+    before: str
+    after: str | None
+    before_note: str
+    after_note: str
+    note: str
+
+    @property
+    def text(self) -> str:
+        """For a line of plain text."""
+        note = f" ({self.note})" if self.note else ""
+        if self.after is None:
+            return f"{self.label} {self.before}{_parenthesis(self.before_note)}{note}"
+        before = f"{self.before}{_parenthesis(self.before_note)}"
+        return f"{self.label} {before} -> {self.after}{_parenthesis(self.after_note)}{note}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """A plain problem, or something to know."""
+
+    level: Literal["warning", "note"]
+    text: str
+
+
+def progress(run: Run) -> str:
+    """ "400 steps", or "60 of 400 steps" of a run that is not at its end."""
+    total = run.total_steps
+    if total is None or run.last_step >= total:
+        return counted(run.last_step, "step")
+    return f"{run.last_step:,} of {counted(total, 'step')}"
+
+
+def headline(run: Run) -> str:
+    """The verdict as one line of text."""
+    found = changes(run)
+    said = "; ".join(change.text for change in found) if found else "nothing recorded yet"
+    return f"{TITLES[run.kind]}, {progress(run)}: {said}"
+
+
+def changes(run: Run) -> list[Change]:
+    """What the verdict says, most telling first: held-out score, then training's own."""
+    found = [_held_out(run)]
+    if run.kind == "grpo":
+        found.append(_ends(run, "sampled reward", "reward/mean"))
+    else:
+        found.append(_ends(run, "training loss", "loss"))
+    return [change for change in found if change is not None]
+
+
+def _held_out(run: Run) -> Change | None:
+    keys = {"held-out accuracy": "eval/accuracy", "held-out reward": "eval/reward/mean", "held-out loss": "eval/loss"}
+    for label, key in keys.items():
+        rows = [row for row in run.metrics if finite(row.get(key)) is not None]
+        if rows:
+            break
+    else:
+        return None
+    first, last = rows[0], rows[-1]
+    count = finite(last.get("eval/count"))
+    notes = [counted(int(count), "row")] if count is not None else []
+    before, after = pair(first[key], last[key])
+    intervals = [_interval(row) for row in ([first] if first is last else [first, last])] if "accuracy" in key else []
+    if intervals and all(intervals):
+        plural = "s" if len(intervals) > 1 else ""
+        notes.append(f"95 % interval{plural} " + " and ".join(str(interval) for interval in intervals))
+    return Change(
+        label=label,
+        before=before,
+        after=None if first is last else after,
+        before_note="" if first["step"] == 0 and first is not last else _when(first["step"]),
+        after_note="" if last["step"] == run.last_step else _when(last["step"]),
+        note="; ".join(notes),
+    )
+
+
+def _when(step: int) -> str:
+    return "before training" if step == 0 else f"step {step:,}"
+
+
+def _interval(row) -> str | None:
+    low, high = finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high"))
+    return None if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _ends(run: Run, label: str, key: str) -> Change | None:
+    points = run.series(key)
+    if not points:
+        return None
+    first, last, size = ends(points)
+    before, after = pair(first, last)
+    plural = "s" if size > 1 else ""
+    return Change(
+        label=label,
+        before=before,
+        after=None if len(points) == 1 else after,
+        before_note=f"first {size} step{plural}" if size > 1 else f"step {points[0][0]}",
+        after_note=f"last {size}" if size > 1 else f"step {points[-1][0]}",
+        note="",
+    )
+
+
+def _parenthesis(note: str) -> str:
+    return f" ({note})" if note else ""
+
+
+def notices(run: Run) -> list[Notice]:
+    """Plain problems of a run, from its metrics and its rejected rows; warnings first."""
+    found = [*_progress_notices(run), *_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
+    if run.bad_rows:
+        text = f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."
+        found.append(Notice(level="warning", text=text))
+    for name, count in run.unreadable.items():
+        text = f"{counted(count, 'line')} of {name} cannot be read (cut off by a crash, most likely) and were left out."
+        found.append(Notice(level="note", text=text))
+    return sorted(found, key=lambda notice: notice.level == "note")
+
+
+def _progress_notices(run: Run) -> Iterator[Notice]:
+    total = run.total_steps
+    if total is not None and run.last_step < total:
+        text = f"The run is not at its end: {run.last_step:,} of {counted(total, 'step')} are done."
+        yield Notice(level="warning", text=text)
+
+
+def _reward_notices(run: Run) -> Iterator[Notice]:
+    sampled = completions_sampled(run)
+    masked = int(sum(value for _, value in run.series("reward/masked")))
+    if sampled and masked / sampled > _MANY_MASKED:
+        text = (
+            f"{masked:,} of {sampled:,} sampled completions ({share(masked / sampled)}) were masked: a reward failed, "
+            "or none applied. They taught nothing."
+        )
+        yield Notice(level="warning", text=text)
+    elif masked:
+        text = f"{counted(masked, 'sampled completion')} had no usable reward and taught nothing."
+        yield Notice(level="note", text=text)
+    flat = run.series("group/zero_std_fraction")
+    if flat and min(value for _, value in flat) == 1:
+        text = "In no group did the rewards differ, so no step could teach anything."
+        yield Notice(level="warning", text=text)
+    elif flat and (recent := _recent(flat)) > _MANY_FLAT:
+        text = (
+            f"Over the last {min(len(flat), WINDOW)} steps {share(recent)} of the groups had equal rewards and taught "
+            "nothing: the task is too easy or too hard by now."
+        )
+        yield Notice(level="warning", text=text)
+
+
+def _learning_notices(run: Run) -> Iterator[Notice]:
+    cut = run.series("completion/truncated_fraction")
+    if cut and (recent := _recent(cut)) > _MANY_TRUNCATED:
+        limit = run.setting("rollout", "max_new_tokens")
+        at = f" at rollout.max_new_tokens = {limit}" if isinstance(limit, int) else ""
+        text = f"Over the last {min(len(cut), WINDOW)} steps {share(recent)} of the completions were truncated{at}."
+        yield Notice(level="warning", text=text)
+    gap = run.series("sampler/logprob_gap_mean")
+    if gap and (recent := _recent(gap)) > _LARGE_LOGPROB_GAP:
+        text = f"Sampler and trainer disagree by {short(recent)} per token in their logprobs: their numerics differ."
+        yield Notice(level="warning", text=text)
+    skipped = int(sum(value for _, value in run.series("loss_scale/skipped")))
+    if skipped:
+        text = f"{counted(skipped, 'update')} of float16 overflowed and changed no weights."
+        yield Notice(level="note", text=text)
+    entropy = run.series("entropy/mean")
+    if run.kind == "grpo" and len(entropy) > 1:
+        first, last, _ = ends(entropy)
+        if 0 < last < _LOW_ENTROPY * first:
+            text = f"Entropy fell from {short(first)} to {short(last)}: there is little left to explore."
+            yield Notice(level="note", text=text)
+
+
+def _held_out_notices(run: Run) -> Iterator[Notice]:
+    scored = [row for row in run.metrics if finite(row.get("eval/accuracy")) is not None]
+    if len(scored) > 1:
+        high, low = finite(scored[-1].get("eval/accuracy_high")), finite(scored[0].get("eval/accuracy_low"))
+        if high is not None and low is not None and high < low:
+            yield Notice(level="warning", text="Held-out accuracy fell, by more than its intervals allow for chance.")
+    loss = run.series("eval/loss")
+    if len(loss) > 1:
+        step, lowest = min(loss, key=lambda point: point[1])
+        if loss[-1][1] > lowest * (1 + _OVERFIT):
+            text = (
+                f"Held-out loss was lowest, {short(lowest)}, at step {step:,} and is {short(loss[-1][1])} now: "
+                "an earlier checkpoint, or fewer steps, would do better on rows like these."
+            )
+            yield Notice(level="warning", text=text)
+
+
+def completions_sampled(run: Run) -> int:
+    """Completions of all rollouts, from tokens in all and tokens on average."""
+    pairs = [(finite(row.get("tokens/completion")), finite(row.get("completion/tokens_mean"))) for row in run.metrics]
+    return sum(round(tokens / mean) for tokens, mean in pairs if tokens is not None and mean)
+
+
+def _recent(points: list[tuple[int, float]]) -> float:
+    return statistics.fmean(value for _, value in points[-WINDOW:])

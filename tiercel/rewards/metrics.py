@@ -1,0 +1,103 @@
+"""Numbers about scored groups: failures, accuracy, means and spreads. Pure functions."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiercel.errors import TrainingError
+from tiercel.types import ScoredCompletion, ScoredGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureStats:
+    """How many completions have a failed reward. Statistics of several ranks add up."""
+
+    completions: int
+    failed: int
+    first_failure: str | None
+
+    def __add__(self, other: "FailureStats") -> "FailureStats":
+        return FailureStats(
+            completions=self.completions + other.completions,
+            failed=self.failed + other.failed,
+            first_failure=other.first_failure if self.first_failure is None else self.first_failure,
+        )
+
+    @property
+    def fraction(self) -> float:
+        """Share of the completions that have a failed reward; 0 where there are none."""
+        return self.failed / self.completions if self.completions else 0.0
+
+    def require_at_most(self, max_fraction: float) -> None:
+        """Raises TrainingError with the first failure where more than `max_fraction` of the completions failed."""
+        if self.fraction <= max_fraction:
+            return
+        raise TrainingError(
+            f"{self.failed} of {self.completions} completions have a failed reward, more than "
+            f"reliability.max_failed_reward_fraction = {max_fraction:g} allows. Mend the reward or the rows it reads, "
+            f"or raise the limit. The first failure:\n{self.first_failure}"
+        )
+
+
+def count_failures(scored: Sequence[ScoredGroup]) -> FailureStats:
+    """Failures over all completions of the groups."""
+    first_failures = [_first_failure(completion) for group in scored for completion in group.completions]
+    failures = [failure for failure in first_failures if failure is not None]
+    return FailureStats(
+        completions=len(first_failures), failed=len(failures), first_failure=failures[0] if failures else None
+    )
+
+
+def _first_failure(completion: ScoredCompletion) -> str | None:
+    return next((value.failure for value in completion.rewards.values() if value.failure is not None), None)
+
+
+def failed_fraction(scored: Sequence[ScoredGroup]) -> float:
+    """Share of the completions that have a failed reward."""
+    return count_failures(scored).fraction
+
+
+def require_few_failures(scored: Sequence[ScoredGroup], max_fraction: float) -> None:
+    """Raises TrainingError with the first failure where more than `max_fraction` of the completions failed."""
+    count_failures(scored).require_at_most(max_fraction)
+
+
+def accuracy(scored: Sequence[ScoredGroup]) -> float | None:
+    """Share of right completions among those that a reward judges, unscorable ones counted as wrong."""
+    judged = [completion.is_correct for completion in _completions(scored) if completion.is_correct is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
+def reward_statistics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The metrics of the reward stage; a key whose number is not defined is left out.
+
+    reward/mean, reward/std             of the weighted sums of all unmasked completions; std is the population's
+    reward/NAME/mean                    over the completions that the reward applies to
+    reward/failed_fraction              share of the completions with a failed reward
+    reward/masked                       completions without a weighted sum
+    group/zero_std_fraction             share with equal sums, among groups of 2 or more unmasked completions
+    group/dropped                       groups with fewer than 2 unmasked completions
+    """
+    completions = _completions(scored)
+    metrics: dict[str, float] = {}
+    totals = [completion.total for completion in completions if completion.total is not None]
+    if totals:
+        metrics["reward/mean"] = statistics.fmean(totals)
+        metrics["reward/std"] = statistics.pstdev(totals)
+    for name in dict.fromkeys(name for completion in completions for name in completion.rewards):
+        values = [completion.rewards[name].value for completion in completions if name in completion.rewards]
+        applicable = [value for value in values if value is not None]
+        if applicable:
+            metrics[f"reward/{name}/mean"] = statistics.fmean(applicable)
+    metrics["reward/failed_fraction"] = failed_fraction(scored)
+    metrics["reward/masked"] = len(completions) - len(totals)
+    by_group = [[each.total for each in group.completions if each.total is not None] for group in scored]
+    usable = [group for group in by_group if len(group) >= 2]
+    if usable:
+        metrics["group/zero_std_fraction"] = sum(min(group) == max(group) for group in usable) / len(usable)
+    metrics["group/dropped"] = len(by_group) - len(usable)
+    return metrics
+
+
+def _completions(scored: Sequence[ScoredGroup]) -> list[ScoredCompletion]:
+    return [completion for group in scored for completion in group.completions]

@@ -1,0 +1,197 @@
+"""Groups in, scored groups out: every reward of the recipe, their weighted sum, right or wrong.
+
+A reward that answers None does not apply and leaves the weighted sum, which is not rescaled. A completion with a
+failed reward, or with none that applies, is masked: its total is None.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from tiercel.config.schema import Reliability, Reward
+from tiercel.errors import DataError, RecipeError
+from tiercel.rewards.builtin import BUILTIN, BuiltIn
+from tiercel.rewards.user import UserReward
+from tiercel.rewards.wire import LARGEST_VALUE
+from tiercel.types import (
+    Completion,
+    CoordinateSpace,
+    EncodedPrompt,
+    Group,
+    RewardValue,
+    Sample,
+    SampleImage,
+    ScoredCompletion,
+    ScoredGroup,
+)
+
+DRY_RUN_COMPLETION = "<answer>0</answer>"
+
+
+def reward_names(rewards: Sequence[Reward]) -> tuple[str, ...]:
+    """Names for metrics and rollouts: the built-in's or the function's; from the second of a name on, NAME_2 ..."""
+    names: list[str] = []
+    for reward in rewards:
+        base = reward.name or (reward.call or "").rpartition(":")[2]
+        name, count = base, 1
+        while name in names:
+            count += 1
+            name = f"{base}_{count}"
+        names.append(name)
+    return tuple(names)
+
+
+def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace) -> Sample:
+    """What the rewards see of one completion; `prompt.row` has at least one user turn."""
+    row = prompt.row
+    images = tuple(
+        SampleImage(
+            path=source.path,
+            original_size=image.plan.original_size,
+            processed_size=image.plan.processed_size,
+        )
+        for source, image in zip(
+            row.images, prompt.images, strict=False
+        )  # a later turn's images are no part of the prompt
+    )
+    return Sample(
+        id=row.id,
+        prompt=next(message.content for message in reversed(row.messages) if message.role == "user"),
+        completion=completion.text,
+        token_count=completion.token_ids_C.shape[0],
+        is_truncated=completion.is_truncated,
+        answer=row.answer,
+        columns=row.columns,
+        images=images,
+        coordinate_space=coordinate_space,
+    )
+
+
+def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
+    """Sum of weight * value over the rewards that apply. None where one failed, none applies, or it exceeds fp32."""
+    if any(value.failure is not None for value in values):
+        return None
+    terms = [weight * value.value for value, weight in zip(values, weights, strict=True) if value.value is not None]
+    total = sum(terms) if terms else math.nan
+    return total if abs(total) <= LARGEST_VALUE else None
+
+
+def judge(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> bool | None:
+    """Right or wrong by the first reward that has a threshold and applies: value >= threshold.
+
+    Where that reward failed, the completion is wrong: what cannot be scored earns nothing. None where no reward with
+    a threshold applies.
+    """
+    for value, threshold in zip(values, thresholds, strict=True):
+        if threshold is None:
+            continue
+        if value.failure is not None:
+            return False
+        if value.value is not None:
+            return value.value >= threshold
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """One reward of the recipe, ready to be asked."""
+
+    name: str
+    reward: Reward
+    ask: Callable[[Sequence[Sample]], tuple[RewardValue, ...]]
+    correct_at: float | None
+
+
+class Scorer:
+    """The rewards of a recipe. As a context manager it starts the processes of the user's own rewards and ends them."""
+
+    def __init__(self, rewards: Sequence[Reward], reliability: Reliability, coordinate_space: CoordinateSpace):
+        """`coordinate_space` is the one that the model's family writes boxes in."""
+        self.names = reward_names(rewards)
+        self.coordinate_space: CoordinateSpace = coordinate_space
+        self._processes = ExitStack()
+        self._user: dict[int, UserReward] = {}  # by place in the recipe
+        self._entries = tuple(
+            self._entry(index, name, reward, reliability.reward_timeout)
+            for index, (name, reward) in enumerate(zip(self.names, rewards, strict=True))
+        )
+
+    def _entry(self, index: int, name: str, reward: Reward, timeout: float) -> _Entry:
+        if reward.call is not None:
+            user = self._user[index] = UserReward(reward.call, timeout=timeout)
+            return _Entry(name=name, reward=reward, ask=user.score, correct_at=reward.correct_at)
+        assert reward.name is not None
+        built_in = BUILTIN[reward.name]
+        correct_at = built_in.correct_at if reward.correct_at is None else reward.correct_at
+        return _Entry(name=name, reward=reward, ask=_ask_built_in(built_in, reward), correct_at=correct_at)
+
+    def __enter__(self) -> "Scorer":
+        """Start every reward of the user's. Raises one RecipeError with all that cannot be loaded."""
+        problems: list[str] = []
+        with ExitStack() as processes:
+            for index, user in self._user.items():
+                processes.callback(user.close)
+                try:
+                    user.start()
+                except RecipeError as error:
+                    problems += [f"rewards.{index}.call: {problem}" for problem in error.problems]
+            if problems:
+                raise RecipeError(problems)
+            self._processes = processes.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.close()
+
+    def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
+        """Score every completion; each reward of the user's sees all of them as one batch."""
+        samples = [
+            make_sample(group.prompt, completion, self.coordinate_space)
+            for group in groups
+            for completion in group.completions
+        ]
+        rewards = iter(self.score_samples(samples))
+        return tuple(
+            ScoredGroup(
+                group=group,
+                completions=tuple(self._scored(completion, next(rewards)) for completion in group.completions),
+            )
+            for group in groups
+        )
+
+    def score_samples(self, samples: Sequence[Sample]) -> tuple[dict[str, RewardValue], ...]:
+        """The rewards of each sample by name, in the recipe's order."""
+        by_reward = [entry.ask(samples) for entry in self._entries]
+        return tuple(dict(zip(self.names, values, strict=True)) for values in zip(*by_reward, strict=True))
+
+    def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
+        values = tuple(rewards.values())
+        return ScoredCompletion(
+            completion=completion,
+            rewards=rewards,
+            total=weighted_sum(values, [entry.reward.weight for entry in self._entries]),
+            is_correct=judge(values, [entry.correct_at for entry in self._entries]),
+        )
+
+
+def _ask_built_in(built_in: BuiltIn, reward: Reward) -> Callable[[Sequence[Sample]], tuple[RewardValue, ...]]:
+    def ask_one(sample: Sample) -> RewardValue:
+        try:
+            return RewardValue(value=built_in.score(sample, reward))
+        except DataError as error:
+            return RewardValue(value=None, failure=str(error))
+
+    return lambda samples: tuple(ask_one(sample) for sample in samples)
+
+
+def dry_run(scorer: Scorer, sample: Sample) -> dict[str, RewardValue]:
+    """Every reward once on a real row, with a completion that is made up; for `tiercel check`.
+
+    A failure here would fail in training too; None means that the reward does not apply to this row.
+    """
+    made_up = replace(sample, completion=DRY_RUN_COMPLETION, token_count=1, is_truncated=False)
+    return scorer.score_samples([made_up])[0]

@@ -1,0 +1,214 @@
+"""A run directory: what is in it, who may write it, and how a run goes on from it."""
+
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tiercel.config import flatten, load_recipe, recipe_to_yaml
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.errors import RunError
+from tiercel.models.family import Family
+from tiercel.models.images import picture_image
+from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
+from tiercel.runs.files import json_line, write_atomically
+from tiercel.types import EncodedImage, ScoredGroup
+
+MAY_DIFFER = (
+    "train.steps",
+    "train.epochs",
+    "train.save_every",
+    "train.eval_every",
+    "train.log_every",
+    "train.keep",
+    "train.strategy",
+    "output",
+)
+PACKAGES = ("tiercel", "torch", "transformers", "peft", "safetensors", "pillow", "numpy", "pydantic", "vllm", "deepspeed")
+Recipe = SftRecipe | GrpoRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of a run that is open for writing; `lock` is held as long as this process lives."""
+
+    path: Path
+    lock: int
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def bad_rows_file(self) -> Path:
+        return self.path / "bad_rows.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Append one row to metrics.jsonl and flush it."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json_line(row))
+
+    def record_groups(
+        self,
+        folder: Literal["rollouts", "evaluations"],
+        step: int,
+        family: Family,
+        scored: Sequence[ScoredGroup],
+        advantages: Sequence[Sequence[float | None]],
+    ) -> None:
+        """Write rollouts/ or evaluations/ of a step, and each image once."""
+        lines = []
+        for group, values in zip(scored, advantages, strict=True):
+            lines.append(json_line({"coordinate_space": family.coordinate_space, **group_record(group, values)}))
+            for image in group.group.prompt.images:
+                self.save_image(image)
+        write_atomically(self.path / folder / f"step-{step:06d}.jsonl", "".join(lines))
+
+    def save_image(self, image: EncodedImage) -> None:
+        """The picture as the model got it, under its hash."""
+        path = self.path / "images" / f"{image.sha256}.png"
+        if not path.exists():
+            temporary = path.with_suffix(".tmp")
+            picture_image(image.views[0]).save(temporary, format="PNG")
+            temporary.replace(path)
+
+
+def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict[str, Any]:
+    """A prompt and its completions as rollouts/ keeps them."""
+    prompt = group.group.prompt
+    return {
+        "id": prompt.row.id,
+        "index": prompt.index,
+        "policy_version": group.group.policy_version,
+        "prompt": prompt.text,
+        "question": prompt.row.messages[-1].content if prompt.row.messages[-1].role == "user" else prompt.text,
+        "answer": prompt.row.answer,
+        "images": [
+            {
+                "sha256": image.sha256,
+                "path": source.path,
+                "original_size": list(image.plan.original_size),
+                "processed_size": list(image.plan.processed_size),
+            }
+            for image, source in zip(prompt.images, prompt.row.images, strict=False)
+        ],
+        "completions": [
+            {
+                "text": scored.completion.text,
+                "tokens": len(scored.completion.token_ids_C),
+                "token_ids": scored.completion.token_ids_C.tolist(),
+                "seed": scored.completion.seed,
+                "truncated": scored.completion.is_truncated,
+                "rewards": {name: value.value for name, value in scored.rewards.items()},
+                "failures": {name: value.failure for name, value in scored.rewards.items() if value.failure},
+                "total": scored.total,
+                "correct": scored.is_correct,
+                "advantage": advantage,
+            }
+            for scored, advantage in zip(group.completions, advantages, strict=True)
+        ],
+    }
+
+
+def open_run(recipe: Recipe, kind: Literal["sft", "grpo"]) -> RunDirectory:
+    """Make or reopen the recipe's run directory. Raises RunError where it belongs to something else."""
+    path = Path(recipe.output)
+    config = path / "config.yaml"
+    if path.exists() and not path.is_dir():
+        raise RunError(f"output: {path} is a file; name a directory")
+    if path.is_dir() and not config.exists() and any(p.name != ".lock" for p in path.iterdir()):
+        raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
+    for name in ("rollouts", "evaluations", "images", "checkpoints"):
+        (path / name).mkdir(parents=True, exist_ok=True)
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunError(f"output: another process is writing {path}; wait for it or name another directory") from error
+    if config.exists():
+        _require_same(load_run_recipe(path), recipe, kind, config)
+    write_atomically(config, f"# tiercel {kind}\n" + recipe_to_yaml(recipe))
+    write_atomically(path / "env.json", json.dumps(environment(), indent=1, sort_keys=True))
+    return RunDirectory(path=path, lock=lock)
+
+
+def load_run_recipe(path: Path) -> Recipe:
+    """The recipe that a run directory was made with. Raises RunError where there is none."""
+    config = path / "config.yaml"
+    if not config.is_file():
+        raise RunError(f"{path} is no run: it has no config.yaml")
+    first = config.read_text(encoding="utf-8").partition("\n")[0]
+    kind: Literal["sft", "grpo"] = "sft" if first.strip() == "# tiercel sft" else "grpo"
+    return load_recipe(kind, config, [], check_paths=False)
+
+
+def resume_point(run: RunDirectory, report: Callable[[str], None]) -> FoundCheckpoint | None:
+    """The newest valid checkpoint; metrics, rollouts and evaluations past it are cut off."""
+    found = newest_valid(run.checkpoints, report)
+    step = found.step if found else -1
+    if run.metrics_file.exists():
+        kept = [row for row in read_metrics(run.path) if row["step"] <= step]
+        write_atomically(run.metrics_file, "".join(json_line(row) for row in kept))
+    for folder in ("rollouts", "evaluations"):
+        for file in (run.path / folder).glob("step-*.jsonl"):
+            if int(file.stem.removeprefix("step-")) > step:
+                file.unlink()
+    return found
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl; a last line that a crash cut short is left out."""
+    rows = []
+    file = path / "metrics.jsonl"
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def environment() -> dict[str, Any]:
+    """Versions and devices, for env.json; no environment variables."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": versions,
+        "cpu_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _require_same(before: Recipe, now: Recipe, kind: str, config: Path) -> None:
+    was = "grpo" if isinstance(before, GrpoRecipe) else "sft"
+    if was != kind:
+        raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
+    old, new = flatten(before), flatten(now)
+    different = [
+        f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and key not in MAY_DIFFER
+    ]
+    if different:
+        raise RunError(
+            f"output: {config.parent} was made with another recipe; go on with the old values or name another "
+            "directory\n  " + "\n  ".join(different)
+        )

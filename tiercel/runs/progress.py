@@ -1,0 +1,86 @@
+"""What a person sees while a run goes: a live line on a terminal, plain lines elsewhere, all of it in log.txt."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+SHOWN = (
+    ("loss", "loss", "{:+.4f}"),
+    ("reward/mean", "reward", "{:.3f}"),
+    ("eval/accuracy", "accuracy", "{:.3f}"),
+    ("eval/reward/mean", "eval reward", "{:.3f}"),
+    ("eval/loss", "eval loss", "{:.4f}"),
+    ("completion/tokens_mean", "tokens", "{:.0f}"),
+    ("grad_norm", "grad", "{:.2f}"),
+    ("time/step", "step", "{:.2f}s"),
+)
+
+
+class Progress:
+    """Prints to stderr, keeps log.txt; a context manager."""
+
+    def __init__(self, log: Path, total_steps: int, log_every: int):
+        self.total_steps = total_steps
+        self.log_every = log_every
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._is_terminal = sys.stderr.isatty()
+        self._file: IO[str] = log.open("a", encoding="utf-8")
+        self._first: tuple[int, float] | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_terminal:
+            self._live.stop()
+        self._file.close()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._write(text)
+        self._console.print(Text(text))
+
+    def step(self, row: Mapping[str, float]) -> None:
+        """A finished step: the live line on a terminal, a line every `log_every` steps elsewhere."""
+        step = int(row["step"])
+        line = f"step {step}/{self.total_steps}  " + "  ".join(
+            f"{label} {form.format(row[key])}" for key, label, form in SHOWN if row.get(key) is not None
+        )
+        if (left := self._time_left(step)) is not None:
+            line += f"  left {left}"
+        self._write(line)
+        is_due = step % self.log_every == 0 or step == self.total_steps
+        if self._is_terminal:
+            filled = 24 * step // max(1, self.total_steps)
+            self._live.update(Text("━" * filled + "╌" * (24 - filled) + "  " + line), refresh=True)
+        elif is_due:
+            self._console.print(Text(line))
+
+    def _time_left(self, step: int) -> str | None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+            return None
+        done = step - self._first[0]
+        if done <= 0:
+            return None
+        seconds = round((now - self._first[1]) / done * (self.total_steps - step))
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+    def _write(self, text: str) -> None:
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._file.flush()

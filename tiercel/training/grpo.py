@@ -1,0 +1,191 @@
+"""Group-relative policy optimisation: the story of a run, top to bottom."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from tiercel.algorithms import ADVANTAGES
+from tiercel.config.schema import GrpoRecipe
+from tiercel.data.loader import StepLoader
+from tiercel.learner.batch import AdvantageGroup, PolicyBatch, advantage_groups, policy_batches, totals_of
+from tiercel.rewards.metrics import require_few_failures, reward_statistics
+from tiercel.rewards.scoring import Scorer
+from tiercel.rollout.drawing import sampling_seed
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.sampler import sampling_params
+from tiercel.runs.directory import RunDirectory, open_run, resume_point
+from tiercel.runs.progress import Progress
+from tiercel.runs.stopping import StopRequest
+from tiercel.training import setup
+from tiercel.training.encoding import prompt_encoder
+from tiercel.training.evaluation import evaluate
+from tiercel.training.optimizer import learning_rate, set_learning_rate
+from tiercel.training.update import Engine, Update, policy_update, token_logprobs
+from tiercel.types import ScoredGroup
+
+
+def train(recipe: GrpoRecipe) -> RunDirectory:
+    """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    setup.set_up_numerics(recipe)
+    run = open_run(recipe, "grpo")
+    table = setup.read_training_rows(recipe, "grpo", run)
+    length = setup.run_length(recipe, len(table.rows))
+    with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
+        found = resume_point(run, progress.say)
+        start = found.step if found else 0
+        progress.say(f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps")
+        if start >= length.steps:
+            progress.say("nothing left to do")
+            return run
+        engine = setup.build_engine(recipe, found, recipe.rollout.temperature)
+        family = engine.policy.family
+        sampler = LocalSampler(engine.policy, engine.vision)
+        order = setup.step_order(recipe, table, length, engine)
+        encode = prompt_encoder(family, recipe.data, recipe.data.train)
+        workers, rejected = recipe.data.workers, set[str]()
+        with (
+            Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
+            StepLoader(table.rows, encode, order, start=start, stop=length.steps, workers=workers) as loader,
+        ):
+            if start == 0:
+                row = {"step": 0, **evaluation_row(run, 0, sampler, engine, recipe, scorer, progress)}
+                run.record(row)
+            for batch in loader:  # step updates are done; this makes one more
+                step, clock = batch.step, Clock()
+                setup.check_rejected(batch, table, rejected, recipe, run)
+                sampler.load_policy(step, None)
+                seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in batch.prompts]
+                groups = sampler.sample(batch.prompts, sampling_params(recipe.rollout), seeds)
+                clock.lap("rollout")
+                scored = scorer.score(groups)
+                require_few_failures(scored, recipe.reliability.max_failed_reward_fraction)
+                clock.lap("reward")
+                learnable = advantage_groups(scored, ADVANTAGES[recipe.algorithm.advantage])
+                run.record_groups("rollouts", step + 1, family, scored, shown_advantages(scored, learnable))
+                rate = learning_rate(recipe.optim, step, length.steps)
+                set_learning_rate(engine.optimizer, rate)
+                setup.seed_step(recipe.train.seed, step)
+                updates = learn(engine, learnable, recipe)
+                engine.vision.end_step()
+                clock.lap("learn")
+                row = {
+                    "step": step + 1,
+                    "lr": rate,
+                    **update_metrics(updates),
+                    **reward_statistics(scored),
+                    **completion_metrics(scored),
+                    "policy_version": step,
+                    "rows/rejected": len(batch.rejected),
+                    "memory/peak_bytes": setup.peak_memory(engine.policy.device),
+                    **clock.metrics(),
+                }
+                if setup.is_due(step + 1, recipe.train.eval_every, length.steps):
+                    row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, progress)
+                run.record(row)
+                progress.step(row)
+                setup.stop_if_asked(stop, run, recipe, engine, step + 1)
+                if setup.is_due(step + 1, recipe.train.save_every, length.steps):
+                    setup.save(run, recipe, engine, step + 1)
+        progress.say(f"done: {run.path}")
+    return run
+
+
+def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Update]:
+    """One update per minibatch. Old logprobs are computed, before the first, only where there are several."""
+    form, budget = recipe.learner.form, recipe.learner.max_tokens_per_microbatch
+    count = min(recipe.optim.minibatches, max(1, len(groups)))
+    minibatches: list[list[PolicyBatch]] = []
+    for number in range(count):
+        part = groups[len(groups) * number // count : len(groups) * (number + 1) // count]
+        totals = engine.strategy.global_totals(totals_of(part))
+        minibatches.append(policy_batches(part, totals, form, budget))
+    is_on_policy = count == 1
+    old = [[None if is_on_policy else token_logprobs(engine, b.packed) for b in batches] for batches in minibatches]
+    return [
+        policy_update(engine, batches, old_logprobs, recipe.algorithm)
+        for batches, old_logprobs in zip(minibatches, old, strict=True)
+        if batches
+    ]
+
+
+def evaluation_row(
+    run: RunDirectory,
+    step: int,
+    sampler: LocalSampler,
+    engine: Engine,
+    recipe: GrpoRecipe,
+    scorer: Scorer,
+    progress: Progress,
+) -> dict[str, float]:
+    """Evaluate, keep the completions, say the score."""
+    started = time.perf_counter()
+    sampler.load_policy(step, None)
+    evaluation = evaluate(sampler, engine.policy.family, recipe, scorer)
+    engine.vision.end_step()
+    if evaluation is None:
+        return {}
+    no_advantages = [[None] for _ in evaluation.scored]
+    run.record_groups("evaluations", step, engine.policy.family, evaluation.scored, no_advantages)
+    progress.say(f"held out, step {step}: {evaluation.summary()}")
+    return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
+
+
+def shown_advantages(
+    scored: Sequence[ScoredGroup], learnable: Sequence[AdvantageGroup]
+) -> list[list[float | None]]:
+    """Advantage of every completion for rollouts/; None where it was masked or its group dropped."""
+    by_index = {group.item.prompt.index: iter(group.advantages_G.tolist()) for group in learnable}
+    return [
+        [
+            next(by_index[group.group.prompt.index])
+            if completion.total is not None and group.group.prompt.index in by_index
+            else None
+            for completion in group.completions
+        ]
+        for group in scored
+    ]
+
+
+def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+    """Means over the step's updates; token means are weighted by tokens."""
+    tokens = sum(update.tokens for update in updates)
+    names = {name for update in updates for name in update.token_sums}
+    sums = {name: sum(update.token_sums.get(name, 0.0) for update in updates) for name in sorted(names)}
+    return {
+        "loss": setup.mean([update.loss for update in updates]),
+        "grad_norm": setup.mean([update.grad_norm for update in updates]),
+        "loss_scale/skipped": sum(update.was_skipped for update in updates),
+        **setup.per_token(sums, tokens),
+    }
+
+
+def completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Lengths and truncation of the step's completions."""
+    completions = [c.completion for group in scored for c in group.completions]
+    tokens = sum(len(c.token_ids_C) for c in completions)
+    return {
+        "completion/tokens_mean": tokens / max(1, len(completions)),
+        "completion/truncated_fraction": sum(c.is_truncated for c in completions) / max(1, len(completions)),
+        "tokens/prompt": sum(len(group.group.prompt.token_ids_P) for group in scored),
+        "tokens/completion": tokens,
+    }
+
+
+class Clock:
+    """Seconds of the phases of one step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {"sync": 0.0}
+
+    def lap(self, phase: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self._laps[phase] = now - self._last
+        self._last = now
+
+    def metrics(self) -> dict[str, float]:
+        laps = {f"time/{phase}": seconds for phase, seconds in self._laps.items()}
+        return {**laps, "time/step": time.perf_counter() - self._start}

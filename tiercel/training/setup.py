@@ -1,0 +1,178 @@
+"""What both loops need before their first step, and the pieces of a step that they share."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.data.loader import StepBatch, StepOrder
+from tiercel.data.order import prompts_of_epochs, steps_of_epochs
+from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
+from tiercel.distributed.strategy import STRATEGIES
+from tiercel.errors import DataError, RunError, Terminated
+from tiercel.learner.learner import Learner
+from tiercel.models.policy import Policy, build_policy
+from tiercel.models.saving import restore_adapter, save_trained
+from tiercel.models.vision import VisionStore
+from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.stopping import StopRequest
+from tiercel.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from tiercel.training.update import Engine
+
+FIRST_LOSS_SCALE = 2.0**16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """How long the run is: steps, and the global index before which it stops (None: no end but the steps)."""
+
+    steps: int
+    end: int | None
+
+
+def training_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def set_up_numerics(recipe: BaseRecipe) -> None:
+    """Threads and deterministic kernels, before the first tensor."""
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    torch.use_deterministic_algorithms(recipe.train.deterministic)
+
+
+def read_training_rows(recipe: BaseRecipe, purpose: str, run: RunDirectory) -> RowTable:
+    """The training rows; rejected ones are recorded before they can stop the run."""
+    table = read_rows(recipe.data.train, recipe.data, purpose)  # type: ignore[arg-type]
+    write_bad_rows(table.rejected, run.bad_rows_file)
+    require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+    return table
+
+
+def run_length(recipe: BaseRecipe, row_count: int) -> Length:
+    """Steps as given, or as many as the epochs take."""
+    if recipe.train.steps is not None:
+        return Length(steps=recipe.train.steps, end=None)
+    assert recipe.train.epochs is not None
+    size = recipe.optim.prompts_per_step
+    return Length(
+        steps=steps_of_epochs(recipe.train.epochs, row_count, size),
+        end=prompts_of_epochs(recipe.train.epochs, row_count),
+    )
+
+
+def step_order(recipe: BaseRecipe, table: RowTable, length: Length, engine: Engine) -> StepOrder:
+    """The training rows' order for this rank."""
+    return StepOrder(
+        row_count=len(table.rows),
+        seed=recipe.train.seed,
+        shuffle=recipe.data.shuffle,
+        prompts_per_step=recipe.optim.prompts_per_step,
+        end=length.end,
+        rank=engine.strategy.rank,
+        world_size=engine.strategy.world_size,
+    )
+
+
+def build_engine(recipe: BaseRecipe, found: FoundCheckpoint | None, temperature: float) -> Engine:
+    """Policy, learner and optimiser, as new or as a checkpoint left them."""
+    device = training_device()
+    weights = found.path / "model" if found and recipe.lora is None else None
+    policy = build_policy(recipe, device, weights)
+    parameters = policy.trained_parameters()
+    strategy = STRATEGIES[recipe.train.strategy]()
+    optimizer = build_optimizer(parameters, recipe.optim)
+    learner = Learner(policy, recipe.learner.form, recipe.learner.gradient_checkpointing)
+    is_half = policy.compute_dtype == torch.float16
+    scaler = torch.amp.GradScaler(device.type, init_scale=FIRST_LOSS_SCALE, enabled=is_half)
+    if found is not None:
+        if policy.peft is not None:
+            restore_adapter(policy, found.path / "adapter")
+        restore_optimizer(optimizer, parameters, load_file(found.path / "optimizer.safetensors"))
+        scaler.load_state_dict(found.state["loss_scaler"])
+    return Engine(
+        policy=policy,
+        learner=strategy.wrap(learner).eval(),
+        vision=VisionStore(policy, recipe.model.vision_cache_bytes),
+        strategy=strategy,
+        parameters=parameters,
+        optimizer=optimizer,
+        scaler=scaler,
+        max_grad_norm=recipe.optim.max_grad_norm,
+        temperature=temperature,
+    )
+
+
+def save(run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:
+    """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed."""
+
+    def write(directory: Path) -> None:
+        save_trained(engine.policy, directory)
+        save_file(optimizer_tensors(engine.optimizer, engine.parameters), directory / "optimizer.safetensors")
+
+    state: dict[str, Any] = {
+        "next_index": step * recipe.optim.prompts_per_step,
+        "loss_scaler": engine.scaler.state_dict(),
+    }
+    try:
+        save_checkpoint(run.checkpoints, step, write, state)
+    except OSError as error:
+        raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
+    prune(run.checkpoints, recipe.train.keep)
+
+
+def is_due(step: int, every: int | None, last: int) -> bool:
+    """Whether something that happens every so many steps, and at the last one, happens after `step` updates."""
+    return step == last or (every is not None and step % every == 0)
+
+
+def check_rejected(batch: StepBatch, table: RowTable, known: set[str], recipe: BaseRecipe, run: RunDirectory) -> None:
+    """Record the step's rejected rows; stop where they are too many. `known` collects their ids over the run."""
+    if not batch.rejected:
+        return
+    write_bad_rows(batch.rejected, run.bad_rows_file)
+    known.update(row.id for row in batch.rejected)
+    require_few_bad(len(table.rejected) + len(known), table.total, recipe.data, batch.rejected)
+    if not batch.prompts:
+        first = batch.rejected[0]
+        raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
+
+
+def stop_if_asked(stop: StopRequest, run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:
+    """After SIGTERM or SIGINT: save and end with exit code 75."""
+    if stop.is_set:
+        save(run, recipe, engine, step)
+        raise Terminated(f"stopped after step {step}, saved; the same command goes on from there")
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Dropout is a function of (seed, step), so that a resumed run repeats it."""
+    torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the GPU since the last call, else of the process so far."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    with suppress(ImportError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 0
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def per_token(sums: Mapping[str, float], tokens: int) -> dict[str, float]:
+    """Token sums as means."""
+    return {name: value / max(1, tokens) for name, value in sums.items()}

@@ -1,0 +1,85 @@
+"""Supervised fine-tuning: the story of a run, top to bottom."""
+
+import time
+
+from tiercel.config.schema import SftRecipe
+from tiercel.data.loader import StepLoader
+from tiercel.learner.batch import conversation_item, packed_bins
+from tiercel.learner.layout import PackedTokens, pack
+from tiercel.runs.directory import RunDirectory, open_run, resume_point
+from tiercel.runs.progress import Progress
+from tiercel.runs.stopping import StopRequest
+from tiercel.training import setup
+from tiercel.training.encoding import conversation_encoder
+from tiercel.training.evaluation import heldout_loss
+from tiercel.training.optimizer import learning_rate, set_learning_rate
+from tiercel.training.update import sft_update
+from tiercel.types import EncodedConversation
+
+
+def train(recipe: SftRecipe) -> RunDirectory:
+    """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    setup.set_up_numerics(recipe)
+    run = open_run(recipe, "sft")
+    table = setup.read_training_rows(recipe, "sft", run)
+    length = setup.run_length(recipe, len(table.rows))
+    with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
+        found = resume_point(run, progress.say)
+        start = found.step if found else 0
+        progress.say(f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps")
+        if start >= length.steps:
+            progress.say("nothing left to do")
+            return run
+        engine = setup.build_engine(recipe, found, temperature=1.0)
+        if start == 0:
+            row = {"step": 0, **heldout_loss(engine, recipe)}
+            run.record(row)
+            progress.step(row)
+        order = setup.step_order(recipe, table, length, engine)
+        encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.train)
+        workers, rejected = recipe.data.workers, set[str]()
+        with StepLoader(table.rows, encode, order, start=start, stop=length.steps, workers=workers) as loader:
+            clock = time.perf_counter()
+            for batch in loader:
+                step = batch.step
+                setup.check_rejected(batch, table, rejected, recipe, run)
+                rate = learning_rate(recipe.optim, step, length.steps)
+                set_learning_rate(engine.optimizer, rate)
+                setup.seed_step(recipe.train.seed, step)
+                packed, row_ids = microbatches(batch.prompts, recipe)
+                update = sft_update(engine, packed, row_ids)
+                engine.vision.end_step()
+                now = time.perf_counter()
+                row = {
+                    "step": step + 1,
+                    "loss": update.loss,
+                    "lr": rate,
+                    "grad_norm": update.grad_norm,
+                    **setup.per_token(update.token_sums, update.tokens),
+                    "tokens/prompt": sum(len(p.token_ids_T) for p in packed) - update.tokens,
+                    "tokens/completion": update.tokens,
+                    "rows/rejected": len(batch.rejected),
+                    "loss_scale/skipped": int(update.was_skipped),
+                    "time/step": now - clock,
+                    "memory/peak_bytes": setup.peak_memory(engine.policy.device),
+                }
+                if setup.is_due(step + 1, recipe.train.eval_every, length.steps):
+                    row |= heldout_loss(engine, recipe)
+                run.record(row)
+                progress.step(row)
+                clock = time.perf_counter()
+                setup.stop_if_asked(stop, run, recipe, engine, step + 1)
+                if setup.is_due(step + 1, recipe.train.save_every, length.steps):
+                    setup.save(run, recipe, engine, step + 1)
+        progress.say(f"done: {run.path}")
+    return run
+
+
+def microbatches(
+    conversations: tuple[EncodedConversation, ...], recipe: SftRecipe
+) -> tuple[list[PackedTokens], list[tuple[str, ...]]]:
+    """Packed conversations within the token budget, and the row ids of each."""
+    items = [conversation_item(conversation) for conversation in conversations]
+    bins = packed_bins(items, recipe.learner.form, recipe.learner.max_tokens_per_microbatch)
+    packed = [pack([items[i] for i in bin_]) for bin_ in bins]
+    return packed, [tuple(items[i].prompt.row.id for i in bin_) for bin_ in bins]

@@ -1,0 +1,142 @@
+"""The chain of frozen types that data flows through.
+
+    Row -> EncodedPrompt -> Completion -> ScoredGroup -> PolicyBatch
+    data/  models/          rollout/      rewards/       learner/
+
+Shape suffixes: P prompt tokens, C completion tokens, D position dimensions (3 for M-RoPE, else 1),
+H W height and width of a picture. Sizes are (width, height) in pixels, boxes (x1, y1, x2, y2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from tiercel.samples import Box as Box
+from tiercel.samples import CoordinateSpace as CoordinateSpace
+from tiercel.samples import RewardValue as RewardValue
+from tiercel.samples import Sample as Sample
+from tiercel.samples import SampleImage as SampleImage
+from tiercel.samples import Size as Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One turn. `<image>` marks an image's place and `<bbox>` a box of `Row.boxes`, both in order."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSource:
+    """Where an image comes from: a file under data.image_root, or bytes embedded in the row."""
+
+    path: str | None = None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of the user's data, whatever its format was."""
+
+    id: str
+    messages: tuple[Message, ...]
+    images: tuple[ImageSource, ...] = ()
+    answer: Any = None
+    boxes: tuple[Box, ...] = ()  # fill <bbox> marks; in pixels of the original image
+    box_images: tuple[int, ...] = ()  # for each box, the image it lies on
+    columns: Mapping[str, Any]  # every other column, as read
+    file: str
+    line: int  # 1-based
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RejectedRow:
+    """A row that cannot be used; written to bad_rows.jsonl."""
+
+    id: str
+    file: str
+    line: int
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagePlan:
+    """What a family makes of an image, known from the header alone."""
+
+    original_size: Size
+    processed_size: Size  # after resizing
+    grid: tuple[int, ...]  # the family's own: (t, h, w) patches for Qwen, (rows, columns) of tiles for Ovis2
+    token_count: int  # tokens in the prompt, indicators included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedImage:
+    """An image decoded and resized once; everything later starts from `views`."""
+
+    sha256: str  # of the views' bytes: equal pictures share vision features
+    plan: ImagePlan
+    views: tuple[Tensor, ...]  # uint8 (H, W, 3); the first is the whole picture as resized
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the model sees it."""
+
+    row: Row
+    index: int  # in the global order of the run
+    text: str  # rendered, one placeholder per image
+    token_ids_P: Tensor  # int64
+    positions_DP: Tensor  # int64
+    images: tuple[EncodedImage, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedConversation:
+    """A prompt and the turns that follow it, for SFT. Positions go on where the prompt's end."""
+
+    prompt: EncodedPrompt  # its images are those of the whole conversation
+    token_ids_C: Tensor  # int64
+    positions_DC: Tensor  # int64
+    is_scored_C: Tensor  # bool, tokens of assistant turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """One sampled completion, its end token included where it has one."""
+
+    token_ids_C: Tensor  # int64
+    logprobs_C: Tensor  # fp32, under the distribution it was drawn from
+    text: str  # without the end token
+    is_truncated: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The completions of one prompt under one policy version."""
+
+    prompt: EncodedPrompt
+    completions: tuple[Completion, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredCompletion:
+    """A completion, its rewards by name, and their weighted sum (None: masked)."""
+
+    completion: Completion
+    rewards: Mapping[str, RewardValue]
+    total: float | None
+    is_correct: bool | None  # by the first reward that knows right from wrong
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredGroup:
+    """A group with rewards; advantages are made from it by algorithms/."""
+
+    group: Group
+    completions: tuple[ScoredCompletion, ...]
