@@ -110,7 +110,9 @@ class Learner(nn.Module):
         embeds_TH = self.language_model.embed_tokens(row.token_ids_T)
         embeds_TH = embeds_TH.index_copy(0, row.image_at_F, features_FH)
         hidden_TH = self.language_model(
-            inputs_embeds=embeds_TH[None], position_ids=row.position_ids_31T, use_cache=False,
+            inputs_embeds=embeds_TH[None],
+            position_ids=row.position_ids_31T,
+            use_cache=False,
             attention_mask=None if row.mask_TT is None else row.mask_TT[None, None],
         ).last_hidden_state[0]
         return self.head(hidden_TH[row.scored_N], row.target_N)
@@ -120,15 +122,32 @@ def build_model(tied: bool) -> Qwen2_5_VLForConditionalGeneration:
     torch.manual_seed(0)
     config = Qwen2_5_VLConfig(
         text_config=dict(
-            vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=96, num_hidden_layers=3,
-            num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
-            tie_word_embeddings=tied),
+            tie_word_embeddings=tied,
+        ),
         vision_config=dict(
-            depth=2, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=HIDDEN,
-            fullatt_block_indexes=[1]),
-        vision_start_token_id=301, vision_end_token_id=302, image_token_id=IMAGE_ID, video_token_id=304,
-        tie_word_embeddings=tied)
+            depth=2,
+            hidden_size=32,
+            intermediate_size=48,
+            num_heads=2,
+            out_hidden_size=HIDDEN,
+            fullatt_block_indexes=[1],
+        ),
+        vision_start_token_id=301,
+        vision_end_token_id=302,
+        image_token_id=IMAGE_ID,
+        video_token_id=304,
+        tie_word_embeddings=tied,
+    )
     model = Qwen2_5_VLForConditionalGeneration(config).requires_grad_(False)
     targets = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     inject_adapter_in_model(LoraConfig(r=4, lora_alpha=8, target_modules=targets), model.model.language_model)
@@ -154,7 +173,8 @@ def make_row(kind: str, seed: int, model: nn.Module) -> Row:
     completions = tuple(torch.randint(3, 300, (n,), generator=g) for n in lengths)
     P, packed = len(prompt), torch.cat([prompt, *completions])
     positions, _ = model.model.get_rope_index(
-        prompt[None], image_grid_thw=grid, mm_token_type_ids=(prompt == IMAGE_ID).int()[None])
+        prompt[None], image_grid_thw=grid, mm_token_type_ids=(prompt == IMAGE_ID).int()[None]
+    )
     suffix = torch.cat([positions.max() + 1 + torch.arange(n) for n in lengths]).expand(3, 1, -1)
     segment_T = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([P, *lengths]))
     order_T = torch.arange(len(packed))
@@ -164,12 +184,18 @@ def make_row(kind: str, seed: int, model: nn.Module) -> Row:
         scored += [P - 1, *range(start, start + n - 1)]
         start += n
     return Row(
-        token_ids_T=packed, position_ids_31T=torch.cat([positions, suffix], 2),
+        token_ids_T=packed,
+        position_ids_31T=torch.cat([positions, suffix], 2),
         mask_TT=None if len(lengths) == 1 else sees_TT & (order_T <= order_T[:, None]),
-        scored_N=torch.tensor(scored), target_N=packed[P:],
+        scored_N=torch.tensor(scored),
+        target_N=packed[P:],
         weight_N=torch.cat([torch.randn(1, generator=g).expand(n) for n in lengths]),
-        image_at_F=(packed == IMAGE_ID).nonzero()[:, 0], pixels=pixels, grid=grid,
-        prompt_length=P, completions=completions)
+        image_at_F=(packed == IMAGE_ID).nonzero()[:, 0],
+        pixels=pixels,
+        grid=grid,
+        prompt_length=P,
+        completions=completions,
+    )
 
 
 def make_rows(step: int, rank: int, kinds: tuple[str, str], model: nn.Module) -> list[Row]:
@@ -180,8 +206,13 @@ def empty_row(form: str, length: int = 1) -> Row:
     """Scored once with weight zero, or not scored at all (N = 0)."""
     scored_N = torch.zeros(int(form == "weightless"), dtype=torch.long)
     return Row(
-        token_ids_T=torch.zeros(length, dtype=torch.long), position_ids_31T=torch.arange(length).expand(3, 1, -1),
-        mask_TT=None, scored_N=scored_N, target_N=scored_N, weight_N=torch.zeros(len(scored_N)))
+        token_ids_T=torch.zeros(length, dtype=torch.long),
+        position_ids_31T=torch.arange(length).expand(3, 1, -1),
+        mask_TT=None,
+        scored_N=scored_N,
+        target_N=scored_N,
+        weight_N=torch.zeros(len(scored_N)),
+    )
 
 
 def image_features(visual: nn.Module, row: Row) -> Tensor:
@@ -210,8 +241,11 @@ def oracle(case: Case, kinds: tuple[str, str]) -> tuple[list[Tensor], Tensor]:
             for completion in row.completions:
                 ids = torch.cat([row.token_ids_T[: row.prompt_length], completion])[None]
                 logits = model(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=row.pixels,
-                    image_grid_thw=row.grid, mm_token_type_ids=(ids == IMAGE_ID).int(),
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    pixel_values=row.pixels,
+                    image_grid_thw=row.grid,
+                    mm_token_type_ids=(ids == IMAGE_ID).int(),
                 ).logits[0, row.prompt_length - 1 : -1]
                 logp = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
                 (-(logp * row.weight_N[at : at + len(completion)]).sum() / total).backward()
@@ -260,14 +294,18 @@ class Zero3:
         self.lora = lora_parameters(learner)
         self.loss_scale = 1.0 if case.mistake == "no world factor" else float(dist.get_world_size())
         config = {
-            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": MAX_NORM,
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": MAX_NORM,
             "zero_force_ds_cpu_optimizer": False,
-            "optimizer": {
-                "type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.0, "torch_adam": True}},
+            "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.0, "torch_adam": True}},
             "zero_optimization": {
-                "stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"},
+                "stage": 3,
+                "offload_param": {"device": "cpu"},
+                "offload_optimizer": {"device": "cpu"},
                 # The default, 1e5, leaves every parameter of a tiny model whole: nothing would be tested.
-                "stage3_param_persistence_threshold": 0},
+                "stage3_param_persistence_threshold": 0,
+            },
         }
         self.module, *_ = deepspeed.initialize(model=learner, model_parameters=self.lora, config=config)
 

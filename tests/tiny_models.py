@@ -1,9 +1,11 @@
 """Tiny random checkpoints of every family, saved in the real format."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 from transformers import (
     Ovis2Config,
     Ovis2ForConditionalGeneration,
@@ -15,11 +17,15 @@ from transformers import (
 from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
 from tiercel.demo.tokenizer import QWEN_TOKENS, make_tokenizer
 from tiercel.models.family import Family
-from tiercel.types import EncodedImage, ImageSource, Message, Row
+from tiercel.models.policy import Policy, build_policy
+from tiercel.models.prompts import encode_prompt
+from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 
 FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "ovis2")
+TINY_LORA = Lora(rank=4, alpha=8)
 WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
 OVIS2_TOKENS = (
     "<|endoftext|>",
@@ -155,3 +161,44 @@ def make_row(identity: str, content: str, image_count: int, answer: str | None =
         file="rows.jsonl",
         line=1,
     )
+
+
+def tiny_recipe(checkpoint: Path, *, dtype: str = "float32", template: str | None = None, **sections: Any) -> SftRecipe:
+    """A recipe of a checkpoint on this disk, for `build_policy`."""
+    return SftRecipe(
+        model=Model(path=str(checkpoint), dtype=dtype),
+        data=Data(train="rows.jsonl", template=template),
+        train=Train(steps=1),
+        output="run",
+        **sections,
+    )
+
+
+def tiny_policy(checkpoint: Path, lora: Lora | None = TINY_LORA, *, noise: float = 0.0, **keys: Any) -> Policy:
+    """The checkpoint with a fresh adapter, moved off zero by `noise`; without `lora` full fine-tuning."""
+    policy = build_policy(tiny_recipe(checkpoint, lora=lora, **keys), torch.device("cpu"))
+    if noise:
+        move_adapter(policy, noise)
+    return policy
+
+
+def move_adapter(policy: Policy, scale: float, seed: int = 1) -> None:
+    """Set the trained adapter's B matrices to normal noise, so that it changes every output."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in policy.trained_parameters().items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, scale, generator=generator)
+
+
+def tiny_prompts(family: Family) -> list[EncodedPrompt]:
+    """The prompts of `mixed_rows`: text only, one image, two images."""
+    return [
+        encode_prompt(family, row, number, images, system=None, max_prompt_tokens=400)
+        for number, (row, images) in enumerate(mixed_rows(family))
+    ]
+
+
+def random_ids(family: Family, length: int, generator: torch.Generator) -> Tensor:
+    """Token ids of a completion; never a vision placeholder."""
+    allowed = [i for i in range(family.vocabulary_size) if i not in family.placeholder_ids]
+    return torch.tensor(allowed)[torch.randint(len(allowed), (length,), generator=generator)]

@@ -12,9 +12,14 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from tiercel.rewards.boxes import iou, to_original
 
-HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)> \x00\x1b[31m \u202eabc & \"quoted\" 'text'"
-TRACEBACK = 'Traceback (most recent call last):\n  File "mine.py", line 3, in score\nZeroDivisionError: division by <zero>\n'
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=alert(1)> \x00\x1b[31m \u202eabc & \"quoted\" 'text'"
+)
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "mine.py", line 3, in score\nZeroDivisionError: division by <zero>\n'
+)
 
+SHAPES = [(1280, 960), (640, 480), (96, 96), (480, 900), (1600, 700)]
 CONFIG = """# tiercel grpo
 model: {path: Qwen/Qwen2.5-VL-3B-Instruct, dtype: bfloat16}
 lora: {rank: 64, alpha: 128.0, targets: language}
@@ -114,9 +119,8 @@ def guess(scene: Scene, dice: random.Random, skill: float) -> tuple[str, dict[st
 
 
 def completion(text: str, rewards: dict[str, float | None], correct: bool | None, **more: Any) -> dict[str, Any]:
-    """A completion's record; `total` defaults to iou + 0.2 format, or the sum."""
-    values = [value for value in rewards.values() if value is not None]
-    total = rewards["iou"] + 0.2 * (rewards["format"] or 0) if rewards.get("iou") is not None else sum(values)
+    """A completion's record; `total` is the sum of its rewards, format weighing 0.2."""
+    values = [value * (0.2 if name == "format" else 1) for name, value in rewards.items() if value is not None]
     return {
         "text": text,
         "tokens": max(1, len(text) // 4),
@@ -125,14 +129,21 @@ def completion(text: str, rewards: dict[str, float | None], correct: bool | None
         "truncated": False,
         "rewards": rewards,
         "failures": {},
-        "total": total if values else None,
+        "total": sum(values) if values else None,
         "correct": correct,
         "advantage": None,
         **more,
     }
 
 
-def group(id: str, question: str, answer: Any, images: list, completions: list, space: str | None = "resized_pixels"):
+def group(
+    id: str,
+    question: str,
+    answer: Any,
+    images: list[dict[str, Any]],
+    completions: list[dict[str, Any]],
+    space: str | None = "resized_pixels",
+) -> dict[str, Any]:
     """A line of rollouts/ or evaluations/."""
     totals = [each["total"] for each in completions if each["total"] is not None]
     if len(totals) > 1:
@@ -154,7 +165,9 @@ def group(id: str, question: str, answer: Any, images: list, completions: list, 
     return record if space is None else {**record, "coordinate_space": space}
 
 
-def grpo_metrics(dice: random.Random, steps: int, done: int, evaluations: dict[int, tuple[int, int, float]]) -> list[dict]:
+def grpo_metrics(
+    dice: random.Random, steps: int, done: int, evaluations: dict[int, tuple[int, int, float]]
+) -> list[dict]:
     """Rows of metrics.jsonl; `evaluations` holds (right, rows, mean reward) by step."""
     rows: list[dict[str, Any]] = []
     for step in range(done + 1):
@@ -202,38 +215,27 @@ def grpo_metrics(dice: random.Random, steps: int, done: int, evaluations: dict[i
     return rows
 
 
-def make_grounding(path: Path, seed: int = 0, steps: int = 60, done: int | None = None, gain: float = 0.45) -> Path:
+def make_grounding(
+    path: Path, seed: int = 0, steps: int = 60, done: int | None = None, gain: float = 0.45, rows: int = 48
+) -> Path:
     """GRPO on boxes: pictures small and large, hostile text, masked completions, failures, rejected rows."""
     dice = random.Random(seed)
     done = steps if done is None else done
     run = new_run(path, CONFIG.replace("STEPS", str(steps)))
-    shapes = [(1280, 960), (640, 480), (96, 96), (480, 900), (1600, 700)]
-    scenes = [Scene(run, f"val-{number:03d}", dice, shapes[number % len(shapes)]) for number in range(48)]
+    scenes = [Scene(run, f"val-{number:03d}", dice, SHAPES[number % len(SHAPES)]) for number in range(rows)]
     evaluations = {}
     for step in sorted({0, done // 2, done}):
-        skill = 0.25 + gain * step / steps
-        lines = []
-        for number, scene in enumerate(scenes):
-            text, rewards = guess(scene, dice, skill)
-            made = completion(text, rewards, (rewards["iou"] or 0) >= 0.5)
-            lines.append(group(f"val-{number}", "<image>Where is the dark rectangle?", list(scene.box), [scene.record()], [made]))
+        lines = [evaluated(number, scene, dice, 0.25 + gain * step / steps) for number, scene in enumerate(scenes)]
         write_lines(run / "evaluations" / f"step-{step:06d}.jsonl", lines)
-        right = sum(line["completions"][0]["correct"] for line in lines)
-        mean = sum(line["completions"][0]["total"] for line in lines) / len(lines)
-        evaluations[step] = (right, len(lines), mean)
-    train = [Scene(run, f"train-{number:03d}", dice, shapes[number % len(shapes)]) for number in range(24)]
+        greedy = [line["completions"][0] for line in lines]
+        right = sum(each["correct"] for each in greedy)
+        evaluations[step] = (right, len(lines), sum(each["total"] for each in greedy) / len(lines))
+    scenes = [Scene(run, f"train-{number:03d}", dice, SHAPES[number % len(SHAPES)]) for number in range(rows // 2)]
     for step in range(1, done + 1):
-        lines = []
-        for number in range(4):
-            scene = train[(4 * step + number) % len(train)]
-            guesses = [guess(scene, dice, 0.25 + gain * step / steps) for _ in range(8)]
-            made = [completion(text, rewards, (rewards["iou"] or 0) >= 0.5) for text, rewards in guesses]
-            if step == done and number == 0:
-                made[1] = completion(HOSTILE, {"iou": 0.0, "format": 0.0}, False, truncated=True)
-                made[2] = completion("<answer>[0, 0, 10, 10]</answer>", {"iou": None, "format": 1.0}, False)
-                made[2] |= {"total": None, "failures": {"iou": TRACEBACK}}
-                made[3] = completion(f"<answer>[90, 80, 20, 1e300]</answer>{'long ' * 2000}", {"iou": 0.0, "format": 0.0}, False)
-            lines.append(group(f"train-{step}-{number}", HOSTILE if number == 1 else "<image>Where is it?", list(scene.box), [scene.record()], made))
+        lines = [sampled(step, number, scenes, dice, 0.25 + gain * step / steps) for number in range(4)]
+        if step == done:
+            lines[0] = with_trouble(lines[0])
+            lines[1]["question"] = HOSTILE
         write_lines(run / "rollouts" / f"step-{step:06d}.jsonl", lines)
     write_lines(run / "metrics.jsonl", grpo_metrics(dice, steps, done, evaluations))
     bad = [
@@ -245,10 +247,36 @@ def make_grounding(path: Path, seed: int = 0, steps: int = 60, done: int | None 
     return run
 
 
+def evaluated(number: int, scene: Scene, dice: random.Random, skill: float) -> dict[str, Any]:
+    text, rewards = guess(scene, dice, skill)
+    made = completion(text, rewards, (rewards["iou"] or 0) >= 0.5)
+    return group(f"val-{number}", "<image>Where is the dark box?", list(scene.box), [scene.record()], [made])
+
+
+def sampled(step: int, number: int, scenes: list[Scene], dice: random.Random, skill: float) -> dict[str, Any]:
+    scene = scenes[(4 * step + number) % len(scenes)]
+    guesses = [guess(scene, dice, skill) for _ in range(8)]
+    made = [completion(text, rewards, (rewards["iou"] or 0) >= 0.5) for text, rewards in guesses]
+    return group(f"train-{step}-{number}", "<image>Where is it?", list(scene.box), [scene.record()], made)
+
+
+def with_trouble(record: dict[str, Any]) -> dict[str, Any]:
+    """The group with a hostile completion, a failed reward, and a long text with an absurd box."""
+    made = list(record["completions"])
+    nothing: dict[str, float | None] = {"iou": 0.0, "format": 0.0}
+    made[1] = completion(HOSTILE, nothing, False, truncated=True)
+    made[2] = completion("<answer>[0, 0, 10, 10]</answer>", {"iou": None, "format": 1.0}, False)
+    made[2] |= {"total": None, "failures": {"iou": TRACEBACK}}
+    made[3] = completion(f"<answer>[90, 80, 20, 1e300]</answer>{'long ' * 2000}", nothing, False)
+    return group(record["id"], record["question"], record["answer"], record["images"], made)
+
+
 def make_sft(path: Path, steps: int = 200) -> Path:
     """SFT with a held-out loss that turns up again at the end."""
     dice = random.Random(1)
-    config = CONFIG.replace("# tiercel grpo", "# tiercel sft").replace("STEPS", "null").replace("epochs: null", "epochs: 2")
+    config = (
+        CONFIG.replace("# tiercel grpo", "# tiercel sft").replace("STEPS", "null").replace("epochs: null", "epochs: 2")
+    )
     run = new_run(path, config.partition("rewards:")[0])
     rows: list[dict[str, Any]] = []
     for step in range(steps + 1):

@@ -23,6 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def entry_point() -> None:
+    """The `tiercel` script."""
+    sys.exit(main())
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tiercel",
@@ -32,8 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tiercel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    demo = _command(commands, "demo", "train a tiny VLM on real handwritten digits, on a CPU", "tiercel demo")
-    demo.add_argument("--directory", default="runs", help="where data and runs go (default: runs)")
+    _command(commands, "demo", "train a tiny VLM on real handwritten digits, on a CPU, in minutes", "tiercel demo")
 
     for kind, text in (("sft", "supervised fine-tuning"), ("grpo", "reinforcement by GRPO")):
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
@@ -89,9 +93,9 @@ def _sft(arguments: argparse.Namespace) -> None:
 
     recipe = load_recipe("sft", arguments.recipe, arguments.overrides)
     from tiercel.training import sft
-    from tiercel.training.ending import with_report
+    from tiercel.training.ending import run_recipe
 
-    with_report(sft.train, recipe)
+    print(run_recipe(sft.train, recipe))
 
 
 def _grpo(arguments: argparse.Namespace) -> None:
@@ -99,15 +103,15 @@ def _grpo(arguments: argparse.Namespace) -> None:
 
     recipe = load_recipe("grpo", arguments.recipe, arguments.overrides)
     from tiercel.training import grpo
-    from tiercel.training.ending import with_report
+    from tiercel.training.ending import run_recipe
 
-    with_report(grpo.train, recipe)
+    print(run_recipe(grpo.train, recipe))
 
 
 def _demo(arguments: argparse.Namespace) -> None:
     from tiercel.demo.command import demo
 
-    demo(Path(arguments.directory))
+    demo()
 
 
 def _check(arguments: argparse.Namespace) -> None:

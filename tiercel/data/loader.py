@@ -17,6 +17,7 @@ from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from tiercel.data.rows import reject
 from tiercel.errors import DataError, TiercelError, TrainingError
 from tiercel.types import EncodedConversation, EncodedPrompt, RejectedRow, Row
 
-Encoded = EncodedPrompt | EncodedConversation
+Encoded = TypeVar("Encoded", EncodedPrompt, EncodedConversation)
 Encode = Callable[[Row, int], Encoded | RejectedRow]
 
 _WAITING_SLICES = 1  # that a worker keeps beside the one it is sending and the one it is making
@@ -35,7 +36,7 @@ _PARENT_CHECK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepBatch:
+class StepBatch(Generic[Encoded]):
     """What one step trains on, in the global order; rejected rows leave it short."""
 
     step: int
@@ -68,10 +69,7 @@ class _Failure:
     error: TiercelError
 
 
-_Outcome = Encoded | RejectedRow | _Failure
-
-
-class StepLoader:
+class StepLoader(Generic[Encoded]):
     """Iterates over `StepBatch`es of the steps from `start` to before `stop`.
 
     `encode(row, index)` decodes, resizes and tokenises a row; a DataError that it raises rejects the row. With
@@ -81,18 +79,20 @@ class StepLoader:
     Raises TrainingError where a worker dies or `encode` fails in a way that is not the row's fault.
     """
 
-    def __init__(self, rows: Sequence[Row], encode: Encode, order: StepOrder, *, start: int, stop: int, workers: int):
+    def __init__(
+        self, rows: Sequence[Row], encode: Encode[Encoded], order: StepOrder, *, start: int, stop: int, workers: int
+    ):
         if order.row_count != len(rows):
             raise ValueError(f"the order is one of {order.row_count} rows, not of {len(rows)}")
         self._rows = rows
-        self._encode = encode
+        self._encode: Encode[Encoded] = encode
         self._order = order
         self._steps = iter(range(start, stop))
         self._workers: list[tuple[BaseProcess, Connection]] = []
         if start < stop:
             self._start_workers(start, stop, workers)
 
-    def __enter__(self) -> "StepLoader":
+    def __enter__(self) -> "StepLoader[Encoded]":
         return self
 
     def __exit__(
@@ -100,10 +100,10 @@ class StepLoader:
     ) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Iterator[StepBatch[Encoded]]:
         return self
 
-    def __next__(self) -> StepBatch:
+    def __next__(self) -> StepBatch[Encoded]:
         step = next(self._steps)
         if self._workers:
             outcomes = [outcome for process, results in self._workers for outcome in _receive(process, results)]
@@ -163,7 +163,7 @@ class StepLoader:
                 self._workers.append((process, receiving))
 
 
-def _receive(process: BaseProcess, results: Connection) -> list[_Outcome]:
+def _receive(process: BaseProcess, results: Connection) -> list[Any]:
     """A worker's slice of the next step. Raises TrainingError where the worker is gone."""
     try:
         return results.recv()
@@ -178,11 +178,11 @@ def _receive(process: BaseProcess, results: Connection) -> list[_Outcome]:
         raise TrainingError(f"{process.name} (process {process.pid}) {end}{remedy}") from error
 
 
-def _encode_slice(rows: Sequence[Row], encode: Encode, places: Sequence[tuple[int, int]]) -> list[_Outcome]:
+def _encode_slice(rows: Sequence[Row], encode: Encode, places: Sequence[tuple[int, int]]) -> list[Any]:
     return [_encode_row(rows[number], encode, index) for index, number in places]
 
 
-def _encode_row(row: Row, encode: Encode, index: int) -> _Outcome:
+def _encode_row(row: Row, encode: Encode, index: int) -> Any:
     try:
         return encode(row, index)
     except DataError as error:

@@ -21,7 +21,10 @@ WORDS = (
 def save_random_checkpoint(directory: Path, seed: int) -> None:
     """Write config, weights, tokenizer and image processor."""
     tokenizer = make_tokenizer(WORDS)
-    special = tokenizer.convert_tokens_to_ids
+
+    def special(token: str) -> int:
+        return tokenizer.vocab[token]
+
     hidden = 128
     config = Qwen2_5_VLConfig(
         text_config={

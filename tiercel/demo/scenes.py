@@ -63,7 +63,13 @@ def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generat
 
 
 def write_scenes(
-    directory: Path, name: str, count: int, seed: int, digit_counts: tuple[int, ...], use_held_out: bool, jitter: int = 0
+    directory: Path,
+    name: str,
+    count: int,
+    seed: int,
+    digit_counts: tuple[int, ...],
+    use_held_out: bool,
+    jitter: int = 0,
 ) -> Path:
     """`directory`/`name`.jsonl and its images; `jitter` moves each written corner by up to so many pixels.
 

@@ -6,6 +6,7 @@ a microbatch (in `PolicyBatch`), N scored tokens of a microbatch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -139,5 +140,5 @@ def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
             advantages_G=group.advantages_G[start:stop],
             sampler_logprobs=group.sampler_logprobs[start:stop],
         )
-        for start, stop in zip(bounds, bounds[1:], strict=False)
+        for start, stop in pairwise(bounds)
     ]

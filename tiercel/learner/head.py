@@ -45,8 +45,9 @@ class TokenHead(nn.Module):
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+    """At least one, though it be empty: a trained head takes part in the backward pass in any case."""
     size = max(1, LOGITS_PER_CHUNK // vocabulary)
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+    return [slice(start, min(start + size, tokens)) for start in range(0, max(1, tokens), size)]
 
 
 def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, temperature: float, excluded: list[int]) -> Tensor:

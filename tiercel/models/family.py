@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from tiercel.config.schema import Part
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
 
+HuggingFaceModel = Any  # a PreTrainedModel, whose submodules only its family knows
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
@@ -70,11 +72,11 @@ class Family(ABC):
         """Rotary positions, int64 (D, P), of a sequence that starts at position 0."""
 
     @abstractmethod
-    def vision_features(self, model: nn.Module, images: Sequence[EncodedImage]) -> list[Tensor]:
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         """For each image features (K, H), one row for each of `image_token_ids`, in the language model's space."""
 
     @abstractmethod
-    def language_model(self, model: nn.Module) -> nn.Module:
+    def language_model(self, model: HuggingFaceModel) -> nn.Module:
         """The decoder: takes inputs_embeds, position_ids, attention_mask; ends with the last norm."""
 
     def part_of(self, parameter_name: str) -> Part:

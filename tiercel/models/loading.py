@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
-from tiercel.models.family import Checkpoint, Family
+from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 
@@ -82,9 +81,11 @@ def load_family(model: Model, template: str | None = None) -> Family:
     return chosen(checkpoint, model.min_pixels, model.max_pixels)
 
 
-def load_weights(family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None) -> nn.Module:
+def load_weights(
+    family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None
+) -> HuggingFaceModel:
     """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights."""
-    model = AutoModelForImageTextToText.from_pretrained(
+    model: HuggingFaceModel = AutoModelForImageTextToText.from_pretrained(
         path or family.checkpoint.path,
         dtype=dtype,
         attn_implementation="sdpa",

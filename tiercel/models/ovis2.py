@@ -16,7 +16,7 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import (
     get_optimal_tiled_canvas,
 )
 
-from tiercel.models.family import Family
+from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
 
@@ -118,7 +118,7 @@ class Ovis2(Family):
         ]
         return [picture_image(view) for view in (*image.views[1:], *tiles)]
 
-    def vision_features(self, model: nn.Module, images: Sequence[EncodedImage]) -> list[Tensor]:
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles = [self._tiles(image) for image in images]
         pixels_V = self.checkpoint.image_processor(
             images=[tile for of_image in tiles for tile in of_image],
@@ -141,5 +141,5 @@ class Ovis2(Family):
         features_KH = indicators_IH.to(tile_features_SH.dtype)[layout_K.clamp(min=0)]
         return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_SH)
 
-    def language_model(self, model: nn.Module) -> nn.Module:
+    def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tiercel.config.schema import BaseRecipe, Lora, Part
 from tiercel.errors import ModelError
-from tiercel.models.family import Family
+from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights
 from tiercel.types import EncodedImage
 
@@ -24,7 +24,7 @@ class Policy:
     """What is trained. `model` is the Hugging Face model, with PEFT's layers in place where there is an adapter."""
 
     family: Family
-    model: nn.Module
+    model: HuggingFaceModel
     peft: PeftModel | None  # None: full fine-tuning
     reference_adapter: str | None  # the frozen initial adapter, where lora.init is given
     compute_dtype: torch.dtype
@@ -121,15 +121,13 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
     )
 
 
-def lora_targets(family: Family, model: nn.Module, targets: str) -> str:
+def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
     """A regular expression for PEFT: the linear layers of a part (never the head), or the user's own. Raises
     ModelError where nothing matches."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if targets in (*PARTS, "all"):
         chosen = [
-            name
-            for name in linear
-            if name != "lm_head" and (targets == "all" or family.part_of(name + ".") == targets)
+            name for name in linear if name != "lm_head" and (targets == "all" or family.part_of(name + ".") == targets)
         ]
         pattern = "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in chosen}))
     else:
@@ -141,10 +139,11 @@ def lora_targets(family: Family, model: nn.Module, targets: str) -> str:
     return pattern
 
 
-def _add_adapter(family: Family, model: nn.Module, lora: Lora, seed: int) -> PeftModel:
+def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int) -> PeftModel:
     if lora.init is not None:
         peft = _read_adapter(model, Path(lora.init))
         given = peft.peft_config["default"]
+        assert isinstance(given, LoraConfig)
         if (given.r, given.lora_alpha) != (lora.rank, lora.alpha):
             raise ModelError(
                 f"lora.init: {lora.init} has rank {given.r} and alpha {given.lora_alpha}, the recipe says "
@@ -155,7 +154,7 @@ def _add_adapter(family: Family, model: nn.Module, lora: Lora, seed: int) -> Pef
         return peft
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         target_modules=lora_targets(family, model, lora.targets),
         task_type="CAUSAL_LM",
@@ -165,13 +164,13 @@ def _add_adapter(family: Family, model: nn.Module, lora: Lora, seed: int) -> Pef
         return get_peft_model(model, config)
 
 
-def _read_adapter(model: nn.Module, directory: Path) -> PeftModel:
+def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:
     if not (directory / "adapter_config.json").is_file() or not (directory / "adapter_model.safetensors").is_file():
         raise ModelError(f"{directory} is no adapter: it needs adapter_config.json and adapter_model.safetensors")
     return PeftModel.from_pretrained(model, str(directory), is_trainable=True)
 
 
-def _unfreeze(family: Family, model: nn.Module, freeze: tuple[Part, ...]) -> None:
+def _unfreeze(family: Family, model: HuggingFaceModel, freeze: tuple[Part, ...]) -> None:
     """Full fine-tuning: every part that is not frozen. Raises ModelError where a part has no parameters."""
     present = {family.part_of(name) for name, _ in model.named_parameters()}
     if missing := sorted(set(freeze) - present):

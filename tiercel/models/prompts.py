@@ -100,6 +100,12 @@ def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: 
     return len(token_ids(family, render(family, messages, True), plans[: _image_count(messages)]))
 
 
+def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
+    """Tokens of the whole conversation, from the image headers alone."""
+    messages = with_system(with_boxes(row, plans, family), system)
+    return len(token_ids(family, render(family, messages, False), plans))
+
+
 def encode_prompt(
     family: Family,
     row: Row,

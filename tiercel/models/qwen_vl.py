@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from tiercel.errors import DataError
-from tiercel.models.family import Family
+from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
 
@@ -93,7 +93,7 @@ class Qwen2VL(Family):
                 start = stop
         return torch.cat(pieces, dim=1)
 
-    def vision_features(self, model: nn.Module, images: Sequence[EncodedImage]) -> list[Tensor]:
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         pictures = [picture_image(image.views[0]) for image in images]
         pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
         weight = next(model.model.visual.parameters())
@@ -102,7 +102,7 @@ class Qwen2VL(Family):
         )
         return list(output.pooler_output)
 
-    def language_model(self, model: nn.Module) -> nn.Module:
+    def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model
 
 

@@ -88,4 +88,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, str | int | float | bool) else str(getattr(value, "value", value))
+    return (
+        value if value is None or isinstance(value, str | int | float | bool) else str(getattr(value, "value", value))
+    )

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import short
+from tiercel.report.numbers import NOTHING, short
 from tiercel.report.pictures import box_text, has_boxes, predicted_box, true_box
 from tiercel.report.reading import CompletionRecord, GroupRecord
-from tiercel.rewards.boxes import iou
+from tiercel.rewards.boxes import iou, is_proper
 
 LONGEST_TEXT = 1500  # characters of one text on the page
 _KEPT_TAIL = 400
@@ -23,15 +23,17 @@ def clipped(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def text_block(text: str, style: str = "said", longest: int = LONGEST_TEXT) -> Html:
-    """Text as written, or a mark where there is none."""
+    """Text as written; a mark where there is none, and white space alone by its escapes."""
     if not text:
         return element("p", "(empty)", class_="aside")
+    if text.isspace():
+        text = json.dumps(text)
     return element("pre", clipped(text, longest), class_=style, dir="auto")
 
 
 def value_text(value: float | None) -> str:
     """A reward or an advantage; None is a dash."""
-    return "–" if value is None else short(value).replace("-", "\u2212", 1)
+    return NOTHING if value is None else short(value)
 
 
 def answer_text(answer: Any) -> str:
@@ -67,7 +69,9 @@ def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:
 def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
     """The completion's box for a table, in pixels of the original image, or why there is none."""
     found = predicted_box(group, completion)
-    return found.missing if found.box is None else box_text(found.box)
+    if found.box is None:
+        return found.missing
+    return box_text(found.box) + ("" if is_proper(found.box) else " (inverted)")
 
 
 def failures_block(completion: CompletionRecord) -> Html | None:

@@ -35,7 +35,7 @@ class Chart:
     title: str
     series: tuple[Series, ...]
     from_zero: bool = False
-    note: str = ""
+    last_step: int = 0  # of all the charts beside it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,18 +60,16 @@ def line_chart(chart: Chart) -> Html:
     values += [value for series in chart.series for _, low, high in series.whiskers for value in (low, high)]
     low, high, beyond = _value_range(values, chart.from_zero)
     ticks = nice_ticks(low, high, 4)
-    frame = Frame(steps=_step_range(chart.series), values=(ticks[0], ticks[-1]))
+    frame = Frame(steps=_step_range(chart.series, chart.last_step), values=(ticks[0], ticks[-1]))
     drawn = [_drawn(series, frame) for series in chart.series]
     legend = _legend([(series.label, _swatch(series)) for series in chart.series]) if len(chart.series) > 1 else None
-    notes = [chart.note] if chart.note else []
-    if beyond:
-        notes.append(f"{beyond} beyond the axis, up to {short(max(values))}")
+    note = f"{beyond} beyond the axis, up to {short(max(values))}" if beyond else None
     return element(
         "figure",
         _caption(chart.title, chart.series[0]),
         _svg(chart.title, frame, ticks, drawn, _hover(chart.series)),
         legend,
-        element("p", "; ".join(notes), class_="aside") if notes else None,
+        element("p", note, class_="aside") if note else None,
         class_="chart",
     )
 
@@ -84,13 +82,18 @@ def stacked_chart(title: str, labels: Sequence[str], steps: Sequence[int], layer
         bottoms = [below + value for below, value in zip(bottoms, layer, strict=True)]
         tops.append(bottoms)
     ticks = nice_ticks(0.0, max(bottoms) or 1.0, 4)
-    lines = [Series(label=label, points=tuple(zip(steps, top, strict=True))) for label, top in zip(labels, tops, strict=True)]
+    lines = [
+        Series(label=label, points=tuple(zip(steps, top, strict=True))) for label, top in zip(labels, tops, strict=True)
+    ]
     frame = Frame(steps=_step_range(lines), values=(ticks[0], ticks[-1]))
     drawn = [
         element("path", d=_area(line.points, frame), class_=f"area c{number}")
         for number, line in reversed(list(enumerate(lines)))
     ]
-    shown = [Series(label=label, points=tuple(zip(steps, layer, strict=True))) for label, layer in zip(labels, layers, strict=True)]
+    shown = [
+        Series(label=label, points=tuple(zip(steps, layer, strict=True)))
+        for label, layer in zip(labels, layers, strict=True)
+    ]
     legend = _legend([(label, f"swatch area c{number}") for number, label in enumerate(labels)])
     total = Series(label="total", points=lines[-1].points)
     return element(
@@ -179,9 +182,7 @@ def _every_step(series: Series, frame: Frame, colour: str) -> Html:
     if size == 1:
         return element("path", d=raw, class_=f"thick {colour}")
     smooth = _path(thinned(trailing_means(series.points, size), _MOST_POINTS), frame)
-    return fragment(
-        element("path", d=raw, class_=f"raw {colour}"), element("path", d=smooth, class_=f"thick {colour}")
-    )
+    return fragment(element("path", d=raw, class_=f"raw {colour}"), element("path", d=smooth, class_=f"thick {colour}"))
 
 
 def smoothing(count: int) -> int:
@@ -203,7 +204,7 @@ def _whisker(x: float, low: float, high: float) -> str:
 
 
 def _value_range(values: Sequence[float], from_zero: bool) -> tuple[float, float, int]:
-    """Lowest and highest value of the axis, and how many values lie above it: a few spikes must not flatten the rest."""
+    """Lowest and highest value of the axis, and how many lie above: a few spikes must not flatten the rest."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     beyond = 0
@@ -214,14 +215,14 @@ def _value_range(values: Sequence[float], from_zero: bool) -> tuple[float, float
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low < 1e-9 * max(abs(high), abs(low), 1e-9):
-        margin = abs(high) * 0.5 or 1.0
-        low, high = (0.0 if from_zero and low >= 0 else low - margin), high + margin
+        margin = abs(high) * 0.5
+        low, high = (low - margin, high + margin) if margin else (0.0, 1.0)
     return low, high, beyond
 
 
-def _step_range(series: Sequence[Series]) -> tuple[float, float]:
+def _step_range(series: Sequence[Series], last_step: int = 0) -> tuple[float, float]:
     steps = [step for each in series for step, _ in each.points]
-    low, high = min(steps), max(steps)
+    low, high = min(steps), max([last_step, *steps])
     low = 0 if low <= high / 10 else low
     return (low, high) if high > low else (low - 1, high + 1)
 

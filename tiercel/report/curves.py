@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tiercel.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
-from tiercel.report.markup import Html, element, fragment
+from tiercel.report.markup import Html, element
 from tiercel.report.reading import Run, finite
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
@@ -35,14 +36,17 @@ def curves_section(run: Run, other: Run | None) -> Html:
 def charts_of(run: Run, other: Run | None) -> list[Chart]:
     """Line charts in reading order: score, rewards, loss, then the health of the run."""
     drawn = [*_score_charts(run, other), *_loss_charts(run, other), *_health_charts(run, other)]
-    return [chart for chart in drawn if chart.series]
+    last_step = max(run.last_step, other.last_step if other is not None else 0)
+    return [replace(chart, last_step=last_step) for chart in drawn if chart.series]
 
 
 def _score_charts(run: Run, other: Run | None) -> Iterator[Chart]:
     yield _accuracy(run, other)
     total = _every_step(run, "sampled", "reward/mean")
     yield _chart("Reward", total, _held_out(run, "eval/reward/mean"), _other(other, "reward/mean"))
-    rewards = {key.removeprefix("reward/").removesuffix("/mean"): key for key in run.keys() if _is_single_reward(key)}
+    rewards = {
+        key.removeprefix("reward/").removesuffix("/mean"): key for key in run.metric_names() if _is_single_reward(key)
+    }
     for name, key in rewards.items():
         if run.series(key) != run.series("reward/mean"):
             held_out = _held_out(run, f"eval/{key}")
@@ -80,7 +84,10 @@ def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
 
 
 def _accuracy(run: Run, other: Run | None) -> Chart:
-    rows = [(row["step"], finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high"))) for row in run.metrics]
+    rows = [
+        (row["step"], finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high")))
+        for row in run.metrics
+    ]
     whiskers = tuple((step, low, high) for step, low, high in rows if low is not None and high is not None)
     points = tuple(run.series("eval/accuracy"))
     held_out = Series(label="held out", points=points, style="points", whiskers=whiskers) if points else None

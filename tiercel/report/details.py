@@ -5,7 +5,7 @@ from typing import Any
 
 from tiercel.report.cards import clipped, text_block
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import counted
+from tiercel.report.numbers import NOTHING, TIMES, counted
 from tiercel.report.reading import Run
 
 _BAD_ROWS_SHOWN = 20
@@ -43,12 +43,18 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     rewards = run.setting("rewards")
     if isinstance(rewards, list):
         named = [each for each in rewards if isinstance(each, Mapping)]
-        yield "Rewards", ", ".join(f"{each.get('name') or each.get('call')} × {each.get('weight', 1)}" for each in named)
+        yield (
+            "Rewards",
+            ", ".join(f"{each.get('name') or each.get('call')} {TIMES} {each.get('weight', 1)}" for each in named),
+        )
     prompts, group = of("optim", "prompts_per_step"), of("rollout", "group_size")
     unit = "prompts" if run.kind == "grpo" else "conversations"
-    yield "Step", f"{prompts} {unit}" + (f" × {group} completions" if group else "") if prompts else ""
+    yield "Step", f"{prompts} {unit}" + (f" {TIMES} {group} completions" if group else "") if prompts else ""
     if of("rollout", "max_new_tokens"):
-        yield "Sampling", f"up to {of('rollout', 'max_new_tokens')} tokens at temperature {of('rollout', 'temperature')}"
+        yield (
+            "Sampling",
+            f"up to {of('rollout', 'max_new_tokens')} tokens at temperature {of('rollout', 'temperature')}",
+        )
     yield "Learning rate", " ".join(part for part in (of("optim", "lr"), of("optim", "schedule")) if part)
     yield "Seed", of("train", "seed")
 
@@ -62,7 +68,11 @@ def reproduce_section(run: Run) -> Html:
         "newest valid checkpoint instead."
     )
     return element(
-        "section", element("h2", "Again"), element("pre", command, class_="said"), element("p", text), id="again"
+        "section",
+        element("h2", "Make this run again"),
+        element("pre", command, class_="said"),
+        element("p", text),
+        id="again",
     )
 
 
@@ -111,7 +121,9 @@ def log_section(run: Run) -> Html | None:
     lines = run.log[-_LOG_LINES_SHOWN:]
     summary = f"Last {counted(len(lines), 'line')} of log.txt"
     text = "\n".join(clipped(line, 500) for line in lines)
-    return element("section", element("details", element("summary", summary), text_block(text, longest=_LONGEST_FILE)), id="log")
+    return element(
+        "section", element("details", element("summary", summary), text_block(text, longest=_LONGEST_FILE)), id="log"
+    )
 
 
 def differences(run: Run, other: Run) -> Html:
@@ -125,8 +137,8 @@ def differences(run: Run, other: Run) -> Html:
         element(
             "tr",
             element("th", key, scope="row"),
-            element("td", clipped(str(here.get(key, "–")), 300)),
-            element("td", clipped(str(there.get(key, "–")), 300)),
+            element("td", clipped(str(here.get(key, NOTHING)), 300)),
+            element("td", clipped(str(there.get(key, NOTHING)), 300)),
         )
         for key in keys[:_LONGEST_LIST]
     ]

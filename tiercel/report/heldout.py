@@ -92,11 +92,11 @@ def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
     by_fate = fates(pairs)
     lost = len(first.groups) + len(last.groups) - 2 * len(pairs)
     names = (f"before (step {first.step:,})", f"after (step {last.step:,})")
-    intro = "The same rows, answered greedily at the first and the last evaluation. Rows of each kind are spread evenly "
-    intro += "over the file, not picked by hand."
-    shown = [
-        _fate_block(fate, chosen, names, album) for fate, chosen in by_fate.items() if chosen
-    ]
+    intro = (
+        "The same rows, answered greedily at the first and the last evaluation. Rows of each kind are spread evenly "
+        "over the file, not picked by hand."
+    )
+    shown = [_fate_block(fate, chosen, names, album) for fate, chosen in by_fate.items() if chosen]
     return element(
         "section",
         element("h2", "Before and after"),
@@ -144,7 +144,9 @@ def _chance(gained: int, lost: int, words: Mapping[Fate, str]) -> str:
     p = sign_test(gained, lost)
     strength = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     meaning = "more than chance would do" if p < 0.05 else "chance alone could do that"
-    return f"{gained:,} {words['fixed']} against {lost:,} {words['broken']}: {meaning} ({strength}, exact McNemar test)."
+    return (
+        f"{gained:,} {words['fixed']} against {lost:,} {words['broken']}: {meaning} ({strength}, exact McNemar test)."
+    )
 
 
 def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:
@@ -206,7 +208,11 @@ def _answer(name: str, group: GroupRecord, style: str) -> Html:
             " ",
             element("span", verdict, class_=f"verdict {verdict}") if verdict else None,
         ),
-        element("dl", [[element("dt", key), element("dd", value)] for key, value in facts], class_="facts"),
+        element(
+            "dl",
+            [element("div", element("dt", key), " ", element("dd", value)) for key, value in facts],
+            class_="facts",
+        ),
         text_block(completion.text),
         failures_block(completion),
         class_="given",

@@ -4,10 +4,13 @@ import html
 import re
 from collections.abc import Iterable
 
-_VOID = frozenset({"br", "meta", "rect", "line", "path", "polyline", "circle", "image", "col"})
+_VOID = frozenset({"br", "meta"})
+_SELF_CLOSING = frozenset({"rect", "line", "path", "circle", "image"})  # of SVG, where they have no children
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
 # What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two characters that are none.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# Would turn the rest of a line around, so that a reader sees something else than what is there.
+_DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _FIRST_CONTROL_PICTURE = 0x2400
 
 
@@ -21,9 +24,14 @@ Child = str | int | float | None | Iterable["Child"]
 
 
 def escaped(text: str) -> Html:
-    """Text of any origin as HTML. Control characters show as their pictures (U+2400 on), others as U+FFFD."""
+    """Text of any origin as HTML.
+
+    Control characters show as their pictures (U+2400 on), overrides of the writing direction by number, and what no
+    HTML may hold as U+FFFD.
+    """
     text = text.replace("\r\n", "\n")
     text = _CONTROL.sub(lambda found: chr(_FIRST_CONTROL_PICTURE + ord(found.group())), text)
+    text = _DIRECTION.sub(lambda found: f"[U+{ord(found.group()):04X}]", text)
     return Html(html.escape(_UNPRINTABLE.sub("\ufffd", text), quote=True))
 
 
@@ -44,9 +52,11 @@ def element(name: str, /, *children: Child, **attributes: str | int | float | bo
     False leave an attribute out, True writes it bare.
     """
     opening = "".join([name, *(_attribute(key, value) for key, value in attributes.items())])
+    content = fragment(*children)
     if name in _VOID:
-        return Html(f"<{opening}>") if name in ("br", "meta", "col") else Html(f"<{opening}/>")
-    return Html(f"<{opening}>{fragment(*children)}</{name}>")
+        assert not content, f"<{name}> has no content"
+        return Html(f"<{opening}>")
+    return Html(f"<{opening}/>" if name in _SELF_CLOSING and not content else f"<{opening}>{content}</{name}>")
 
 
 def _attribute(key: str, value: str | int | float | bool | None) -> str:

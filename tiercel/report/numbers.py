@@ -1,11 +1,14 @@
 """Numbers for people: means over windows, smoothing, the sign test, formats. Pure functions."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 
 Point = tuple[int, float]  # step, value
 
+NOTHING = "\u2013"  # stands where there is no number
+TIMES = "\u00d7"
 WINDOW = 20  # steps at either end of a run that are averaged
 
 
@@ -76,25 +79,26 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number in about four characters: 0.312, 12.3, 1,024, 12.3k, 2.0e-05."""
+    """A number in about four characters, with a proper minus: 0, 0.312, 1.25, 12.3, 1,024, 12.3k, 2e-05."""
     size = abs(value)
-    if size == 0:
-        return "0"
-    if size >= 1e6:
-        return f"{value / 1e9:.3g}G" if size >= 1e9 else f"{value / 1e6:.3g}M"
-    if size >= 1e4:
-        return f"{value / 1e3:.3g}k"
-    if size >= 100:
-        return f"{value:,.0f}"
-    if size >= 10:
-        return f"{value:.1f}"
-    return f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
+    if size >= 1e12:
+        text = f"{size:.1e}"
+    elif size >= 1e4:
+        factor, unit = next(pair for pair in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if size >= pair[0])
+        text = f"{size / factor:.3g}{unit}"
+    elif size >= 100:
+        text = f"{size:,.0f}"
+    elif size >= 0.01:
+        text = f"{size:.1f}" if size >= 10 else f"{size:.2f}" if size >= 1 else f"{size:.3f}"
+    else:
+        text = f"{size:.2g}"
+    return f"\u2212{text}" if value < 0 else text
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Labels with just as many decimals as tell neighbours apart."""
     largest = max(abs(tick) for tick in ticks)
-    spacing = min((b - a for a, b in zip(ticks, ticks[1:], strict=False)), default=1.0)
+    spacing = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
     if largest == 0:
         return ["0" for _ in ticks]
     if largest < 1e-3:
@@ -107,7 +111,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 def _plain(tick: float, spacing: float) -> str:
     decimals = max(0, math.ceil(-math.log10(spacing) - 1e-9))
-    return f"{tick:.{decimals}f}" if abs(tick) > spacing / 2 else "0"
+    return f"{tick:.{decimals}f}".replace("-", "\u2212") if abs(tick) > spacing / 2 else "0"
 
 
 def pair(before: float, after: float) -> tuple[str, str]:

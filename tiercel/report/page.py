@@ -13,7 +13,7 @@ from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
 from tiercel.report.heldout import held_out_section
 from tiercel.report.markup import Html, element, fragment, trusted
-from tiercel.report.numbers import counted, duration, evenly_spaced
+from tiercel.report.numbers import NOTHING, counted, duration, evenly_spaced
 from tiercel.report.pictures import Album, has_boxes
 from tiercel.report.reading import GroupFile, Run, finite, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
@@ -58,7 +58,13 @@ def render(run: Run, other: Run | None = None) -> str:
         sections.append(held_out_section(shown[0], shown[-1], album))
     if rollouts:
         sections.append(rollouts_section(rollouts, len(run.rollout_steps), album))
-    ends = [recipe_section(run), environment_section(run), bad_rows_section(run), log_section(run), reproduce_section(run)]
+    ends = [
+        recipe_section(run),
+        environment_section(run),
+        bad_rows_section(run),
+        log_section(run),
+        reproduce_section(run),
+    ]
     sections += [section for section in ends if section is not None]
     said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
     return _document(run, fragment(_header(run, said), sections))
@@ -73,17 +79,18 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
     for folder, files in (("evaluations", evaluations), ("rollouts", rollouts)):
         for file in files:
             if file.unreadable:
-                text = f"{counted(file.unreadable, 'line')} of {folder}/step-{file.step:06d}.jsonl cannot be read."
+                name = f"{folder}/step-{file.step:06d}.jsonl"
+                text = f"Left out of {name}: {counted(file.unreadable, 'line')} that cannot be read."
                 yield Notice(level="note", text=text)
     groups = [group for file in [*evaluations, *rollouts] for group in file.groups]
     if any(has_boxes(group) and group.coordinate_space is None for group in groups):
         text = "The run does not say in which coordinates the model writes boxes, so predicted boxes are not drawn."
         yield Notice(level="note", text=text)
     if album.missing:
-        text = f"{counted(len(album.missing), 'image')} of the rows shown cannot be read from images/."
+        text = f"Of the rows shown, {counted(len(album.missing), 'image')} cannot be read from images/."
         yield Notice(level="note", text=text)
     if album.left_out:
-        text = f"{counted(album.left_out, 'image')} were left out to keep this page small."
+        text = f"To keep this page small, {counted(album.left_out, 'image')} of the rows shown stayed out."
         yield Notice(level="note", text=text)
 
 
@@ -94,7 +101,7 @@ def _header(run: Run, said: list[Notice]) -> Html:
     facts = [progress(run)]
     if (sampled := completions_sampled(run)) > 0:
         facts.append(counted(sampled, "completion"))
-    time = duration(seconds) if seconds else "–"
+    time = duration(seconds) if seconds else NOTHING
     tiles.append(_plain_tile("Time", time, ", ".join(facts)))
     boxes = [element("p", notice.text, class_=f"notice {notice.level}") for notice in said]
     return element(
@@ -137,7 +144,9 @@ def _document(run: Run, body: Html) -> str:
         element("style", trusted(style)),
     )
     footer = element("footer", f"tiercel {__version__}; made from the run directory alone")
-    page = element("html", head, element("body", element("main", body), footer, element("script", trusted(script))), lang="en")
+    page = element(
+        "html", head, element("body", element("main", body), footer, element("script", trusted(script))), lang="en"
+    )
     return f"<!doctype html>\n{page}\n"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from tiercel.report.markup import Html, element, fragment
+from tiercel.report.numbers import TIMES
 from tiercel.report.reading import CompletionRecord, GroupRecord, ImageRecord, finite
 from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import is_proper, to_original
@@ -133,7 +134,9 @@ def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most
     """The prompt's images, boxes over the first; None for a prompt of text alone."""
     if not group.images:
         return None
-    shown = [_picture(album, image, outlines if number == 0 else ()) for number, image in enumerate(group.images[:most])]
+    shown = [
+        _picture(album, image, outlines if number == 0 else ()) for number, image in enumerate(group.images[:most])
+    ]
     more = len(group.images) - most
     rest = element("p", f"and {more} more image{'s' if more > 1 else ''}", class_="aside") if more > 0 else None
     return element("div", shown, rest, class_="pictures")
@@ -142,7 +145,7 @@ def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most
 def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> Html:
     size = _shown_size(image.original_size)
     name = image.path or f"{image.sha256[:12]}.png"
-    said = f"{name}, {image.original_size[0]} × {image.original_size[1]}"
+    said = f"{name}, {image.original_size[0]} {TIMES} {image.original_size[1]}"
     caption = element("figcaption", said)
     embedded = album.take(image.sha256)
     if embedded is None:
@@ -156,8 +159,14 @@ def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> H
         "figure",
         element(
             "svg",
-            element("image", href=uri, width=size[0], height=size[1], preserveAspectRatio="none",
-                    class_="squares" if is_small else None),
+            element(
+                "image",
+                href=uri,
+                width=size[0],
+                height=size[1],
+                preserveAspectRatio="none",
+                class_="squares" if is_small else None,
+            ),
             [_drawn(outline, image.original_size, size) for outline in outlines],
             viewBox=f"0 0 {size[0]} {size[1]}",
             width=size[0],

@@ -113,7 +113,7 @@ class Run:
         pairs = [(row["step"], finite(row.get(key))) for row in self.metrics]
         return [(step, value) for step, value in pairs if value is not None]
 
-    def keys(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """Every key of metrics.jsonl, in order of first appearance."""
         return list(dict.fromkeys(key for row in self.metrics for key in row))
 

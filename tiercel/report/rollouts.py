@@ -27,7 +27,9 @@ def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) 
         "spread evenly. Completions by reward, best first."
     )
     drawn = [group for file in files for group in file.groups if has_boxes(group)]
-    legend = element("ul", [element("li", element("i", class_=f"key {style}"), text) for style, text in _LEGEND], class_="legend")
+    legend = element(
+        "ul", [element("li", element("i", class_=f"key {style}"), text) for style, text in _LEGEND], class_="legend"
+    )
     last = len(files) - 1
     return element(
         "section",
@@ -116,14 +118,16 @@ def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]])
     shows_box = has_boxes(group)
     shows_total = len(names) != 1 or any(c.total != c.rewards.get(names[0]) for c in group.completions)
     heads = ["", *names, *(["total"] if shows_total else []), "advantage", "tokens", *(["box"] if shows_box else [])]
-    header = element("tr", [element("th", head, scope="col") for head in heads], element("th", "completion", scope="col"))
+    header = element(
+        "tr", [element("th", head, scope="col") for head in heads], element("th", "completion", scope="col")
+    )
     rows = []
     for number, completion in numbered:
         values = [(name, value_text(completion.rewards.get(name))) for name in names]
         if shows_total:
             values.append(("total", "masked" if completion.total is None else value_text(completion.total)))
         values.append(("advantage", value_text(completion.advantage)))
-        values.append(("tokens", f"{completion.tokens:,}" + (" truncated" if completion.is_truncated else "")))
+        values.append(("tokens", f"{completion.tokens:,}" + (", truncated" if completion.is_truncated else "")))
         if shows_box:
             values.append(("box", box_cell(group, completion)))
         cells = [element("td", value, class_="number", data_label=label) for label, value in values]

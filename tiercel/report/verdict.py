@@ -8,6 +8,11 @@ from typing import Literal
 from tiercel.report.numbers import WINDOW, counted, ends, pair, share, short
 from tiercel.report.reading import Run, finite
 
+_HELD_OUT = {  # label by key, most telling first
+    "eval/accuracy": "held-out accuracy",
+    "eval/reward/mean": "held-out reward",
+    "eval/loss": "held-out loss",
+}
 TITLES = {"grpo": "GRPO", "sft": "SFT"}
 
 _MANY_MASKED = 0.02
@@ -73,14 +78,11 @@ def changes(run: Run) -> list[Change]:
 
 
 def _held_out(run: Run) -> Change | None:
-    keys = {"held-out accuracy": "eval/accuracy", "held-out reward": "eval/reward/mean", "held-out loss": "eval/loss"}
-    for label, key in keys.items():
-        rows = [row for row in run.metrics if finite(row.get(key)) is not None]
-        if rows:
-            break
-    else:
+    recorded = [(key, [row for row in run.metrics if finite(row.get(key)) is not None]) for key in _HELD_OUT]
+    key, rows = next(((key, rows) for key, rows in recorded if rows), ("", []))
+    if not rows:
         return None
-    first, last = rows[0], rows[-1]
+    label, first, last = _HELD_OUT[key], rows[0], rows[-1]
     count = finite(last.get("eval/count"))
     notes = [counted(int(count), "row")] if count is not None else []
     before, after = pair(first[key], last[key])
@@ -104,7 +106,7 @@ def _when(step: int) -> str:
 
 def _interval(row) -> str | None:
     low, high = finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high"))
-    return None if low is None or high is None else f"{low:.2f} to {high:.2f}"
+    return None if low is None or high is None else " to ".join(pair(low, high))
 
 
 def _ends(run: Run, label: str, key: str) -> Change | None:
@@ -135,7 +137,7 @@ def notices(run: Run) -> list[Notice]:
         text = f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."
         found.append(Notice(level="warning", text=text))
     for name, count in run.unreadable.items():
-        text = f"{counted(count, 'line')} of {name} cannot be read (cut off by a crash, most likely) and were left out."
+        text = f"Left out of {name}: {counted(count, 'line')} that cannot be read, most likely cut off by a crash."
         found.append(Notice(level="note", text=text))
     return sorted(found, key=lambda notice: notice.level == "note")
 

@@ -71,9 +71,7 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Finished checkpoints by step, valid or not, newest first."""
     if not root.is_dir():
         return []
-    found = [
-        (int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name))
-    ]
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name))]
     return sorted(found, reverse=True)
 
 

@@ -5,7 +5,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,16 +34,27 @@ MAY_DIFFER = (
     "train.strategy",
     "output",
 )
-PACKAGES = ("tiercel", "torch", "transformers", "peft", "safetensors", "pillow", "numpy", "pydantic", "vllm", "deepspeed")
+PACKAGES = (
+    "tiercel",
+    "torch",
+    "transformers",
+    "peft",
+    "safetensors",
+    "pillow",
+    "numpy",
+    "pydantic",
+    "vllm",
+    "deepspeed",
+)
+LOCK_PATIENCE_SECONDS = 5.0
 Recipe = SftRecipe | GrpoRecipe
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of a run that is open for writing; `lock` is held as long as this process lives."""
+    """Paths of a run that is open for writing."""
 
     path: Path
-    lock: int
 
     @property
     def checkpoints(self) -> Path:
@@ -93,7 +106,7 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict
         "index": prompt.index,
         "policy_version": group.group.policy_version,
         "prompt": prompt.text,
-        "question": prompt.row.messages[-1].content if prompt.row.messages[-1].role == "user" else prompt.text,
+        "question": next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
         "answer": prompt.row.answer,
         "images": [
             {
@@ -122,8 +135,10 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict
     }
 
 
-def open_run(recipe: Recipe, kind: Literal["sft", "grpo"]) -> RunDirectory:
-    """Make or reopen the recipe's run directory. Raises RunError where it belongs to something else."""
+@contextmanager
+def open_run(recipe: Recipe) -> Iterator[RunDirectory]:
+    """Make or reopen the recipe's run directory, and hold it. Raises RunError where it belongs to something else."""
+    kind = kind_of(recipe)
     path = Path(recipe.output)
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
@@ -134,14 +149,33 @@ def open_run(recipe: Recipe, kind: Literal["sft", "grpo"]) -> RunDirectory:
         (path / name).mkdir(parents=True, exist_ok=True)
     lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunError(f"output: another process is writing {path}; wait for it or name another directory") from error
-    if config.exists():
-        _require_same(load_run_recipe(path), recipe, kind, config)
-    write_atomically(config, f"# tiercel {kind}\n" + recipe_to_yaml(recipe))
-    write_atomically(path / "env.json", json.dumps(environment(), indent=1, sort_keys=True))
-    return RunDirectory(path=path, lock=lock)
+        _take(lock, path)
+        if config.exists():
+            _require_same(load_run_recipe(path), recipe, config)
+        write_atomically(config, f"# tiercel {kind}\n" + recipe_to_yaml(recipe))
+        write_atomically(path / "env.json", json.dumps(environment(), indent=1, sort_keys=True))
+        yield RunDirectory(path=path)
+    finally:
+        os.close(lock)
+
+
+def kind_of(recipe: Recipe) -> Literal["sft", "grpo"]:
+    return "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
+
+
+def _take(lock: int, path: Path) -> None:
+    """Lock the run. Workers of a run that was just killed hold its lock until they notice, so it waits a little."""
+    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"output: another process is writing {path}; wait for it or name another directory"
+                ) from error
+            time.sleep(0.1)
 
 
 def load_run_recipe(path: Path) -> Recipe:
@@ -197,9 +231,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _require_same(before: Recipe, now: Recipe, kind: str, config: Path) -> None:
-    was = "grpo" if isinstance(before, GrpoRecipe) else "sft"
-    if was != kind:
+def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
+    was = kind_of(before)
+    if was != kind_of(now):
         raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
     old, new = flatten(before), flatten(now)
     different = [

@@ -1,26 +1,29 @@
-"""What every training command does around its loop: memory errors in plain words, the report at the end."""
+"""What every training command does around its loop: the run directory, memory errors in plain words, the report."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from tiercel.config.schema import BaseRecipe
+from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.errors import TrainingError
 from tiercel.report import write_report
-from tiercel.runs.directory import RunDirectory
+from tiercel.runs.directory import RunDirectory, open_run
 
-AnyRecipe = TypeVar("AnyRecipe", bound=BaseRecipe)
+AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 
 
-def with_report(train: Callable[[AnyRecipe], RunDirectory], recipe: AnyRecipe) -> None:
-    """Train and write report.html. Raises TrainingError where memory runs out."""
-    try:
-        run = train(recipe)
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"out of memory: {str(error).splitlines()[0]}\nlower learner.max_tokens_per_microbatch "
-            f"({recipe.learner.max_tokens_per_microbatch}), or set learner.gradient_checkpointing: true; neither "
-            "changes the result"
-        ) from error
-    print(write_report(run.path))
+def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe) -> Path:
+    """Train in the recipe's run directory, write its report.html and return its path. Raises TrainingError where
+    memory runs out."""
+    with open_run(recipe) as run:
+        try:
+            train(recipe, run)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"out of memory: {str(error).splitlines()[0]}\nlower learner.max_tokens_per_microbatch "
+                f"({recipe.learner.max_tokens_per_microbatch}), or set learner.gradient_checkpointing: true; neither "
+                "changes the result"
+            ) from error
+        return write_report(run.path)

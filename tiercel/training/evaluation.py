@@ -1,13 +1,13 @@
 """Held-out rows: greedy completions scored with training's own prompt and parser, or the loss of SFT."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
-from tiercel.data.loader import StepLoader, StepOrder
+from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.reading import read_rows, require_few_bad
 from tiercel.learner.batch import conversation_item, packed_bins
 from tiercel.learner.layout import pack
@@ -17,7 +17,7 @@ from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
 from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.training.update import Engine
-from tiercel.types import ScoredGroup
+from tiercel.types import Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
 
@@ -121,7 +121,7 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _loader(rows: Sequence, encode, recipe: BaseRecipe) -> StepLoader:
+def _loader(rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe) -> StepLoader[Encoded]:
     order = StepOrder(row_count=len(rows), seed=0, shuffle=False, prompts_per_step=ROWS_AT_ONCE, end=len(rows))
     steps = math.ceil(len(rows) / ROWS_AT_ONCE)
     return StepLoader(rows, encode, order, start=0, stop=steps, workers=recipe.data.workers)

@@ -14,7 +14,7 @@ from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
-from tiercel.runs.directory import RunDirectory, open_run, resume_point
+from tiercel.runs.directory import RunDirectory, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.training import setup
@@ -25,19 +25,20 @@ from tiercel.training.update import Engine, Update, policy_update, token_logprob
 from tiercel.types import ScoredGroup
 
 
-def train(recipe: GrpoRecipe) -> RunDirectory:
+def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
     setup.set_up_numerics(recipe)
-    run = open_run(recipe, "grpo")
     table = setup.read_training_rows(recipe, "grpo", run)
     length = setup.run_length(recipe, len(table.rows))
     with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
         found = resume_point(run, progress.say)
         start = found.step if found else 0
-        progress.say(f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps")
+        progress.say(
+            f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps"
+        )
         if start >= length.steps:
             progress.say("nothing left to do")
-            return run
+            return
         engine = setup.build_engine(recipe, found, recipe.rollout.temperature)
         family = engine.policy.family
         sampler = LocalSampler(engine.policy, engine.vision)
@@ -48,9 +49,8 @@ def train(recipe: GrpoRecipe) -> RunDirectory:
             Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
             StepLoader(table.rows, encode, order, start=start, stop=length.steps, workers=workers) as loader,
         ):
-            if start == 0:
-                row = {"step": 0, **evaluation_row(run, 0, sampler, engine, recipe, scorer, progress)}
-                run.record(row)
+            if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, progress)):
+                run.record({"step": 0, **row})
             for batch in loader:  # step updates are done; this makes one more
                 step, clock = batch.step, Clock()
                 setup.check_rejected(batch, table, rejected, recipe, run)
@@ -88,7 +88,6 @@ def train(recipe: GrpoRecipe) -> RunDirectory:
                 if setup.is_due(step + 1, recipe.train.save_every, length.steps):
                     setup.save(run, recipe, engine, step + 1)
         progress.say(f"done: {run.path}")
-    return run
 
 
 def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Update]:
@@ -131,9 +130,7 @@ def evaluation_row(
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
-def shown_advantages(
-    scored: Sequence[ScoredGroup], learnable: Sequence[AdvantageGroup]
-) -> list[list[float | None]]:
+def shown_advantages(scored: Sequence[ScoredGroup], learnable: Sequence[AdvantageGroup]) -> list[list[float | None]]:
     """Advantage of every completion for rollouts/; None where it was masked or its group dropped."""
     by_index = {group.item.prompt.index: iter(group.advantages_G.tolist()) for group in learnable}
     return [

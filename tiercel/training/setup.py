@@ -13,10 +13,11 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.data.loader import StepBatch, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
+from tiercel.data.rows import Purpose
 from tiercel.distributed.strategy import STRATEGIES
 from tiercel.errors import DataError, RunError, Terminated
 from tiercel.learner.learner import Learner
-from tiercel.models.policy import Policy, build_policy
+from tiercel.models.policy import build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
@@ -47,9 +48,9 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
     torch.use_deterministic_algorithms(recipe.train.deterministic)
 
 
-def read_training_rows(recipe: BaseRecipe, purpose: str, run: RunDirectory) -> RowTable:
+def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RowTable:
     """The training rows; rejected ones are recorded before they can stop the run."""
-    table = read_rows(recipe.data.train, recipe.data, purpose)  # type: ignore[arg-type]
+    table = read_rows(recipe.data.train, recipe.data, purpose)
     write_bad_rows(table.rejected, run.bad_rows_file)
     require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
     return table

@@ -6,7 +6,7 @@ from tiercel.config.schema import SftRecipe
 from tiercel.data.loader import StepLoader
 from tiercel.learner.batch import conversation_item, packed_bins
 from tiercel.learner.layout import PackedTokens, pack
-from tiercel.runs.directory import RunDirectory, open_run, resume_point
+from tiercel.runs.directory import RunDirectory, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.training import setup
@@ -17,24 +17,24 @@ from tiercel.training.update import sft_update
 from tiercel.types import EncodedConversation
 
 
-def train(recipe: SftRecipe) -> RunDirectory:
+def train(recipe: SftRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
     setup.set_up_numerics(recipe)
-    run = open_run(recipe, "sft")
     table = setup.read_training_rows(recipe, "sft", run)
     length = setup.run_length(recipe, len(table.rows))
     with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
         found = resume_point(run, progress.say)
         start = found.step if found else 0
-        progress.say(f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps")
+        progress.say(
+            f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps"
+        )
         if start >= length.steps:
             progress.say("nothing left to do")
-            return run
+            return
         engine = setup.build_engine(recipe, found, temperature=1.0)
-        if start == 0:
-            row = {"step": 0, **heldout_loss(engine, recipe)}
-            run.record(row)
-            progress.step(row)
+        if start == 0 and (row := heldout_loss(engine, recipe)):
+            run.record({"step": 0, **row})
+            progress.step({"step": 0, **row})
         order = setup.step_order(recipe, table, length, engine)
         encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.train)
         workers, rejected = recipe.data.workers, set[str]()
@@ -72,7 +72,6 @@ def train(recipe: SftRecipe) -> RunDirectory:
                 if setup.is_due(step + 1, recipe.train.save_every, length.steps):
                     setup.save(run, recipe, engine, step + 1)
         progress.say(f"done: {run.path}")
-    return run
 
 
 def microbatches(

@@ -1,0 +1,52 @@
+"""Prompts, continuations and scored groups made by hand, without a model."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tests.tiny_models import make_row
+from tiercel.learner.layout import Continuation, PackItem
+from tiercel.models.prompts import completion_positions
+from tiercel.types import Completion, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
+
+
+def prompt(ids: Sequence[int], index: int = 0) -> EncodedPrompt:
+    """A text-only prompt with plain positions; its row is `row-{index}`."""
+    return EncodedPrompt(
+        row=make_row(f"row-{index}", "Hello", 0),
+        index=index,
+        text="",
+        token_ids_P=torch.tensor(ids),
+        positions_DP=torch.arange(len(ids))[None],
+        images=(),
+    )
+
+
+def continuation(of: EncodedPrompt, ids: Sequence[int], scored: Sequence[bool] | None = None) -> Continuation:
+    return Continuation(
+        token_ids_C=torch.tensor(ids),
+        positions_DC=completion_positions(of.positions_DP, len(ids)),
+        is_scored_C=torch.tensor(scored or [True] * len(ids)),
+    )
+
+
+def item(prompt_length: int, *lengths: int, index: int = 0) -> PackItem:
+    """A prompt and completions of these lengths; the ids do not matter."""
+    start = prompt(range(prompt_length), index)
+    return PackItem(prompt=start, continuations=tuple(continuation(start, range(length)) for length in lengths))
+
+
+def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], float | None]]) -> ScoredGroup:
+    """Completions by their ids and totals. The logprobs that the engine reported count down from -1."""
+    made = []
+    for ids, total in completions:
+        completion = Completion(
+            token_ids_C=torch.tensor(ids),
+            logprobs_C=-1.0 - torch.arange(len(ids)),
+            text="",
+            is_truncated=False,
+            seed=0,
+        )
+        made.append(ScoredCompletion(completion=completion, rewards={}, total=total, is_correct=None))
+    group = Group(prompt=of, completions=tuple(each.completion for each in made), policy_version=0)
+    return ScoredGroup(group=group, completions=tuple(made))

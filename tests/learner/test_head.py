@@ -1,0 +1,127 @@
+"""The chunked head against a plain log-softmax and autograd in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tiercel.learner import head as head_module
+from tiercel.learner.head import TokenHead, _chunks
+
+TOKENS, WIDTH, VOCABULARY = 11, 7, 23
+PLACEHOLDERS = (2, 5, 99)  # the last lies outside a padded head
+
+
+def random_case(dtype: torch.dtype) -> tuple[Tensor, nn.Linear, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=dtype)
+    linear.weight.data = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    targets = torch.tensor([0, 1, 3, 4, 6, 7, 8, 9, 22, 22, 0])
+    return hidden, linear, targets
+
+
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies of the definition, in float64."""
+    logits = hidden.double() @ weight.double().T / temperature
+    logits[:, [2, 5]] = -torch.inf
+    logprobs = logits.log_softmax(-1)
+    entropies = -(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], entropies
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+@pytest.mark.parametrize("chunk", (1, 3 * VOCABULARY + 5, TOKENS * VOCABULARY, 2**24))
+@pytest.mark.parametrize("temperature", (1.0, 0.7))
+def test_values_and_gradients_equal_autograd(monkeypatch, dtype, is_trained, chunk, temperature):
+    monkeypatch.setattr(head_module, "LOGITS_PER_CHUNK", chunk)
+    hidden, linear, targets = random_case(dtype)
+    weights = torch.randn(TOKENS, generator=torch.Generator().manual_seed(1))
+    linear.requires_grad_(is_trained)
+    hidden.requires_grad_()
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, temperature)
+    (scores.logprobs_N.exp() * weights).sum().backward()  # a loss that is not linear in the logprobs
+
+    expected_hidden = hidden.detach().double().requires_grad_()
+    expected_weight = linear.weight.detach().double().requires_grad_()
+    logprobs, entropies = plain(expected_hidden, expected_weight, targets, temperature)
+    (logprobs.exp() * weights).sum().backward()
+
+    close = {"rtol": 1e-5, "atol": 2e-6}
+    torch.testing.assert_close(scores.logprobs_N.double(), logprobs, **close)
+    torch.testing.assert_close(scores.entropy_N.double(), entropies, **close)
+    torch.testing.assert_close(hidden.grad.double(), expected_hidden.grad, **close)
+    assert scores.logprobs_N.dtype == torch.float32 and hidden.grad.dtype == dtype
+    assert not scores.entropy_N.requires_grad
+    if is_trained:
+        torch.testing.assert_close(linear.weight.grad.double(), expected_weight.grad, **close)
+    else:
+        assert linear.weight.grad is None
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+def test_without_gradient_nothing_is_kept(is_trained):
+    hidden, linear, targets = random_case(torch.float32)
+    linear.requires_grad_(is_trained)
+    with torch.no_grad():
+        scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, 1.0)
+    assert scores.logprobs_N.grad_fn is None
+    torch.testing.assert_close(
+        scores.logprobs_N.double(), plain(hidden, linear.weight.detach(), targets, 1.0)[0], rtol=1e-5, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+def test_placeholders_have_no_probability(is_trained):
+    hidden, linear, _ = random_case(torch.float32)
+    linear.weight.data[2] = 50 * hidden[0]  # likeliest by far, were it allowed
+    linear.requires_grad_(is_trained)
+    head = TokenHead(linear, PLACEHOLDERS)
+    everywhere = torch.arange(VOCABULARY)
+    logprobs = head(hidden[:1].expand(VOCABULARY, -1), everywhere, 1.0).logprobs_N.detach()
+    assert logprobs.exp()[[2, 5]].tolist() == [0.0, 0.0]
+    assert float(logprobs.exp().sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+def test_a_uniform_distribution_by_hand(is_trained):
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    nn.init.zeros_(linear.weight)
+    linear.requires_grad_(is_trained)
+    hidden = torch.ones(3, WIDTH, requires_grad=True)
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden, torch.tensor([0, 1, 22]), 0.5)
+    torch.testing.assert_close(scores.logprobs_N.detach(), torch.full((3,), -math.log(21)))
+    torch.testing.assert_close(scores.entropy_N, torch.full((3,), math.log(21)))
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+def test_no_scored_tokens(is_trained):
+    _, linear, targets = random_case(torch.float32)
+    linear.requires_grad_(is_trained)
+    hidden = torch.empty(0, WIDTH, requires_grad=True)
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets[:0], 1.0)
+    assert scores.logprobs_N.shape == scores.entropy_N.shape == (0,)
+    scores.logprobs_N.sum().backward()
+    assert hidden.grad.shape == (0, WIDTH)
+    if is_trained:
+        assert float(linear.weight.grad.abs().sum()) == 0.0
+
+
+def test_chunks_hold_at_most_the_budget_and_at_least_a_token(monkeypatch):
+    monkeypatch.setattr(head_module, "LOGITS_PER_CHUNK", 30)
+    assert _chunks(10, 8) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
+    assert _chunks(2, 1000) == [slice(0, 1), slice(1, 2)]
+    assert _chunks(2, 8) == [slice(0, 2)]
+    assert _chunks(0, 8) == [slice(0, 0)]
+
+
+def test_bfloat16_is_summed_in_float32():
+    hidden, linear, targets = random_case(torch.bfloat16)
+    linear.requires_grad_(False)
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden.requires_grad_(), targets, 1.0)
+    scores.logprobs_N.sum().backward()
+    expected, _ = plain(hidden.detach(), linear.weight, targets, 1.0)
+    assert scores.logprobs_N.dtype == torch.float32 and hidden.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(scores.logprobs_N.detach().double(), expected, rtol=0.02, atol=0.05)

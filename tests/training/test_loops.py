@@ -1,0 +1,227 @@
+"""Whole runs of both loops on tiny checkpoints: every family, mixed rows, real loader workers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES, noise_image
+from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.errors import DataError, RunError, TrainingError
+from tiercel.runs.directory import open_run, read_metrics
+from tiercel.training import grpo, sft
+
+REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
+QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")
+
+
+def write_rows(directory: Path, count: int = 12) -> Path:
+    """Rows with no, one and two images in turn."""
+    lines = []
+    for number in range(count):
+        images = []
+        for i in range(number % 3):
+            images.append(f"{number}-{i}.png")
+            noise_image(56 + 28 * i, 60, seed=number * 3 + i).save(directory / images[-1])
+        messages = [
+            {"role": "user", "content": QUESTIONS[number % 3]},
+            {"role": "assistant", "content": f"[{number}, 20]"},
+        ]
+        row = {"id": f"row-{number}", "images": images, "messages": messages, "answer": "[1, 2]"}
+        lines.append(json.dumps(row))
+    (directory / "mine.py").write_text(REWARD)
+    path = directory / "rows.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def grpo_recipe(checkpoint: Path, rows: Path, output: Path, **changes) -> GrpoRecipe:
+    tree = {
+        "model": {"path": str(checkpoint), "dtype": "float32"},
+        "lora": {"rank": 4, "alpha": 8},
+        "data": {"train": str(rows), "eval": str(rows), "workers": 2, "max_prompt_tokens": 200},
+        "rewards": [{"call": f"{rows.parent}/mine.py:variety"}, {"name": "exact"}],
+        "rollout": {"group_size": 3, "max_new_tokens": 6},
+        "learner": {"max_tokens_per_microbatch": 250},
+        "optim": {"lr": 1e-2, "prompts_per_step": 4},
+        "train": {"steps": 3, "save_every": 2, "threads": 1},
+        "output": str(output),
+    }
+    return GrpoRecipe.model_validate(merged(tree, changes))
+
+
+def sft_recipe(checkpoint: Path, rows: Path, output: Path, **changes) -> SftRecipe:
+    tree = {
+        "model": {"path": str(checkpoint), "dtype": "float32"},
+        "lora": {"rank": 4, "alpha": 8},
+        "data": {"train": str(rows), "eval": str(rows), "workers": 2, "max_prompt_tokens": 200},
+        "learner": {"max_tokens_per_microbatch": 250},
+        "optim": {"lr": 1e-2, "prompts_per_step": 6},
+        "train": {"steps": 3, "save_every": 2, "threads": 1},
+        "output": str(output),
+    }
+    return SftRecipe.model_validate(merged(tree, changes))
+
+
+def merged(tree: dict, changes: dict) -> dict:
+    for key, value in changes.items():
+        tree[key] = {**tree[key], **value} if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
+    return tree
+
+
+def run_grpo(recipe: GrpoRecipe) -> Path:
+    with open_run(recipe) as run:
+        grpo.train(recipe, run)
+    return run.path
+
+
+def run_sft(recipe: SftRecipe) -> Path:
+    with open_run(recipe) as run:
+        sft.train(recipe, run)
+    return run.path
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_three_grpo_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path, name):
+    run = run_grpo(grpo_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run"))
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert "eval/reward/mean" in rows[0] and "eval/accuracy" in rows[0] and "eval/accuracy" in rows[3]
+    for row in rows[1:]:
+        assert row["grad_norm"] > 0
+        assert row["sampler/logprob_gap_mean"] < 1e-4
+        assert row["policy_version"] == row["step"] - 1
+        assert 0 <= row["completion/truncated_fraction"] <= 1
+    rollouts = [json.loads(line) for line in (run / "rollouts/step-000003.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 4
+    assert all(len(line["completions"]) == 3 for line in rollouts)
+    for line in rollouts:
+        for image in line["images"]:
+            assert (run / "images" / f"{image['sha256']}.png").is_file()
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_three_sft_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path, name):
+    run = run_sft(sft_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run"))
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert rows[3]["eval/loss"] < rows[0]["eval/loss"]
+    assert all(row["grad_norm"] > 0 for row in rows[1:])
+
+
+@pytest.mark.parametrize("workers", (0, 3))
+def test_workers_change_nothing(tiny_checkpoints, tmp_path, workers):
+    rows = write_rows(tmp_path)
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    one = run_grpo(grpo_recipe(checkpoint, rows, tmp_path / "one", data={"workers": 1}))
+    other = run_grpo(grpo_recipe(checkpoint, rows, tmp_path / "other", data={"workers": workers}))
+    file = Path("checkpoints/step-000003/adapter/adapter_model.safetensors")
+    assert (one / file).read_bytes() == (other / file).read_bytes()
+
+
+def test_several_minibatches_use_old_logprobs_and_kl_a_reference(tiny_checkpoints, tmp_path):
+    recipe = grpo_recipe(
+        tiny_checkpoints["qwen2_5_vl"],
+        write_rows(tmp_path),
+        tmp_path / "run",
+        optim={"minibatches": 2, "lr": 3e-2},
+        algorithm={"kl": {"coef": 0.1}, "clip_low": 0.01, "clip_high": 0.01},
+    )
+    rows = read_metrics(run_grpo(recipe))
+    assert rows[1]["kl/mean"] >= 0
+    assert rows[3]["kl/mean"] > 0
+    assert max(row["clip/low_fraction"] + row["clip/high_fraction"] for row in rows[1:]) > 0
+
+
+def test_full_fine_tuning_trains_what_is_not_frozen(tiny_checkpoints, tmp_path):
+    recipe = grpo_recipe(
+        tiny_checkpoints["qwen2_vl"],
+        write_rows(tmp_path),
+        tmp_path / "run",
+        lora=None,
+        freeze=["vision"],
+        optim={"lr": 1e-3},
+    )
+    run = run_grpo(recipe)
+    assert (run / "checkpoints/step-000003/model/model.safetensors").is_file()
+
+
+def test_float16_scales_its_loss_and_bfloat16_trains(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    for dtype in ("float16", "bfloat16"):
+        model = {"path": str(tiny_checkpoints["qwen2_5_vl"]), "dtype": dtype}
+        run = run_sft(sft_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / dtype, model=model))
+        last = read_metrics(run)[-1]
+        assert last["eval/loss"] < read_metrics(run)[0]["eval/loss"]
+
+
+def test_too_many_bad_rows_stop_the_run_and_are_recorded(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    (tmp_path / "1-0.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\x00" * 50)
+    recipe = grpo_recipe(tiny_checkpoints["ovis2"], rows, tmp_path / "run", data={"eval": None})
+    with pytest.raises(DataError, match="max_bad_fraction"):
+        run_grpo(recipe)
+    bad = [json.loads(line) for line in (tmp_path / "run/bad_rows.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in bad] == ["row-1"]
+    assert bad[0]["field"] == "images"
+
+
+def test_a_tolerated_bad_row_leaves_its_step_short(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    (tmp_path / "1-0.png").write_bytes(b"not an image")
+    data = {"eval": None, "max_bad_fraction": 0.5}
+    run = run_grpo(grpo_recipe(tiny_checkpoints["ovis2"], rows, tmp_path / "run", data=data))
+    assert sum(row["rows/rejected"] for row in read_metrics(run)) == 1
+
+
+def test_a_reward_that_always_fails_stops_the_run(tiny_checkpoints, tmp_path):
+    (tmp_path / "bad.py").write_text("def score(sample):\n    raise ValueError('my own mistake')\n")
+    recipe = grpo_recipe(
+        tiny_checkpoints["qwen2_vl"],
+        write_rows(tmp_path),
+        tmp_path / "run",
+        data={"eval": None},
+        rewards=[{"call": f"{tmp_path}/bad.py:score"}],
+    )
+    with pytest.raises(TrainingError, match="my own mistake"):
+        run_grpo(recipe)
+
+
+def test_equal_rewards_change_nothing_and_are_counted(tiny_checkpoints, tmp_path):
+    rewards = [{"name": "length", "max_tokens": 100}]
+    recipe = grpo_recipe(
+        tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", data={"eval": None}, rewards=rewards
+    )
+    rows = read_metrics(run_grpo(recipe))
+    assert all(row["group/zero_std_fraction"] == 1 and row["grad_norm"] == 0 for row in rows)
+
+
+def test_a_non_finite_loss_leaves_the_parameters_alone(tiny_checkpoints, tmp_path, monkeypatch):
+    recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", data={"eval": None})
+    seen = []
+    honest = sft.sft_update
+
+    def poisoned(engine, packed, row_ids):
+        before = {name: p.detach().clone() for name, p in engine.parameters.items()}
+        next(iter(engine.parameters.values())).register_hook(lambda gradient: gradient * torch.nan)
+        try:
+            return honest(engine, packed, row_ids)
+        finally:
+            seen.append(all(torch.equal(before[name], p) for name, p in engine.parameters.items()))
+
+    monkeypatch.setattr(sft, "sft_update", poisoned)
+    with pytest.raises(TrainingError, match="gradient norm is nan for rows row-"):
+        run_sft(recipe)
+    assert seen == [True]
+
+
+def test_another_recipe_in_the_same_directory_is_refused(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None})
+    run_sft(recipe)
+    with pytest.raises(RunError, match=r"optim\.lr: 0\.01 there, 0\.02 now"):
+        run_sft(
+            sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None}, optim={"lr": 0.02})
+        )

@@ -1,0 +1,101 @@
+"""A run that is killed at any moment and run again ends in the bytes of a run that was not."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
+from tiercel.config import recipe_to_yaml
+from tiercel.runs.directory import read_metrics
+
+KILLS = 10
+STEPS = 6
+
+
+def final_hashes(run: Path) -> dict[str, str]:
+    """sha256 of the trained files of the last checkpoint."""
+    last = run / f"checkpoints/step-{STEPS:06d}"
+    files = [p for p in sorted(last.rglob("*")) if p.suffix == ".safetensors"]
+    return {p.relative_to(last).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def start(kind: str, recipe: Path) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tiercel", kind, str(recipe)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def write_recipe(path: Path, recipe) -> Path:
+    path.write_text(recipe_to_yaml(recipe))
+    return path
+
+
+def test_sigkill_at_random_moments_changes_no_byte_of_grpo(tiny_checkpoints, tmp_path):
+    changes = {"train": {"steps": STEPS, "save_every": 2, "threads": 1}, "data": {"eval": None, "workers": 1}}
+    rows = write_rows(tmp_path)
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    whole = write_recipe(tmp_path / "whole.yaml", grpo_recipe(checkpoint, rows, tmp_path / "whole", **changes))
+    killed = write_recipe(tmp_path / "killed.yaml", grpo_recipe(checkpoint, rows, tmp_path / "killed", **changes))
+    started = time.monotonic()
+    process = start("grpo", whole)
+    assert process.wait(timeout=300) == 0, process.stderr.read()
+    duration = time.monotonic() - started
+    expected = final_hashes(tmp_path / "whole")
+    assert set(expected) == {"adapter/adapter_model.safetensors", "optimizer.safetensors"}
+
+    moments = random.Random(0)
+    kills = 0
+    while kills < KILLS:
+        process = start("grpo", killed)
+        # Most moments fall behind the imports, into the steps and saves.
+        delay = duration * (0.1 + 0.85 * moments.random())
+        try:
+            code = process.wait(timeout=delay)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            continue
+        assert code == 0, process.stderr.read()
+        assert final_hashes(tmp_path / "killed") == expected
+        for path in sorted((tmp_path / "killed").rglob("*"), reverse=True):  # finished between two kills: begin anew
+            path.rmdir() if path.is_dir() else path.unlink()
+        (tmp_path / "killed").rmdir()
+    process = start("grpo", killed)
+    assert process.wait(timeout=300) == 0, process.stderr.read()
+    assert final_hashes(tmp_path / "killed") == expected
+    assert [row["step"] for row in read_metrics(tmp_path / "killed")] == list(range(1, STEPS + 1))
+    for step in range(1, STEPS + 1):
+        name = f"rollouts/step-{step:06d}.jsonl"
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_sigterm_saves_and_ends_with_75(tiny_checkpoints, tmp_path):
+    recipe = sft_recipe(
+        tiny_checkpoints["qwen2_vl"],
+        write_rows(tmp_path),
+        tmp_path / "run",
+        lora=None,
+        train={"steps": 5000, "save_every": 5000, "threads": 1},
+        data={"eval": None, "workers": 1},
+    )
+    process = start("sft", write_recipe(tmp_path / "recipe.yaml", recipe))
+    metrics = tmp_path / "run/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75, process.stderr.read()
+    last = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert (tmp_path / f"run/checkpoints/step-{last:06d}/MANIFEST.json").is_file()

@@ -1,0 +1,119 @@
+"""`tiercel check`: everything that can fail, before it costs GPU time. No weights are read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.data.images import decode
+from tiercel.data.reading import RowTable, image_root, read_rows, require_few_bad
+from tiercel.data.rows import Purpose
+from tiercel.data.scan import ScanReport, scan
+from tiercel.errors import DataError, TrainingError
+from tiercel.models.family import Family
+from tiercel.models.loading import load_family
+from tiercel.models.prompts import conversation_length, prompt_length
+from tiercel.rewards.scoring import Scorer, dry_run
+from tiercel.samples import Sample, SampleImage
+from tiercel.types import Row
+
+Recipe = SftRecipe | GrpoRecipe
+SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
+
+
+def check(path: Path, overrides: Sequence[str]) -> None:
+    """Print what was found. Raises TiercelError at the first thing that would end the run."""
+    console = Console(highlight=False, soft_wrap=True)
+    recipe = load_recipe(detect_kind(path, overrides), path, overrides)
+    console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
+    family = load_family(recipe.model, recipe.data.template)
+    console.print(
+        f"model: {family.name} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
+    )
+    train, report = _scan_file(recipe, family, recipe.data.train, console)
+    if recipe.data.eval is not None:
+        _scan_file(recipe, family, recipe.data.eval, console)
+    if isinstance(recipe, GrpoRecipe):
+        _dry_reward(recipe, family, train.rows, console)
+    console.print(token_table(recipe, report, len(train.rows)))
+    console.print("check passed")
+
+
+def _scan_file(recipe: Recipe, family: Family, file: str, console: Console) -> tuple[RowTable, ScanReport]:
+    purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
+    table = read_rows(file, recipe.data, purpose)
+    length = prompt_length if purpose == "grpo" else conversation_length
+
+    def plan(row: Row, sizes) -> int:
+        return length(family, row, [family.plan_image(size) for size in sizes], recipe.data.system)
+
+    with console.status(f"{file}: scanning {len(table.rows):,} rows"):
+        report = scan(table, plan, recipe.data)
+    rejected = report.rejected
+    tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
+    images = ", ".join(f"{rows:,} rows with {count}" for count, rows in report.rows_by_image_count.items())
+    console.print(f"{file}: {table.total:,} rows in {table.format} format, {len(rejected):,} rejected")
+    console.print(f"  tokens of a prompt: {tokens}; images: {images}")
+    for row in rejected[:10]:
+        console.print(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}")
+    require_few_bad(len(rejected), table.total, recipe.data, rejected)
+    return table, report
+
+
+def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: Console) -> None:
+    """Every reward once on a real row, its first image decoded for real."""
+    row = rows[0]
+    root = image_root(recipe.data.train, recipe.data)
+    images = []
+    for source in row.images:
+        plan = family.encode_image(decode(source, root, recipe.data.max_image_pixels)).plan
+        images.append(
+            SampleImage(path=source.path, original_size=plan.original_size, processed_size=plan.processed_size)
+        )
+    sample = Sample(
+        id=row.id,
+        prompt=next(message.content for message in reversed(row.messages) if message.role == "user"),
+        completion="",
+        token_count=0,
+        is_truncated=False,
+        answer=row.answer,
+        columns=row.columns,
+        images=tuple(images),
+        coordinate_space=family.coordinate_space,
+    )
+    with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
+        values = dry_run(scorer, sample)
+    for name, value in values.items():
+        if value.failure is not None:
+            raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
+        shown = "does not apply" if value.value is None else f"{value.value:g}"
+        console.print(f"reward {name}: {shown} for a made-up completion of row {row.id}")
+
+
+def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
+    """What a step costs in tokens, with the prompt once per group and once per completion."""
+    table = Table(title="one step", title_justify="left", show_header=False)
+    prompts = recipe.optim.prompts_per_step
+    middle = report.prompt_token_percentiles.get(50, 0)
+    table.add_row("rows", f"{prompts} of {row_count:,}, {prompts / row_count:.2%} of an epoch")
+    budget = recipe.learner.max_tokens_per_microbatch
+    if isinstance(recipe, GrpoRecipe):
+        group, new = recipe.rollout.group_size, recipe.rollout.max_new_tokens
+        shared, repeated = middle + group * new, group * (middle + new)
+        table.add_row("completions", f"{prompts} x {group} = {prompts * group}, up to {new} tokens each")
+        table.add_row("learner tokens, prompt once per group", f"up to {prompts * shared:,} at the median prompt")
+        table.add_row(
+            "the same with repeated prompts", f"{prompts * repeated:,}, {repeated / shared:.1f} times as many"
+        )
+        table.add_row("microbatches", f"about {max(1, round(prompts * shared / budget))} of {budget:,} tokens")
+    else:
+        table.add_row("tokens", f"about {prompts * middle:,} at the median conversation")
+        table.add_row("microbatches", f"about {max(1, round(prompts * middle / budget))} of {budget:,} tokens")
+        longest = report.prompt_token_percentiles.get(100, 0)
+        if longest > budget:
+            raise DataError(
+                f"the longest conversation has {longest} tokens, more than learner.max_tokens_per_microbatch = {budget}"
+            )
+    return table

@@ -1,0 +1,67 @@
+"""`tiercel demo`: scenes, warm-up by SFT, reinforcement by GRPO, and what came of it."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tiercel.demo.scenes import write_scenes
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.report import describe
+from tiercel.runs.directory import read_metrics
+
+START = Path(__file__).parent / "start"
+RECIPES = Path("recipes")
+WARMUP_SCENES, PRACTICE_SCENES, HELD_OUT_SCENES = 4800, 2400, 1024
+CARELESSNESS = 16  # pixels by which the warm-up's boxes may be off
+
+
+def demo() -> None:
+    """Run both recipes from the project's root. Raises TiercelError as their commands do."""
+    started = time.monotonic()
+    for recipe in ("demo-sft.yaml", "demo-grpo.yaml"):
+        if not (RECIPES / recipe).is_file():
+            raise EnvironmentProblem(f"{RECIPES / recipe} is not here; run the demo in tiercel's own directory")
+    data = Path("runs/demo-data")
+    if not (data / "heldout.jsonl").exists():
+        print(f"1/4 scenes of real handwriting -> {data}", flush=True)
+        write_scenes(data, "warmup", WARMUP_SCENES, 1, (1, 2, 3), use_held_out=False, jitter=CARELESSNESS)
+        write_scenes(data, "practice", PRACTICE_SCENES, 2, (1, 2, 3), use_held_out=False)
+        shutil.copytree(START, data / "start", dirs_exist_ok=True)
+        write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1, 2, 3), use_held_out=True)
+    print("2/4 tiercel sft recipes/demo-sft.yaml: learn to point from carelessly drawn boxes", flush=True)
+    _run("sft", str(RECIPES / "demo-sft.yaml"))
+    if not Path("runs/demo-sft/model").exists():
+        print("3/4 tiercel export runs/demo-sft --merge", flush=True)
+        _run("export", "runs/demo-sft", "--merge")
+    print("4/4 tiercel grpo recipes/demo-grpo.yaml: learn to point well from the IoU alone", flush=True)
+    _run("grpo", str(RECIPES / "demo-grpo.yaml"))
+    print(summary(Path("runs/demo")))
+    print(f"{time.monotonic() - started:.0f} s in all; open runs/demo/report.html")
+
+
+def summary(run: Path) -> str:
+    """Before and after, from metrics.jsonl alone."""
+    rows = read_metrics(run)
+    evaluations = [row for row in rows if "eval/accuracy" in row]
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    if len(evaluations) < 2 or not rewards:
+        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
+    lines = [describe(run)]
+    for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
+        low, high = row["eval/accuracy_low"], row["eval/accuracy_high"]
+        lines.append(
+            f"{name + ':':8}{row['eval/accuracy']:.3f} of {row['eval/count']} held-out scenes at IoU 0.5 "
+            f"(95 % interval {low:.3f} to {high:.3f}), mean IoU {row['eval/reward/mean']:.3f}"
+        )
+    first, last = (sum(part) / len(part) for part in (rewards[:20], rewards[-20:]))
+    lines.append(f"sampled reward: {first:.3f} in the first 20 steps, {last:.3f} in the last 20")
+    return "\n".join(lines)
+
+
+def _run(*arguments: str) -> None:
+    """One of the product's own commands, in a process of its own."""
+    code = subprocess.run([sys.executable, "-m", "tiercel", *arguments], check=False).returncode
+    if code != 0:
+        raise TrainingError(f"tiercel {' '.join(arguments)} ended with exit code {code}; see above")
