@@ -1,10 +1,16 @@
 """Fixtures that several packages' tests share."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+
+if find_spec("torchvision") is not None and not torch.cuda.is_available():
+    # torchvision's wheel is built against CUDA; its Python part imports beside a CPU torch once these are declared.
+    torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 

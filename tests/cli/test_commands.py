@@ -1,0 +1,120 @@
+"""The commands on a tiny run, through the real command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
+from tiercel.cli.main import build_parser, main
+from tiercel.config import recipe_to_yaml
+
+
+@pytest.fixture(scope="module")
+def run(tiny_checkpoints, tmp_path_factory) -> Path:
+    """A finished GRPO run with an adapter that does something."""
+    root = tmp_path_factory.mktemp("commands")
+    rows = write_rows(root)
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], rows, root / "run", optim={"lr": 0.05})
+    (root / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["grpo", str(root / "recipe.yaml")]) == 0
+    return root / "run"
+
+
+def test_a_run_ends_with_a_report(run):
+    assert (run / "report.html").stat().st_size > 10_000
+
+
+def test_the_same_command_again_has_nothing_to_do(run, capsys):
+    before = (run / "metrics.jsonl").read_bytes()
+    assert main(["grpo", str(run.parent / "recipe.yaml")]) == 0
+    assert "nothing left to do" in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_eval_of_a_run_says_before_and_after(run, capsys):
+    assert main(["eval", str(run)]) == 0
+    before, after = capsys.readouterr().out.splitlines()
+    assert before.startswith("before: accuracy")
+    assert after.startswith("after:")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert f"mean reward {rows[0]['eval/reward/mean']:.3f} on 12" in before
+    assert f"mean reward {rows[-1]['eval/reward/mean']:.3f} on 12" in after
+
+
+def test_eval_of_a_recipe_takes_an_adapter(run, capsys):
+    adapter = run / "checkpoints/step-000003/adapter"
+    assert main(["eval", str(run.parent / "recipe.yaml"), "--adapter", str(adapter)]) == 0
+    assert str(adapter) in capsys.readouterr().out
+
+
+def test_predict_with_an_image(run, capsys):
+    image = run.parent / "1-0.png"
+    assert main(["predict", str(run), "--image", str(image), "Where is the seven?", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.strip()
+    assert main(["predict", str(run), "--image", "gone.png", "Where?"]) == 2
+    assert "gone.png is no file" in capsys.readouterr().err
+    assert main(["predict", str(run), "--image", str(image), "<image><image>Where?"]) == 2
+
+
+def test_merged_export_has_the_adapters_logits_in_plain_transformers(run, tmp_path):
+    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 0
+    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 2  # never written over
+    assert main(["export", str(run), "--adapter", "--output", str(tmp_path / "adapter")]) == 0
+    merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    from peft import PeftModel
+
+    recipe = (run / "config.yaml").read_text()
+    base_path = next(line.split("path: ")[1] for line in recipe.splitlines() if "path: " in line)
+    base = AutoModelForImageTextToText.from_pretrained(base_path, dtype=torch.float32).eval()
+    ids = torch.randint(0, 200, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        plain = base(input_ids=ids).logits
+        adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()(input_ids=ids).logits
+        torch.testing.assert_close(merged(input_ids=ids).logits, adapted, rtol=0, atol=1e-4)
+    assert (plain - adapted).abs().max() > 1e-3
+    assert set(load_file(tmp_path / "adapter/adapter_model.safetensors"))
+    assert (tmp_path / "model/tokenizer.json").is_file()
+
+
+def test_check_passes_and_counts_tokens(run, capsys):
+    assert main(["check", str(run.parent / "recipe.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "check passed" in out
+    assert "12 rows in tiercel format, 0 rejected" in out
+    assert "times as many" in out
+    assert "reward variety" in out
+
+
+def test_check_of_an_sft_recipe(tiny_checkpoints, tmp_path, capsys):
+    recipe = sft_recipe(tiny_checkpoints["ovis2"], write_rows(tmp_path), tmp_path / "run")
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == 0
+    assert "valid SFT recipe" in capsys.readouterr().out
+
+
+def test_check_names_a_missing_image_and_a_broken_reward(tiny_checkpoints, tmp_path, capsys):
+    rows = write_rows(tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_to_yaml(grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run")))
+    (tmp_path / "mine.py").write_text("def variety(sample):\n    return sample.nonsense\n")
+    assert main(["check", str(recipe)]) == 3
+    assert "nonsense" in capsys.readouterr().err
+    (tmp_path / "4-0.png").unlink()
+    assert main(["check", str(recipe)]) == 2
+    captured = capsys.readouterr()
+    assert "row-4" in captured.out and "4-0.png" in captured.out
+    assert "max_bad_fraction" in captured.err
+
+
+def test_every_command_has_help_with_an_example():
+    for name in ("demo", "sft", "grpo", "check", "eval", "predict", "export", "report"):
+        result = subprocess.run([sys.executable, "-m", "tiercel", name, "--help"], capture_output=True, text=True)
+        assert result.returncode == 0
+        assert "example: tiercel" in " ".join(result.stdout.split())
+    assert build_parser().prog == "tiercel"

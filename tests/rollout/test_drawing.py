@@ -1,0 +1,131 @@
+"""The counter-based draws: what they depend on, that they follow the distribution, and the two filters by hand."""
+
+import math
+
+import pytest
+import torch
+
+from tiercel.rollout.drawing import filtered, gumbel_noise, sampling_seed
+
+MASK = (1 << 64) - 1
+
+
+def splitmix(value: int) -> int:
+    """splitmix64's finaliser on plain integers (Steele et al. 2014)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def noise_of(seed: int, position: int, token: int) -> float:
+    """One number of the noise, in Python's integers and doubles."""
+    row = splitmix((splitmix(seed) + position) & MASK)
+    bits = splitmix(row ^ splitmix(token + 1)) >> 32
+    return -math.log(-math.log1p(-(bits + 0.5) / 2**32))
+
+
+def test_noise_equals_the_definition():
+    seeds = torch.tensor([0, 1, 2**48 - 1, 123456789])
+    positions = torch.tensor([0, 7, 255, 3])
+    noise = gumbel_noise(seeds, positions, 50)
+    assert noise.shape == (4, 50) and noise.dtype == torch.float32
+    expected = [
+        [noise_of(seed, position, token) for token in range(50)]
+        for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(noise, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_is_the_same_alone_and_in_any_batch():
+    seeds, positions = torch.arange(40, 60), torch.arange(20) % 3
+    together = gumbel_noise(seeds, positions, 33)
+    for row in (0, 7, 19):
+        assert torch.equal(gumbel_noise(seeds[row : row + 1], positions[row : row + 1], 33)[0], together[row])
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(gumbel_noise(seeds[order], positions[order], 33), together[order])
+
+
+def test_a_larger_vocabulary_keeps_the_noise_of_the_smaller():
+    seeds, positions = torch.tensor([5]), torch.tensor([2])
+    assert torch.equal(gumbel_noise(seeds, positions, 100)[:, :40], gumbel_noise(seeds, positions, 40))
+
+
+def test_noise_is_always_finite():
+    noise = gumbel_noise(torch.arange(2000), torch.zeros(2000, dtype=torch.int64), 1000)
+    assert bool(noise.isfinite().all())
+    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.005)  # Euler's constant
+    assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.02)
+
+
+def draws(probabilities: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return (probabilities.log() + gumbel_noise(seeds, positions, len(probabilities))).argmax(-1)
+
+
+def test_draws_follow_the_distribution():
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.029, 0.001])
+    # consecutive seeds and positions, as a run has them
+    seeds = (sampling_seed(0, 17) + torch.arange(2000)).repeat_interleave(100)
+    positions = torch.arange(100).repeat(2000)
+    counts = torch.bincount(draws(probabilities, seeds, positions), minlength=6)
+    expected = 200_000 * probabilities
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 25.7  # 5 degrees of freedom, one in ten thousand
+
+
+@pytest.mark.parametrize(("seed_step", "position_step"), [(1, 0), (0, 1), (1, -1)])
+def test_neighbouring_draws_are_independent(seed_step, position_step):
+    probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    seeds = torch.arange(1000).repeat_interleave(50)
+    positions = 1 + torch.arange(50).repeat(1000)
+    first = draws(probabilities, seeds, positions)
+    second = draws(probabilities, seeds + seed_step, positions + position_step)
+    counts = torch.bincount(first * 4 + second, minlength=16)
+    expected = 50_000 * (probabilities[:, None] * probabilities).flatten()
+    assert float(((counts - expected) ** 2 / expected).sum()) < 44.3  # 15 degrees of freedom, one in ten thousand
+
+
+def test_seeds_of_prompts_are_apart():
+    seeds = [sampling_seed(run, index) for run in range(4) for index in range(500)]
+    assert all(0 <= seed < 2**48 for seed in seeds)
+    nearest = sorted(seeds)
+    assert min(b - a for a, b in zip(nearest, nearest[1:], strict=False)) > 64  # no two groups share a seed
+    assert sampling_seed(3, 5) == sampling_seed(3, 5) == splitmix(
+        (splitmix((3 * 0x9E3779B97F4A7C15 + 5) & MASK) + 1) & MASK
+    ) >> 16
+    assert sampling_seed(2**63, 10**12) != sampling_seed(0, 10**12)
+
+
+def kept(logits: list[float], top_k: int, top_p: float) -> list[bool]:
+    return filtered(torch.tensor([logits]), top_k, top_p)[0].isfinite().tolist()
+
+
+def test_top_k_by_hand():
+    logits = [1.0, 4.0, 3.0, 2.0]
+    assert kept(logits, 1, 1.0) == [False, True, False, False]
+    assert kept(logits, 2, 1.0) == [False, True, True, False]
+    assert kept(logits, 4, 1.0) == kept(logits, 0, 1.0) == kept(logits, 9, 1.0) == [True] * 4
+    assert kept([1.0, 2.0, 2.0, 0.0], 1, 1.0) == [False, True, True, False]  # equal ones stand or fall together
+
+
+def test_top_p_by_hand():
+    logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log().tolist()
+    assert kept(logits, 0, 0.45) == [False, True, False, False]
+    assert kept(logits, 0, 0.55) == [False, True, False, True]  # the token that crosses the bound is in
+    assert kept(logits, 0, 0.79) == [False, True, False, True]
+    assert kept(logits, 0, 0.81) == [True, True, False, True]
+    assert kept(logits, 0, 0.96) == kept(logits, 0, 1.0) == [True] * 4
+    assert kept(logits, 0, 1e-9) == [False, True, False, False]  # the likeliest is never lost
+
+
+def test_top_p_counts_what_top_k_left():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().tolist()
+    assert kept(logits, 2, 0.56) == [True, False, False, False]  # 4/7 of the two that are left
+    assert kept(logits, 2, 0.58) == [True, True, False, False]
+
+
+def test_filters_leave_the_other_logits_as_they_are():
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(filtered(logits, 0, 1.0), logits)
+    result = filtered(logits, 5, 0.9)
+    assert torch.equal(result[result.isfinite()], logits[result.isfinite()])
+    assert bool((result.isfinite().sum(-1) >= 1).all())
