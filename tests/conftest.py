@@ -15,7 +15,7 @@ if find_spec("torchvision") is not None and not torch.cuda.is_available():
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # two contend for the cores with the processes that tests start
 
 
 @pytest.fixture(scope="session")

@@ -137,7 +137,8 @@ def ragged_case(tiny_checkpoints):
         lengths = ((5, 1, 8), (2, 9, 4, 1), (3, 6, 7))[number]
         totals = torch.randn(len(lengths), generator=generator).tolist()
         completions = [
-            (random_ids(policy.family, length, generator).tolist(), total) for length, total in zip(lengths, totals, strict=True)
+            (random_ids(policy.family, length, generator).tolist(), total)
+            for length, total in zip(lengths, totals, strict=True)
         ]
         completions.append((random_ids(policy.family, 3, generator).tolist(), None))
         scored.append(scored_group(start, completions))

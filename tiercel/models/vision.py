@@ -23,24 +23,29 @@ class VisionStore:
         self.cache_bytes = cache_bytes
         self.is_frozen = policy.vision_is_frozen
         self.pictures_computed = 0
-        self._features: OrderedDict[str, Tensor] = OrderedDict()  # least recently used first
+        self._features: OrderedDict[tuple[str, bool], Tensor] = OrderedDict()  # least recently used first
 
-    def features(self, images: Sequence[EncodedImage], *, with_gradient: bool = False) -> Tensor | None:
-        """Features (K, H) of all images in order, or None without images."""
+    def features(
+        self, images: Sequence[EncodedImage], *, with_gradient: bool = False, of_reference: bool = False
+    ) -> Tensor | None:
+        """Features (K, H) of all images in order, or None without images. Inside `Policy.as_reference` ask with
+        `of_reference`: a trained tower's features are not the reference's."""
         if not images:
             return None
         if with_gradient and not self.is_frozen:
             self.pictures_computed += len(images)
             return torch.cat(self.policy.vision_features(images))
-        fresh = list({image.sha256: image for image in images if image.sha256 not in self._features}.values())
+        is_apart = of_reference and not self.is_frozen
+        keys = [(image.sha256, is_apart) for image in images]
+        fresh = {key: image for key, image in zip(keys, images, strict=True) if key not in self._features}
         self.pictures_computed += len(fresh)
-        for passed in [[image] for image in fresh] if self.cache_bytes else [fresh] if fresh else []:
+        for passed in [[key] for key in fresh] if self.cache_bytes else [list(fresh)] if fresh else []:
             with torch.no_grad():
-                computed = self.policy.vision_features(passed)
-            self._features.update(zip((image.sha256 for image in passed), computed, strict=True))
-        for image in images:
-            self._features.move_to_end(image.sha256)
-        return torch.cat([self._features[image.sha256] for image in images])
+                computed = self.policy.vision_features([fresh[key] for key in passed])
+            self._features.update(zip(passed, computed, strict=True))
+        for key in keys:
+            self._features.move_to_end(key)
+        return torch.cat([self._features[key] for key in keys])
 
     def end_step(self) -> None:
         """Drop what does not fit the budget; everything, once a trained tower has moved."""

@@ -11,6 +11,7 @@ from typing import Any
 from tiercel.runs.files import file_sha256, sync_directory, sync_file, write_atomically
 
 MANIFEST = "MANIFEST.json"
+STATE = "state.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +34,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     write(temporary)
-    write_atomically(temporary / "state.json", json.dumps({"step": step, **state}, indent=1, sort_keys=True))
+    write_atomically(temporary / STATE, json.dumps({"step": step, **state}, indent=1, sort_keys=True))
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     hashes = {path.relative_to(temporary).as_posix(): file_sha256(path) for path in files}
     for path in files:
@@ -52,9 +53,11 @@ def problem_with(path: Path) -> str | None:
     """Why a checkpoint cannot be used, or None."""
     manifest = path / MANIFEST
     try:
-        hashes = json.loads(manifest.read_text(encoding="utf-8"))["sha256"]
+        hashes = dict(json.loads(manifest.read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} is missing or unreadable"
+    if STATE not in hashes:
+        return f"{STATE} is not in the manifest"
     for name, expected in hashes.items():
         file = path / name
         if not file.is_file():
@@ -81,15 +84,17 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
         if (problem := problem_with(path)) is not None:
             report(f"checkpoint {path} is passed over: {problem}")
             continue
-        return FoundCheckpoint(
-            step=step, path=path, state=json.loads((path / "state.json").read_text(encoding="utf-8"))
-        )
+        return FoundCheckpoint(step=step, path=path, state=json.loads((path / STATE).read_text(encoding="utf-8")))
     return None
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep`, and leftovers of interrupted saves."""
-    for _, path in list_checkpoints(root)[keep:]:
-        shutil.rmtree(path)
+def prune(root: Path, newest: int, keep: int) -> None:
+    """Keep the `keep` checkpoints up to step `newest`, the one just saved. Those past it were passed over when the run
+    was resumed, and count for nothing; they go, and leftovers of interrupted saves too."""
+    found = list_checkpoints(root)
+    kept = [path for step, path in found if step <= newest][:keep]
+    for _, path in found:
+        if path not in kept:
+            shutil.rmtree(path)
     for path in root.glob(".step-*.tmp"):
         shutil.rmtree(path)

@@ -51,8 +51,10 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         ):
             if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, progress)):
                 run.record({"step": 0, **row})
+            clock = Clock()
             for batch in loader:  # step updates are done; this makes one more
-                step, clock = batch.step, Clock()
+                step = batch.step
+                clock.lap("data")
                 setup.check_rejected(batch, table, rejected, recipe, run)
                 sampler.load_policy(step, None)
                 seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in batch.prompts]
@@ -87,6 +89,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 setup.stop_if_asked(stop, run, recipe, engine, step + 1)
                 if setup.is_due(step + 1, recipe.train.save_every, length.steps):
                     setup.save(run, recipe, engine, step + 1)
+                clock = Clock()
         progress.say(f"done: {run.path}")
 
 

@@ -125,7 +125,7 @@ def save(run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> No
         save_checkpoint(run.checkpoints, step, write, state)
     except OSError as error:
         raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
-    prune(run.checkpoints, recipe.train.keep)
+    prune(run.checkpoints, step, recipe.train.keep)
 
 
 def is_due(step: int, every: int | None, last: int) -> bool:

@@ -69,8 +69,9 @@ def token_logprobs(engine: Engine, packed: PackedTokens) -> Tensor:
 
 def reference_logprobs(engine: Engine, packed: PackedTokens) -> Tensor:
     """Logprobs (N,) of the policy that the run started from, through the same path."""
-    with engine.policy.as_reference():
-        return token_logprobs(engine, packed)
+    with engine.policy.as_reference(), torch.no_grad():
+        features_KH = engine.vision.features(packed.images, of_reference=True)
+        return engine.learner(packed, features_KH, engine.temperature).logprobs_N
 
 
 def policy_update(

@@ -1,0 +1,141 @@
+"""Checkpoints that are refused, and what is read of the others."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES
+from tiercel.config.schema import Model
+from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.models.loading import FAMILIES, family_class, load_family, load_weights, resolve
+from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoints, tmp_path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path / "checkpoint"))
+
+
+def config_directory(tmp_path: Path, config: object) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def edit(file: Path, **changes) -> None:
+    """Set keys of a JSON file; None removes one."""
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def test_the_architecture_decides(tmp_path):
+    assert family_class(config_directory(tmp_path, {"model_type": "qwen2_vl"})) is Qwen2VL
+    assert family_class(config_directory(tmp_path, {"model_type": "qwen2_5_vl"})) is Qwen25VL
+    assert set(FAMILIES) == set(FAMILY_NAMES)
+
+
+@pytest.mark.parametrize("config", ({"model_type": "llava"}, {"model_type": "qwen2"}, {}))
+def test_an_unknown_architecture_lists_the_known(tmp_path, config):
+    with pytest.raises(ModelError) as error:
+        family_class(config_directory(tmp_path, config))
+    assert f"unknown architecture {config.get('model_type')!r}; known: ovis2, qwen2_5_vl, qwen2_vl" in str(error.value)
+
+
+def test_code_of_the_checkpoints_own_is_refused(tmp_path):
+    config = {"model_type": "qwen2_vl", "auto_map": {"AutoModel": "modeling.Model"}}
+    with pytest.raises(ModelError, match=r"run code of its own \(auto_map\), and tiercel runs none"):
+        family_class(config_directory(tmp_path, config))
+
+
+def test_ovis2_in_its_authors_form_names_the_converted_one(tmp_path):
+    config = {"model_type": "ovis", "auto_map": {"AutoConfig": "configuration_ovis.OvisConfig"}}
+    with pytest.raises(ModelError) as error:
+        family_class(config_directory(tmp_path, config))
+    assert "thisisiron/Ovis2-2B-hf" in str(error.value)
+    assert "convert_ovis2_weights_to_hf.py" in str(error.value)
+
+
+def test_no_config(tmp_path):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load_family(Model(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ("{", ""))
+def test_a_config_that_is_not_json(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match="is not JSON"):
+        family_class(tmp_path)
+
+
+def test_a_directory_is_taken_as_it_is(checkpoint):
+    assert resolve(Model(path=str(checkpoint))) == checkpoint
+
+
+def test_a_name_that_cannot_be_fetched_says_so():
+    # offline, nothing of that name cached; a hub that is reached answers that there is no such model
+    with pytest.raises((ModelError, EnvironmentProblem), match=r"model\.path: no-such-owner/no-such-model"):
+        resolve(Model(path="no-such-owner/no-such-model"))
+
+
+def without_template(checkpoint: Path) -> Path:
+    (checkpoint / "chat_template.jinja").unlink(missing_ok=True)
+    edit(checkpoint / "tokenizer_config.json", chat_template=None)
+    return checkpoint
+
+
+def test_no_chat_template(checkpoint):
+    with pytest.raises(ModelError, match=r"has no chat template; give data\.template a file with one"):
+        load_family(Model(path=str(without_template(checkpoint))))
+
+
+def test_a_template_file_takes_the_place_of_the_checkpoints(checkpoint, tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages[0]['role'] }}: ü")
+    model = Model(path=str(checkpoint))
+    assert load_family(model, str(file)).checkpoint.chat_template == "{{ messages[0]['role'] }}: ü"
+    assert load_family(model).checkpoint.chat_template.startswith("{% for message in messages %}<|im_start|>")
+    assert load_family(Model(path=str(without_template(checkpoint))), str(file)).checkpoint.chat_template
+
+
+def test_a_processors_template_is_read_where_the_tokenizer_has_none(checkpoint):
+    (without_template(checkpoint) / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert load_family(Model(path=str(checkpoint))).checkpoint.chat_template == "{{ messages }}"
+
+
+def test_end_tokens_are_the_tokenizers_and_the_generation_configs(checkpoint):
+    family = load_family(Model(path=str(checkpoint)))
+    end, pad = family.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert family.checkpoint.end_token_ids == (end,)
+    for listed in (pad, [pad], [end, pad], [pad, end, pad]):
+        edit(checkpoint / "generation_config.json", eos_token_id=listed)
+        assert load_family(Model(path=str(checkpoint))).checkpoint.end_token_ids == (end, pad)
+    (checkpoint / "generation_config.json").unlink()
+    assert load_family(Model(path=str(checkpoint))).checkpoint.end_token_ids == (end,)
+
+
+def test_no_end_token_is_refused(checkpoint):
+    edit(checkpoint / "generation_config.json", eos_token_id=None)
+    edit(checkpoint / "tokenizer_config.json", eos_token=None)
+    (checkpoint / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match="names no end token"):
+        load_family(Model(path=str(checkpoint)))
+
+
+def test_pixels_of_the_recipe_take_the_place_of_the_checkpoints(checkpoint):
+    assert load_family(Model(path=str(checkpoint))).plan_image((200, 200)).processed_size == (112, 112)
+    small = load_family(Model(path=str(checkpoint), max_pixels=56 * 56))
+    assert small.plan_image((200, 200)).processed_size == (56, 56)
+    large = load_family(Model(path=str(checkpoint), min_pixels=84 * 84))
+    assert large.plan_image((28, 28)).processed_size == (84, 84)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_weights_are_frozen_in_the_dtype_asked_for(tiny_checkpoints, dtype):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    model = load_weights(family, dtype, torch.device("cpu"))
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training

@@ -1,0 +1,293 @@
+"""Adapters, full fine-tuning, and the reference that a run is measured against."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.learner.items import continuation
+from tests.tiny_models import FAMILY_NAMES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
+from tiercel.config.schema import Lora, Model
+from tiercel.errors import ModelError
+from tiercel.learner.layout import PackedTokens, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.models.loading import load_family, load_weights
+from tiercel.models.policy import Policy, base_name, build_policy, load_for_inference, lora_targets
+from tiercel.models.saving import save_adapter
+from tiercel.models.vision import VisionStore
+from tiercel.training.update import reference_logprobs
+
+CPU = torch.device("cpu")
+TARGETS = ("language", "vision", "projector", "all")
+
+
+def packed_case(policy: Policy) -> PackedTokens:
+    generator = torch.Generator().manual_seed(0)
+    items = [
+        PackItem(
+            prompt=prompt,
+            continuations=tuple(
+                continuation(prompt, random_ids(policy.family, length, generator).tolist()) for length in (3, 6)
+            ),
+        )
+        for prompt in tiny_prompts(policy.family)
+    ]
+    return pack(items)
+
+
+def logprobs(policy: Policy, packed: PackedTokens) -> Tensor:
+    """By a store of its own, so that nothing is shared between calls."""
+    with torch.no_grad():
+        features = VisionStore(policy, 0).features(packed.images)
+        return Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Equal to rounding: for passes of models that were loaded apart."""
+    return bool((found - expected).abs().max() < 1e-4)
+
+
+def base_policy(checkpoint) -> Policy:
+    """The checkpoint as it is."""
+    return load_for_inference(tiny_recipe(checkpoint), CPU, None)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("targets", TARGETS)
+def test_targets_are_every_linear_layer_of_the_part(tiny_checkpoints, name, targets):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    model = load_weights(family, torch.float32, CPU)
+    pattern = lora_targets(family, model, targets)
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    matched = {name for name in linear if re.fullmatch(pattern, name)}
+    wanted = {name for name in linear - {"lm_head"} if targets in ("all", family.part_of(name + "."))}
+    assert matched == wanted and wanted
+    assert not any(re.fullmatch(pattern, name) for name, _ in model.named_modules() if name not in linear)
+
+
+def test_parts_have_the_layers_one_expects(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
+    layers = {base_name(name).removesuffix(".weight") for name in policy.trained_parameters()}
+    kinds = {re.sub(r"\.\d+\.", ".N.", name).removeprefix("model.language_model.layers.N.") for name in layers}
+    attention = {f"self_attn.{part}_proj" for part in "qkvo"}
+    assert kinds == attention | {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    assert len(layers) == 2 * 7  # two decoder layers
+
+    projector = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets="projector"))
+    layers = {base_name(name).removesuffix(".weight") for name in projector.trained_parameters()}
+    assert layers == {"model.visual.merger.mlp.0", "model.visual.merger.mlp.2"}
+
+
+def test_targets_by_a_regular_expression(tiny_checkpoints):
+    lora = Lora(rank=4, alpha=8, targets=r".*language_model.*\.(q_proj|v_proj)")
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora)
+    layers = {base_name(name).removesuffix(".weight") for name in policy.trained_parameters()}
+    assert layers == {
+        f"model.language_model.layers.{layer}.self_attn.{part}_proj" for layer in (0, 1) for part in ("q", "v")
+    }
+
+
+@pytest.mark.parametrize("targets", (r"q_proj", r".*\.no_such_layer", r".*input_layernorm"))
+def test_targets_that_match_no_linear_layer(tiny_checkpoints, targets):
+    with pytest.raises(ModelError) as error:
+        tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=targets))
+    assert f"lora.targets: {targets!r} matches no linear layer; names look like model." in str(error.value)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_step_moves_the_adapter_and_nothing_else(tiny_checkpoints, name):
+    policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, targets="all"), noise=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+    trained = policy.trained_parameters()
+    assert list(trained) == sorted(trained) and all(".lora_" in name for name in trained)
+    packed = packed_case(policy)
+    features = VisionStore(policy, 0).features(packed.images, with_gradient=True)
+    Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
+    torch.optim.AdamW(trained.values(), lr=0.1).step()
+    moved = {name for name, parameter in policy.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == set(trained)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_fresh_adapter_changes_nothing(tiny_checkpoints, name):
+    policy = tiny_policy(tiny_checkpoints[name])
+    packed = packed_case(policy)
+    assert close(logprobs(policy, packed), logprobs(base_policy(tiny_checkpoints[name]), packed))
+
+
+def test_adapters_are_float32_on_a_bfloat16_model(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], dtype="bfloat16", noise=0.1)
+    assert {parameter.dtype for parameter in policy.trained_parameters().values()} == {torch.float32}
+    rest = {p.dtype for name, p in policy.model.named_parameters() if ".lora_" not in name}
+    assert rest == {torch.bfloat16}
+    assert not policy.autocast()._enabled
+    packed = packed_case(policy)
+    features = VisionStore(policy, 0).features(packed.images)
+    found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
+    found.sum().backward()
+    assert found.dtype == torch.float32
+    assert {parameter.grad.dtype for parameter in policy.trained_parameters().values()} == {torch.float32}
+
+
+def test_the_seed_decides_the_adapter_and_disturbs_no_other_dice(tiny_checkpoints):
+    def first_matrices(seed: int) -> Tensor:
+        recipe = tiny_recipe(tiny_checkpoints["qwen2_5_vl"], lora=Lora(rank=4, alpha=8))
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+        named = build_policy(recipe, CPU).trained_parameters().items()
+        return torch.cat([parameter.detach().flatten() for name, parameter in named if "lora_A" in name])
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = first_matrices(0)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first_matrices(0), first)
+    assert not torch.equal(first_matrices(1), first)
+
+
+FULL = {
+    ("vision", "projector"): {"language"},
+    ("vision",): {"language", "projector"},
+    ("language",): {"vision", "projector"},
+    ("projector", "language"): {"vision"},
+    (): {"vision", "projector", "language"},
+}
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("freeze", FULL)
+def test_full_fine_tuning_trains_the_parts_that_are_not_frozen(tiny_checkpoints, name, freeze):
+    policy = tiny_policy(tiny_checkpoints[name], None, freeze=freeze)
+    part_of = policy.family.part_of
+    trained = policy.trained_parameters()
+    assert policy.peft is None
+    assert {part_of(name) for name in trained} == FULL[freeze]
+    assert {part_of(name) for name, p in policy.model.named_parameters() if not p.requires_grad} == set(freeze)
+    assert policy.vision_is_frozen == ({"vision", "projector"} <= set(freeze))
+    assert policy.head_is_frozen == ("language" in freeze)
+
+
+def test_full_fine_tuning_keeps_float32_weights_and_computes_in_the_recipes_dtype(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], None, dtype="bfloat16")
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+    packed = packed_case(policy)
+    plain = logprobs(tiny_policy(tiny_checkpoints["qwen2_5_vl"], None), packed)
+    found = logprobs(policy, packed)
+    assert not torch.equal(found, plain)  # rounded to bfloat16 on the way
+    torch.testing.assert_close(found, plain, rtol=0, atol=0.5)
+    with policy.autocast():
+        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("targets", ("language", "all"))
+def test_the_reference_of_a_fresh_adapter_is_the_base(tiny_checkpoints, name, targets):
+    policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, targets=targets), noise=0.1)
+    packed = packed_case(policy)
+    base = logprobs(base_policy(tiny_checkpoints[name]), packed)
+    own = logprobs(policy, packed)
+    assert float((own - base).abs().max()) > 0.01
+    with policy.as_reference():
+        assert close(logprobs(policy, packed), base)
+    assert torch.equal(logprobs(policy, packed), own)
+    assert all(parameter.requires_grad for parameter in policy.trained_parameters().values())
+
+
+@pytest.mark.parametrize("targets", ("language", "all"))
+def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store(tiny_checkpoints, targets):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=targets), noise=0.1)
+    packed = packed_case(policy)
+    store = VisionStore(policy, 0)
+    store.features(packed.images)
+    engine = SimpleNamespace(policy=policy, vision=store, learner=Learner(policy, "dense", False), temperature=1.0)
+    base = logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed)
+    assert close(reference_logprobs(engine, packed), base)
+
+
+def names_trained(policy: Policy) -> set[str]:
+    return set(policy.trained_parameters())
+
+
+@pytest.mark.parametrize("targets", ("language", "all"))
+def test_the_reference_of_lora_init_is_the_initial_adapter(tiny_checkpoints, tmp_path, targets):
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    lora = Lora(rank=4, alpha=8, targets=targets)
+    warm = tiny_policy(checkpoint, lora, noise=0.1)
+    packed = packed_case(warm)
+    initial = logprobs(warm, packed)
+    save_adapter(warm, tmp_path)
+
+    policy = tiny_policy(checkpoint, lora.model_copy(update={"init": str(tmp_path)}))
+    trained = names_trained(policy)
+    assert close(logprobs(policy, packed), initial)
+    assert trained == names_trained(warm) and not any("reference" in name for name in trained)
+
+    move_adapter(policy, 0.1, seed=9)
+    moved = logprobs(policy, packed)
+    assert float((moved - initial).abs().max()) > 0.01
+    with policy.as_reference():
+        assert close(logprobs(policy, packed), initial)
+        assert not any("reference" in name for name in names_trained(policy))
+    assert torch.equal(logprobs(policy, packed), moved)
+    assert names_trained(policy) == trained
+
+    features = VisionStore(policy, 0).features(packed.images, with_gradient=True)
+    Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
+    with_gradient = {name for name, parameter in policy.model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == trained
+
+
+def test_the_reference_is_left_though_its_pass_fails(tiny_checkpoints, tmp_path):
+    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1), tmp_path)
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, init=str(tmp_path)))
+    move_adapter(policy, 0.1, seed=9)
+    packed = packed_case(policy)
+    own, trained = logprobs(policy, packed), names_trained(policy)
+    with pytest.raises(RuntimeError), policy.as_reference():
+        raise RuntimeError
+    assert torch.equal(logprobs(policy, packed), own)
+    assert names_trained(policy) == trained
+
+
+def test_full_fine_tuning_has_no_reference(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], None)
+    with pytest.raises(ModelError, match="keeps no copy of its start"), policy.as_reference():
+        pass
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(8, 8.0), (4, 16.0)])
+def test_an_initial_adapter_of_another_size_is_refused(tiny_checkpoints, tmp_path, rank, alpha):
+    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"]), tmp_path)
+    lora = Lora(rank=rank, alpha=alpha, init=str(tmp_path))
+    with pytest.raises(ModelError) as error:
+        tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora)
+    assert f"has rank 4 and alpha 8.0, the recipe says {rank} and {alpha:g}" in str(error.value)
+
+
+def test_an_initial_adapter_that_is_none_is_refused(tiny_checkpoints, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"is no adapter: it needs adapter_config\.json and adapter_model"):
+        tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, init=str(tmp_path)))
+
+
+def test_inference_trains_nothing(tiny_checkpoints, tmp_path):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)
+    save_adapter(policy, tmp_path)
+    loaded = load_for_inference(tiny_recipe(tiny_checkpoints["qwen2_5_vl"]), CPU, tmp_path)
+    assert loaded.trained_parameters() == {}
+    packed = packed_case(policy)
+    assert close(logprobs(loaded, packed), logprobs(policy, packed))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.visual.blocks.0.attn.qkv.lora_A.default.weight", "model.visual.blocks.0.attn.qkv.weight"),
+        ("model.visual.blocks.0.attn.qkv.base_layer.weight", "model.visual.blocks.0.attn.qkv.weight"),
+        ("model.language_model.norm.weight", "model.language_model.norm.weight"),
+    ],
+)
+def test_base_names(name, expected):
+    assert base_name(name) == expected

@@ -1,0 +1,334 @@
+"""Conversations to token ids: what is scored, what is refused, where boxes and images go."""
+
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.test_families import huggingface_inputs
+from tests.tiny_models import FAMILY_NAMES, noise_image, tiny_policy
+from tiercel.config.schema import Model
+from tiercel.errors import DataError
+from tiercel.learner.batch import conversation_item
+from tiercel.learner.layout import pack
+from tiercel.learner.learner import Learner
+from tiercel.models.family import Family
+from tiercel.models.loading import load_family
+from tiercel.models.prompts import (
+    completion_positions,
+    conversation_length,
+    encode_conversation,
+    encode_prompt,
+    prompt_length,
+    render,
+    token_ids,
+)
+from tiercel.models.vision import VisionStore
+from tiercel.types import EncodedConversation, EncodedImage, ImageSource, Message, Row
+
+HEAD = {
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "ovis2": "<image>\n",
+}
+
+
+@pytest.fixture(scope="module")
+def families(tiny_checkpoints) -> dict[str, Family]:
+    return {name: load_family(Model(path=str(tiny_checkpoints[name]))) for name in FAMILY_NAMES}
+
+
+@pytest.fixture
+def family(families) -> Family:
+    return families["qwen2_5_vl"]
+
+
+def row_of(*turns: tuple[str, str], images: int = 0, **keys) -> Row:
+    return Row(
+        id="row-1",
+        messages=tuple(Message(role=role, content=content) for role, content in turns),
+        images=tuple(ImageSource(path=f"{i}.png") for i in range(images)),
+        columns={},
+        file="rows.jsonl",
+        line=1,
+        **keys,
+    )
+
+
+def conversation_of(
+    family: Family, row: Row, images=(), system: str | None = None, limit: int = 400
+) -> EncodedConversation:
+    return encode_conversation(family, row, 0, images, system=system, max_prompt_tokens=limit)
+
+
+def pieces(family: Family, conversation: EncodedConversation) -> list[tuple[bool, str]]:
+    """What follows the prompt, as runs of scored and unscored text."""
+    pairs = zip(conversation.is_scored_C.tolist(), conversation.token_ids_C.tolist(), strict=True)
+    return [
+        (scored, family.tokenizer.decode([token for _, token in run]))
+        for scored, run in groupby(pairs, key=lambda pair: pair[0])
+    ]
+
+
+TWO_TURNS = (
+    ("user", "Where is the seven?"),
+    ("assistant", "[1, 2]"),
+    ("user", "Where?"),
+    ("assistant", "12"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_every_assistant_turn_is_scored_with_its_end(families, name):
+    family = families[name]
+    conversation = conversation_of(family, row_of(*TWO_TURNS))
+    assert conversation.prompt.text == "<|im_start|>user\nWhere is the seven?<|im_end|>\n<|im_start|>assistant\n"
+    assert family.tokenizer.decode(conversation.prompt.token_ids_P.tolist()) == conversation.prompt.text
+    assert pieces(family, conversation) == [
+        (True, "[1, 2]<|im_end|>"),
+        (False, "\n<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n"),
+        (True, "12<|im_end|>"),
+    ]
+    whole = torch.cat([conversation.prompt.positions_DP, conversation.positions_DC], dim=1)
+    assert whole.tolist() == [list(range(whole.shape[1]))] * family.position_dimensions
+
+
+def test_turns_after_the_last_answer_are_not_carried(family):
+    conversation = conversation_of(family, row_of(*TWO_TURNS, ("user", "Where is the seven?")))
+    assert pieces(family, conversation)[-1] == (True, "12<|im_end|>")
+
+
+def test_the_turn_has_the_tokens_that_sampling_would_have_met(family):
+    """Tokenised apart: a turn's first token does not merge with the header before it."""
+    row = row_of(("user", "?"), ("assistant", "12 seven"))
+    conversation = conversation_of(family, row)
+    own = family.tokenizer("12 seven", add_special_tokens=False)["input_ids"]
+    assert conversation.token_ids_C.tolist() == [*own, family.tokenizer.eos_token_id]
+    assert torch.equal(
+        conversation.prompt.token_ids_P,
+        encode_prompt(family, row, 0, [], system=None, max_prompt_tokens=99).token_ids_P,
+    )
+
+
+def test_an_end_token_in_a_turns_text_does_not_end_it(family):
+    conversation = conversation_of(family, row_of(("user", "?"), ("assistant", "1<|endoftext|>2")))
+    assert pieces(family, conversation) == [(True, "1<|endoftext|>2<|im_end|>")]
+
+
+def test_no_assistant_turn_is_refused(family):
+    with pytest.raises(DataError, match="no assistant turn to train on"):
+        conversation_of(family, row_of(("user", "Where?")))
+
+
+def test_no_user_turn_is_refused(family):
+    with pytest.raises(DataError, match="no user turn to sample after"):
+        encode_prompt(family, row_of(("assistant", "12")), 0, [], system=None, max_prompt_tokens=99)
+
+
+def test_a_long_conversation_is_refused_whole(family):
+    row = row_of(*TWO_TURNS)
+    tokens = conversation_of(family, row)
+    length = len(tokens.prompt.token_ids_P) + len(tokens.token_ids_C)
+    conversation_of(family, row, limit=length)
+    with pytest.raises(DataError, match=f"{length} tokens are more than data.max_prompt_tokens = {length - 1}"):
+        conversation_of(family, row, limit=length - 1)
+
+
+def with_template(family: Family, tmp_path: Path, template: str) -> Family:
+    file = tmp_path / "template.jinja"
+    file.write_text(template)
+    return load_family(Model(path=family.checkpoint.path), str(file))
+
+
+TURN = "<|im_start|>{{ message['role'] }}\n{{ message['content'][0]['text'] }}<|im_end|>\n"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+REWRITING = {
+    "only the last answer is shown in full": (
+        "{% for message in messages %}{% if message['role'] == 'assistant' and not loop.last %}"
+        "<|im_start|>assistant\n<|im_end|>\n{% else %}" + TURN + "{% endif %}{% endfor %}" + PROMPT
+    ),
+    "the turns are counted in the header": (
+        "{{ messages | length }} turns\n{% for message in messages %}" + TURN + "{% endfor %}" + PROMPT
+    ),
+    "the generation prompt is not how an answer begins": (
+        "{% for message in messages %}" + TURN + "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\nThink.{% endif %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REWRITING)
+def test_a_template_that_rewrites_earlier_turns_is_refused(family, tmp_path, kind):
+    changed = with_template(family, tmp_path, REWRITING[kind])
+    with pytest.raises(DataError, match=r"chat template changes earlier turns.*data\.template") as error:
+        conversation_of(changed, row_of(*TWO_TURNS))
+    assert error.value.field == "messages"
+
+
+def test_a_template_that_refuses_is_quoted(family, tmp_path):
+    changed = with_template(family, tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(DataError, match="refuses this conversation: roles must alternate"):
+        encode_prompt(changed, row_of(("user", "?")), 0, [], system=None, max_prompt_tokens=99)
+
+
+def test_a_template_without_room_for_images_is_refused(family, tmp_path):
+    changed = with_template(family, tmp_path, "{% for message in messages %}" + TURN + "{% endfor %}" + PROMPT)
+    image = family.encode_image(noise_image(56, 56, 0))
+    row = row_of(("user", "Where?<image>"), images=1)
+    with pytest.raises(DataError, match="0 image places for 1 images"):
+        encode_prompt(changed, row, 0, [image], system=None, max_prompt_tokens=99)
+
+
+def test_the_recipes_system_message_opens_rows_that_have_none(family):
+    row = row_of(("user", "?"))
+    own = row_of(("system", "the seven"), ("user", "?"))
+    given = encode_prompt(family, row, 0, [], system="is", max_prompt_tokens=99)
+    assert given.text == "<|im_start|>system\nis<|im_end|>\n<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n"
+    assert "system\nthe seven<" in encode_prompt(family, own, 0, [], system="is", max_prompt_tokens=99).text
+    assert "system" not in encode_prompt(family, row, 0, [], system=None, max_prompt_tokens=99).text
+    assert given.row is row  # the record of a run shows the row as written
+    conversation = conversation_of(family, row_of(("user", "?"), ("assistant", "12")), system="is")
+    assert conversation.prompt.text == given.text
+
+
+SIZES = ((84, 56), (112, 112))  # the second picture is reduced to 56 x 56 where the family does so
+BOXES = ((21.0, 14.0, 42.0, 28.0), (0.0, 28.0, 112.0, 56.0), (0.0, 0.0, 84.0, 56.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "written"),
+    [
+        ("qwen2_vl", "thousandths", ("[250, 250, 500, 500]", "[0, 250, 1000, 500]", "[0, 0, 1000, 1000]")),
+        ("qwen2_5_vl", "resized_pixels", ("[21, 14, 42, 28]", "[0, 14, 56, 28]", "[0, 0, 84, 56]")),
+        (
+            "ovis2",
+            "unit",
+            ("[0.250, 0.250, 0.500, 0.500]", "[0.000, 0.250, 1.000, 0.500]", "[0.000, 0.000, 1.000, 1.000]"),
+        ),
+    ],
+)
+def test_boxes_are_written_in_the_familys_space(tiny_checkpoints, name, space, written):
+    family = load_family(Model(path=str(tiny_checkpoints[name]), max_pixels=84 * 56))
+    assert family.coordinate_space == space
+    images = [family.encode_image(noise_image(*size, seed=0)) for size in SIZES]
+    row = row_of(
+        ("user", "<image><image>Where is <bbox>?"),
+        ("assistant", "<bbox> is the seven, <bbox>"),
+        images=2,
+        boxes=BOXES,
+        box_images=(0, 1, 0),
+    )
+    conversation = conversation_of(family, row, images)
+    assert conversation.prompt.text.endswith(f"Where is {written[0]}?<|im_end|>\n<|im_start|>assistant\n")
+    assert pieces(family, conversation) == [(True, f"{written[1]} is the seven, {written[2]}<|im_end|>")]
+    prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
+    assert prompt.text == conversation.prompt.text
+    plans = [image.plan for image in images]
+    assert prompt_length(family, row, plans, None) == len(prompt.token_ids_P)
+
+
+def pictures(family: Family) -> list[EncodedImage]:
+    return [family.encode_image(noise_image(*size, seed=seed)) for seed, size in enumerate(((84, 56), (56, 120)))]
+
+
+LATER = (
+    ("user", "Where?<image>"),
+    ("assistant", "12"),
+    ("user", "<image>is the seven?"),
+    ("assistant", "[1, 2]"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_images_in_later_turns(families, name):
+    family = families[name]
+    images = pictures(family)
+    row = row_of(*LATER, images=2)
+    conversation = conversation_of(family, row, images)
+    first, second = (image.plan.token_count for image in images)
+    assert conversation.prompt.text == (f"<|im_start|>user\nWhere?{HEAD[name]}<|im_end|>\n<|im_start|>assistant\n")
+    assert int(family.is_placeholder(conversation.prompt.token_ids_P).sum()) == first
+    in_rest = family.is_placeholder(conversation.token_ids_C)
+    assert int(in_rest.sum()) == second
+    assert not bool((in_rest & conversation.is_scored_C).any())
+    assert conversation.prompt.images == tuple(images)
+    assert [text for scored, text in pieces(family, conversation) if scored] == ["12<|im_end|>", "[1, 2]<|im_end|>"]
+
+    prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
+    assert prompt.images == tuple(images)  # everything up to the last user turn
+    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C])
+    positions = torch.cat([conversation.prompt.positions_DP, conversation.positions_DC], dim=1)
+    assert torch.equal(ids[: len(prompt.token_ids_P)], prompt.token_ids_P)
+    assert torch.equal(positions[:, : len(prompt.token_ids_P)], prompt.positions_DP)
+
+    earlier = encode_prompt(
+        family, replace(row, messages=row.messages[:2]), 0, images, system=None, max_prompt_tokens=400
+    )
+    assert earlier.images == tuple(images[:1])
+    assert earlier.text == conversation.prompt.text
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_logprobs_with_images_in_later_turns_equal_a_plain_forward(tiny_checkpoints, name):
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    family = policy.family
+    conversation = conversation_of(family, row_of(*LATER, images=2), pictures(family))
+    packed = pack([conversation_item(conversation)])
+    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C])
+    with torch.no_grad():
+        features = VisionStore(policy, 0).features(packed.images)
+        found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
+        logits = policy.model(**huggingface_inputs(family, conversation.prompt, ids)).logits[0]
+    logits[:, list(family.placeholder_ids)] = -torch.inf
+    logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    expected = logprobs[len(conversation.prompt.token_ids_P) - 1 :][conversation.is_scored_C]
+    assert len(expected) == int(conversation.is_scored_C.sum()) > 6
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_lengths_are_known_from_the_headers(families, name):
+    family = families[name]
+    images = pictures(family)
+    plans = [family.plan_image(size) for size in ((84, 56), (56, 120))]
+    row = row_of(*LATER, images=2)
+    prompt = encode_prompt(family, row, 0, images, system="is", max_prompt_tokens=400)
+    assert prompt_length(family, row, plans, "is") == len(prompt.token_ids_P)
+    conversation = conversation_of(family, row, images, system="is")
+    kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    # the template's line break after the last turn predicts nothing and is left out
+    assert conversation_length(family, row, plans, "is") == kept + 1
+
+
+@pytest.mark.parametrize("images", (0, 2))
+def test_more_or_fewer_images_than_places_are_refused(family, images):
+    row = row_of(("user", "<image>Where?"), ("assistant", "12"), images=images)
+    with pytest.raises(DataError, match="image"):
+        conversation_of(family, row, pictures(family)[:images])
+
+
+def test_a_prompt_of_images_alone(family):
+    image = family.encode_image(noise_image(56, 56, 0))
+    prompt = encode_prompt(family, row_of(("user", "<image>"), images=1), 0, [image], system=None, max_prompt_tokens=99)
+    assert int(family.is_placeholder(prompt.token_ids_P).sum()) == image.plan.token_count == 4
+
+
+def test_render_puts_a_marker_where_the_image_goes(family):
+    text = render(family, (Message(role="user", content="a<image>b<image>"),), add_generation_prompt=False)
+    mark = HEAD["qwen2_5_vl"]
+    assert text == f"<|im_start|>user\na{mark}b{mark}<|im_end|>\n"
+
+
+def test_each_marker_becomes_its_own_images_tokens(family):
+    plans = [family.plan_image(size) for size in ((84, 56), (56, 56))]
+    pad = family.checkpoint.config.image_token_id
+    ids = token_ids(family, "1<|image_pad|>2<|image_pad|>", plans)
+    one, two = family.tokenizer.convert_tokens_to_ids(["1", "2"])
+    assert ids == [one, *[pad] * 6, two, *[pad] * 4]
+
+
+def test_positions_after_an_image_go_on_from_its_longer_side():
+    positions = torch.tensor([[0, 1, 1, 1, 2], [0, 1, 1, 1, 5], [0, 1, 2, 3, 4]])
+    assert completion_positions(positions, 3).tolist() == [[6, 7, 8]] * 3

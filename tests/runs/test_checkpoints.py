@@ -1,0 +1,172 @@
+"""Checkpoints: what makes one valid, which one wins, and what a crash leaves behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiercel.runs.checkpoints import (
+    MANIFEST,
+    FoundCheckpoint,
+    directory_of,
+    list_checkpoints,
+    newest_valid,
+    problem_with,
+    prune,
+    save_checkpoint,
+)
+
+
+def write_weights(text: str = "weights"):
+    """What a run writes: a file, and one in a folder."""
+
+    def write(directory: Path) -> None:
+        (directory / "optimizer.bin").write_text("moments " + text)
+        (directory / "adapter").mkdir()
+        (directory / "adapter" / "weights.bin").write_text(text)
+
+    return write
+
+
+def save(root: Path, *steps: int) -> None:
+    for step in steps:
+        save_checkpoint(root, step, write_weights(str(step)), {"next_index": 4 * step})
+
+
+def found_by(root: Path) -> tuple[FoundCheckpoint | None, list[str]]:
+    said: list[str] = []
+    return newest_valid(root, said.append), said
+
+
+def test_a_saved_checkpoint_is_found_whole(tmp_path):
+    path = save_checkpoint(tmp_path, 50, write_weights(), {"next_index": 200, "loss_scaler": {"scale": 1.5}})
+    assert path == directory_of(tmp_path, 50) == tmp_path / "step-000050"
+    found, said = found_by(tmp_path)
+    assert found == FoundCheckpoint(
+        step=50, path=path, state={"step": 50, "next_index": 200, "loss_scaler": {"scale": 1.5}}
+    )
+    assert said == []
+    hashes = json.loads((path / MANIFEST).read_text())["sha256"]
+    assert sorted(hashes) == ["adapter/weights.bin", "optimizer.bin", "state.json"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000050"]
+
+
+def test_the_newest_wins_by_number(tmp_path):
+    save(tmp_path, 9, 1_000_000, 100)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [1_000_000, 100, 9]
+    found, _ = found_by(tmp_path)
+    assert found is not None and found.step == 1_000_000
+
+
+def test_nothing_to_find(tmp_path):
+    assert found_by(tmp_path) == (None, [])
+    assert found_by(tmp_path / "absent") == (None, [])
+    (tmp_path / "step-000005").write_text("a file, not a directory")
+    (tmp_path / "step-x").mkdir()
+    found, _ = found_by(tmp_path)
+    assert found is None
+
+
+def flip_a_byte(path: Path) -> None:
+    file = path / "adapter" / "weights.bin"
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def cut_the_manifest(path: Path) -> None:
+    text = (path / MANIFEST).read_text()
+    (path / MANIFEST).write_text(text[: len(text) // 2])
+
+
+DAMAGE = {
+    "adapter/weights.bin does not have the sha256": flip_a_byte,
+    "optimizer.bin does not have the sha256": lambda path: (path / "optimizer.bin").write_text("moments 2x"),
+    "adapter/weights.bin is missing": lambda path: (path / "adapter" / "weights.bin").unlink(),
+    "state.json is missing": lambda path: (path / "state.json").unlink(),
+    "adapter/more.bin is not in the manifest": lambda path: (path / "adapter" / "more.bin").write_text(""),
+    f"{MANIFEST} is missing or unreadable": cut_the_manifest,
+    f"{MANIFEST} is missing": lambda path: (path / MANIFEST).unlink(),
+    f"{MANIFEST} is missing or unreadabl": lambda path: (path / MANIFEST).write_text("[]"),
+    f"{MANIFEST} is missing or unreada": lambda path: (path / MANIFEST).write_text('{"sha256": ["optimizer.bin"]}'),
+    f"{MANIFEST} is missing or unread": lambda path: (path / MANIFEST).write_bytes(b"\xff\xfe\x00"),
+}
+
+
+@pytest.mark.parametrize("problem", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, problem):
+    save(tmp_path, 10, 20)
+    damaged = directory_of(tmp_path, 20)
+    DAMAGE[problem](damaged)
+    found, said = found_by(tmp_path)
+    assert found is not None and found.step == 10
+    (line,) = said
+    assert line.startswith(f"checkpoint {damaged} is passed over: {problem}")
+
+
+def test_all_damaged_is_none_and_each_is_named(tmp_path):
+    save(tmp_path, 10, 20)
+    for step in (10, 20):
+        flip_a_byte(directory_of(tmp_path, step))
+    found, said = found_by(tmp_path)
+    assert found is None
+    assert [line.split()[1] for line in said] == [str(directory_of(tmp_path, step)) for step in (20, 10)]
+
+
+def test_an_empty_manifest_does_not_make_a_checkpoint(tmp_path):
+    path = directory_of(tmp_path, 5)
+    path.mkdir()
+    (path / MANIFEST).write_text('{"sha256": {}}')
+    assert problem_with(path) == "state.json is not in the manifest"
+
+
+def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path):
+    save(tmp_path, 10)
+
+    def crash(directory: Path) -> None:
+        (directory / "half.bin").write_text("half")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 20, crash, {})
+    found, said = found_by(tmp_path)
+    assert found is not None and (found.step, said) == (10, [])
+    assert (tmp_path / ".step-000020.tmp" / "half.bin").exists()
+
+    save(tmp_path, 20)  # the half-written file is not taken over
+    assert problem_with(directory_of(tmp_path, 20)) is None
+    assert not (directory_of(tmp_path, 20) / "half.bin").exists()
+
+
+def test_saving_a_step_again_replaces_a_damaged_one(tmp_path):
+    save(tmp_path, 20)
+    flip_a_byte(directory_of(tmp_path, 20))
+    save(tmp_path, 20)
+    assert problem_with(directory_of(tmp_path, 20)) is None
+
+
+def test_prune_keeps_the_newest_and_removes_leftovers(tmp_path):
+    save(tmp_path, 10, 20, 30, 40)
+    (tmp_path / ".step-000050.tmp").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    prune(tmp_path, 40, keep=2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notes.txt", "step-000030", "step-000040"]
+
+
+def test_prune_never_keeps_a_damaged_one_in_place_of_the_one_just_saved(tmp_path):
+    save(tmp_path, 20, 30)
+    flip_a_byte(directory_of(tmp_path, 30))
+    save(tmp_path, 25)  # of a run that went on from step 20
+    prune(tmp_path, 25, keep=1)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [25]
+    found, said = found_by(tmp_path)
+    assert found is not None and (found.step, said) == (25, [])
+
+
+def test_same_weights_give_the_same_bytes(tmp_path):
+    save(tmp_path / "a", 10)
+    save(tmp_path / "b", 10)
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
+    assert len(files) == 4
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

@@ -1,0 +1,288 @@
+"""Opening, locking, refusing and resuming a run directory."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from tests.rewards.samples import scored, scored_group
+from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reward, SftRecipe, Train
+from tiercel.errors import RunError
+from tiercel.runs import directory
+from tiercel.runs.checkpoints import directory_of, save_checkpoint
+from tiercel.runs.directory import MAY_DIFFER, RunDirectory, load_run_recipe, open_run, read_metrics, resume_point
+from tiercel.types import RewardValue
+
+
+def grpo_recipe(output: Path, **sections) -> GrpoRecipe:
+    given = {
+        "model": Model(path="Qwen/Qwen2-VL-2B-Instruct"),
+        "lora": Lora(rank=8),
+        "data": Data(train="rows.jsonl"),
+        "rewards": (Reward(name="exact"), Reward(name="format", weight=0.2)),
+        "train": Train(steps=10),
+    }
+    return GrpoRecipe(**given | sections, output=str(output))
+
+
+def sft_recipe(output: Path, **sections) -> SftRecipe:
+    given = {"model": Model(path="m"), "data": Data(train="rows.jsonl"), "train": Train(steps=10)}
+    return SftRecipe(**given | sections, output=str(output))
+
+
+@pytest.fixture
+def run(tmp_path) -> Iterator[RunDirectory]:
+    """A new GRPO run, held open."""
+    with open_run(grpo_recipe(tmp_path / "run")) as opened:
+        yield opened
+
+
+def make(recipe: SftRecipe | GrpoRecipe) -> None:
+    """Open a run and end."""
+    with open_run(recipe):
+        pass
+
+
+def test_a_new_run_has_its_files(tmp_path):
+    recipe = grpo_recipe(tmp_path / "deep" / "run")
+    with open_run(recipe) as run:
+        assert run.path == tmp_path / "deep" / "run"
+    names = {path.name for path in run.path.iterdir()}
+    assert names == {".lock", "config.yaml", "env.json", "rollouts", "evaluations", "images", "checkpoints"}
+    assert (run.path / "config.yaml").read_text().startswith("# tiercel grpo\n")
+    assert load_run_recipe(run.path) == recipe
+    environment = json.loads((run.path / "env.json").read_text())
+    assert {"python", "platform", "packages", "cpu_threads", "gpus"} == set(environment)
+    assert "torch" in environment["packages"]
+
+
+def test_an_sft_run_keeps_its_kind(tmp_path):
+    recipe = sft_recipe(tmp_path / "run", optim=Optim(lr=3e-5, betas=(0.8, 0.95)))
+    make(recipe)
+    assert load_run_recipe(tmp_path / "run") == recipe
+
+
+def test_the_same_recipe_opens_it_again(tmp_path):
+    recipe = grpo_recipe(tmp_path / "run")
+    make(recipe)
+    (tmp_path / "run" / "log.txt").write_text("said before")
+    make(recipe)
+    assert (tmp_path / "run" / "log.txt").read_text() == "said before"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"not empty and has no config\.yaml.*name another directory"):
+        make(grpo_recipe(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_empty_directory_is_taken(tmp_path):
+    make(grpo_recipe(tmp_path))
+    assert (tmp_path / "config.yaml").exists()
+
+
+def test_a_file_in_its_place_is_refused(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(RunError, match="is a file; name a directory"):
+        make(grpo_recipe(tmp_path / "run"))
+
+
+def test_a_run_of_the_other_kind_is_refused(tmp_path):
+    make(sft_recipe(tmp_path))
+    with pytest.raises(RunError, match="is a run of `tiercel sft`; name another directory"):
+        make(grpo_recipe(tmp_path))
+
+
+def test_a_differing_recipe_names_every_key(tmp_path):
+    make(grpo_recipe(tmp_path, optim=Optim(lr=1e-5)))
+    other = grpo_recipe(tmp_path, optim=Optim(lr=2e-5), rewards=(Reward(name="exact"),), train=Train(steps=10, seed=1))
+    with pytest.raises(RunError) as error:
+        make(other)
+    text = str(error.value)
+    assert "optim.lr: 1e-05 there, 2e-05 now" in text
+    assert "train.seed: 0 there, 1 now" in text
+    assert "rewards.1.name: 'format' there, None now" in text
+    assert "optim.betas" not in text and "train.steps" not in text
+    assert "lr: 1.0e-05" in (tmp_path / "config.yaml").read_text()  # the run's own recipe is untouched
+
+
+def test_a_refused_recipe_does_not_keep_the_lock(tmp_path):
+    recipe = grpo_recipe(tmp_path)
+    make(recipe)
+    with pytest.raises(RunError, match="another recipe"):
+        make(grpo_recipe(tmp_path, optim=Optim(lr=2e-5)))
+    make(recipe)
+
+
+def test_an_adapter_cannot_become_full_fine_tuning(tmp_path):
+    make(grpo_recipe(tmp_path))
+    with pytest.raises(RunError, match=r"lora\.rank: 8 there"):
+        make(grpo_recipe(tmp_path, lora=None))
+
+
+def test_length_and_intervals_may_differ(tmp_path):
+    data = Data(train="rows.jsonl", eval="heldout.jsonl")
+    make(grpo_recipe(tmp_path, data=data))
+    longer = grpo_recipe(
+        tmp_path,
+        data=data,
+        train=Train(epochs=2.0, save_every=7, eval_every=9, log_every=3, keep=1, strategy="single"),
+    )
+    make(longer)
+    assert load_run_recipe(tmp_path) == longer
+    assert {"train.steps", "train.epochs", "output"} <= set(MAY_DIFFER)
+
+
+def test_a_run_that_moved_goes_on(tmp_path):
+    make(grpo_recipe(tmp_path / "before"))
+    (tmp_path / "before").rename(tmp_path / "after")
+    make(grpo_recipe(tmp_path / "after"))
+
+
+def test_a_run_that_another_process_writes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory, "LOCK_PATIENCE_SECONDS", 0.3)
+    recipe = grpo_recipe(tmp_path / "run")
+    make(recipe)
+    holder = textwrap.dedent(
+        f"""
+        import fcntl, os, sys
+        lock = os.open({str(tmp_path / "run" / ".lock")!r}, os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        print("held", flush=True)
+        sys.stdin.read()
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match="another process is writing"):
+            make(recipe)
+    finally:
+        process.communicate(timeout=30)
+    make(recipe)
+
+
+def test_a_lock_that_is_given_back_soon_is_waited_for(tmp_path):
+    recipe = grpo_recipe(tmp_path)
+    with open_run(recipe):
+        first = os.open(tmp_path / ".lock", os.O_RDWR)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    threading.Timer(0.3, os.close, (first,)).start()
+    make(recipe)
+
+
+def test_a_run_is_held_by_one_at_a_time(run, monkeypatch):
+    monkeypatch.setattr(directory, "LOCK_PATIENCE_SECONDS", 0.0)
+    with pytest.raises(RunError, match="another process is writing"):
+        make(grpo_recipe(run.path))
+
+
+def test_load_run_recipe_of_no_run(tmp_path):
+    with pytest.raises(RunError, match=r"is no run: it has no config\.yaml"):
+        load_run_recipe(tmp_path)
+
+
+def fill(run, steps: int) -> None:
+    """Rows, rollouts and evaluations of a run that crashed after `steps` updates."""
+    run.record({"step": 0, "eval/accuracy": 0.5})
+    (run.path / "evaluations" / "step-000000.jsonl").write_text("{}\n")
+    for step in range(1, steps + 1):
+        run.record({"step": step, "loss": 0.125 * step})
+        (run.path / "rollouts" / f"step-{step:06d}.jsonl").write_text("{}\n")
+    (run.path / "evaluations" / f"step-{steps:06d}.jsonl").write_text("{}\n")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_resuming_cuts_what_lies_past_the_checkpoint(run):
+    fill(run, 5)
+    for step in (2, 3):
+        save_checkpoint(run.checkpoints, step, lambda directory: None, {"next_index": step})
+    found = resume_point(run, print)
+    assert found is not None and (found.step, found.state["next_index"]) == (3, 3)
+    assert read_metrics(run.path) == [
+        {"step": 0, "eval/accuracy": 0.5},
+        *({"step": step, "loss": 0.125 * step} for step in (1, 2, 3)),
+    ]
+    assert names(run.path / "rollouts") == [f"step-00000{step}.jsonl" for step in (1, 2, 3)]
+    assert names(run.path / "evaluations") == ["step-000000.jsonl"]
+
+
+def test_resuming_past_a_damaged_checkpoint_cuts_to_the_older_one(run):
+    fill(run, 5)
+    for step in (2, 4):
+        save_checkpoint(run.checkpoints, step, lambda directory: None, {})
+    (directory_of(run.checkpoints, 4) / "state.json").write_text("{}")
+    said: list[str] = []
+    found = resume_point(run, said.append)
+    assert found is not None and found.step == 2 and len(said) == 1
+    assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2]
+
+
+def test_without_a_checkpoint_everything_is_cut(run):
+    fill(run, 3)
+    assert resume_point(run, print) is None
+    assert read_metrics(run.path) == []
+    assert names(run.path / "rollouts") == names(run.path / "evaluations") == []
+
+
+def test_a_fresh_run_has_nothing_to_resume(run):
+    assert resume_point(run, print) is None
+    assert not run.metrics_file.exists()
+
+
+def test_a_last_line_that_a_crash_cut_is_left_out_and_not_continued(run):
+    fill(run, 3)
+    with run.metrics_file.open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2, 3]
+    save_checkpoint(run.checkpoints, 3, lambda directory: None, {})
+    resume_point(run, print)
+    run.record({"step": 4})
+    assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_row_that_is_not_finite_is_refused_and_not_half_written(run):
+    run.record({"step": 0, "loss": 1.0})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.record({"step": 1, "loss": float("nan")})
+    assert run.metrics_file.read_text() == '{"step": 0, "loss": 1.0}\n'
+
+
+def test_groups_are_recorded_with_each_image_once(run):
+    failed = RewardValue(value=None, failure="timed out")
+    group = scored_group(scored(0.5, True, iou=RewardValue(value=0.5)), scored(None, None, iou=failed))
+    family = SimpleNamespace(coordinate_space="thousandths")
+    run.record_groups("rollouts", 7, family, [group, group], [[1.5, None], [None, None]])
+
+    first, second = (
+        json.loads(line) for line in (run.path / "rollouts" / "step-000007.jsonl").read_text().splitlines()
+    )
+    assert first["coordinate_space"] == "thousandths"
+    assert (first["id"], first["question"], first["policy_version"]) == ("row-1", "Where is the 7?", 0)
+    (image,) = first["images"]
+    assert image == {
+        "sha256": "0" * 64,
+        "path": "a.png",
+        "original_size": [200, 100],
+        "processed_size": [400, 50],
+    }
+    good, bad = first["completions"]
+    assert (good["rewards"], good["failures"], good["total"]) == ({"iou": 0.5}, {}, 0.5)
+    assert (good["correct"], good["advantage"], good["tokens"]) == (True, 1.5, 1)
+    assert (bad["rewards"], bad["failures"], bad["total"]) == ({"iou": None}, {"iou": "timed out"}, None)
+    assert [completion["advantage"] for completion in second["completions"]] == [None, None]
+    assert names(run.path / "images") == ["0" * 64 + ".png"]
+    assert Image.open(run.path / "images" / ("0" * 64 + ".png")).size == (400, 50)

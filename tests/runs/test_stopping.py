@@ -1,0 +1,44 @@
+"""SIGTERM and SIGINT: the first is noted, the second ends the process, and the handlers go back."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tiercel.runs.stopping import StopRequest
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
+def test_the_first_signal_is_noted(number):
+    with StopRequest() as stop:
+        assert not stop.is_set
+        signal.raise_signal(number)
+        assert stop.is_set
+
+
+def test_handlers_are_restored():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with pytest.raises(RuntimeError), StopRequest():
+        assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
+        raise RuntimeError
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize("first", (signal.SIGTERM, signal.SIGINT))
+def test_the_second_signal_ends_the_process_at_once(first):
+    program = textwrap.dedent(
+        f"""
+        import signal
+        from tiercel.runs.stopping import StopRequest
+        with StopRequest() as stop:
+            signal.raise_signal({int(first)})
+            print("noted", stop.is_set, flush=True)
+            signal.raise_signal(signal.SIGTERM)
+            print("never", flush=True)
+        """
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == "noted True\n"
+    assert result.returncode == -signal.SIGTERM

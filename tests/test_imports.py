@@ -1,0 +1,127 @@
+"""Imports run one way, and what must start at once loads nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "tiercel"
+
+# A module imports from the layers before its own, and from its own package; never from beside it or from above.
+LAYERS = (
+    {"__init__", "errors", "samples"},
+    {"types", "geometry", "config"},
+    {"algorithms", "data", "models"},
+    {"rollout", "rewards", "learner", "distributed", "runs"},
+    {"report"},
+    {"training"},
+    {"demo"},
+    {"cli"},
+    {"__main__"},
+)
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+
+def module_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def home_of(file: Path) -> str:
+    """The package below tiercel, or the module there, that a file belongs to."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> set[str]:
+    """Homes of the tiercel modules that a file imports, inside functions too."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, f"{file}: imports are written in full"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    parts = [name.split(".") for name in names]
+    return {home if home in LAYER_OF else "__init__" for root, home, *_ in map(padded, parts) if root == "tiercel"}
+
+
+def padded(parts: list[str]) -> list[str]:
+    return parts if len(parts) > 1 else [*parts, "__init__"]
+
+
+def test_every_module_has_a_layer():
+    assert {home_of(file) for file in module_files()} == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("home", sorted(LAYER_OF))
+def test_no_module_imports_from_beside_or_above(home):
+    wrong = [
+        f"{file.relative_to(PACKAGE)} imports {name}"
+        for file in module_files()
+        if home_of(file) == home
+        for name in sorted(imported(file) - {home})
+        if LAYER_OF[name] >= LAYER_OF[home]
+    ]
+    assert wrong == []
+
+
+def test_the_report_knows_run_directories_and_the_parser_only():
+    allowed = {"__init__", "errors", "samples", "geometry", "rewards", "runs", "report"}
+    files = [file for file in module_files() if home_of(file) == "report"]
+    assert {name for file in files for name in imported(file)} <= allowed
+
+
+def loaded_by(program: str) -> set[str]:
+    """Top-level modules that are loaded once the program has run."""
+    lines = f"{program}\nimport sys\nprint('LOADED', *sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    result = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("LOADED"))
+    return set(line.split()[1:])
+
+
+MODELS = {"transformers", "peft", "vllm", "deepspeed"}
+HEAVY = MODELS | {"torch", "numpy", "PIL"}
+HELP = """
+import contextlib, io
+from tiercel.cli.main import main
+for command in ([], ["grpo"], ["check"]):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main([*command, "--help"])
+"""
+
+
+def test_types_recipes_and_algorithms_need_no_model_library():
+    loaded = loaded_by("import tiercel.types, tiercel.config, tiercel.algorithms")
+    assert "torch" in loaded
+    assert not loaded & MODELS
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import tiercel.config, tiercel.errors, tiercel.samples, tiercel.geometry",
+        HELP,
+        "from tiercel.cli.main import build_parser; build_parser()",
+        "import tiercel.rewards.worker, tiercel.rewards.builtin, tiercel.rewards.answers",
+    ],
+    ids=("config", "help", "parser", "rewards"),
+)
+def test_what_must_start_at_once_loads_nothing_heavy(program):
+    assert not loaded_by(program) & HEAVY
+
+
+def test_a_report_is_written_without_torch():
+    loaded = loaded_by("import tiercel.report")
+    assert not loaded & (HEAVY - {"PIL"})  # pictures are made smaller for the page
+
+
+def test_a_wrong_recipe_is_refused_without_torch(tmp_path):
+    (tmp_path / "wrong.yaml").write_text("model: {path: m}\nlearning_rate: 1\n", encoding="utf-8")
+    program = (
+        "import contextlib, io\nfrom tiercel.cli.main import main\n"
+        "with contextlib.redirect_stderr(io.StringIO()):\n"
+        f"    assert [main([kind, {str(tmp_path / 'wrong.yaml')!r}]) for kind in ('sft', 'grpo')] == [2, 2]"
+    )
+    assert not loaded_by(program) & HEAVY
