@@ -257,13 +257,21 @@ def test_full_fine_tuning_has_no_reference(tiny_checkpoints):
         pass
 
 
-@pytest.mark.parametrize(("rank", "alpha"), [(8, 8.0), (4, 16.0)])
-def test_an_initial_adapter_of_another_size_is_refused(tiny_checkpoints, tmp_path, rank, alpha):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 8}, "has rank 4, the recipe 8"),
+        ({"alpha": 16.0}, "has alpha 8, the recipe 16"),
+        ({"dropout": 0.5}, "has dropout 0, the recipe 0.5"),
+        ({"targets": "all"}, "adapts 14 layers, lora.targets: all asks for"),
+    ],
+)
+def test_an_initial_adapter_that_the_recipe_does_not_describe_is_refused(tiny_checkpoints, tmp_path, change, said):
     save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"]), tmp_path)
-    lora = Lora(rank=rank, alpha=alpha, init=str(tmp_path))
+    lora = Lora(rank=4, alpha=8, init=str(tmp_path)).model_copy(update=change)
     with pytest.raises(ModelError) as error:
         tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora)
-    assert f"has rank 4 and alpha 8.0, the recipe says {rank} and {alpha:g}" in str(error.value)
+    assert said in str(error.value)
 
 
 def test_an_initial_adapter_that_is_none_is_refused(tiny_checkpoints, tmp_path):

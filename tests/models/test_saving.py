@@ -149,7 +149,7 @@ def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name
 
 def test_files_beside_the_weights_are_copied_byte_for_byte(tiny_checkpoints, tmp_path):
     source = shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path / "source")
-    (source / "generation_config.json").write_text('{"eos_token_id": [3, 4], "temperature": 0.1}')
+    (source / "generation_config.json").write_text('{"eos_token_id": [3, 4], "do_sample": true, "temperature": 0.1}')
     save_model(tiny_policy(source, None), tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "preprocessor_config.json"):
         assert (tmp_path / "model" / name).read_bytes() == (source / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Scenes of real handwriting: scikit-learn's digits on paper, with a question and the box that answers it.
+"""Scenes of real handwriting: one or more of scikit-learn's digits on paper, a question, the box that answers it.
 
 The digits' 8 x 8 greys are enlarged and pasted on paper whose red and green ramp across x and y, for rotary
 attention alone carries only relative positions. Training and held-out scenes use disjoint digits.

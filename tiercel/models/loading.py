@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
@@ -93,6 +93,8 @@ def load_weights(
         use_safetensors=True,
     )
     model.requires_grad_(False)
+    # Nothing here generates by it, and some published ones are refused by transformers' own check when saved.
+    model.generation_config = GenerationConfig()
     return model.to(device).eval()
 
 

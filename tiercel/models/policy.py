@@ -139,19 +139,33 @@ def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
     return pattern
 
 
+def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, directory: Path) -> PeftModel:
+    """The adapter of `lora.init` to train, and once more, frozen, as the reference. Raises ModelError where the recipe
+    describes another."""
+    pattern = lora_targets(family, model, lora.targets)
+    asked = {name for name, module in model.named_modules() if re.fullmatch(pattern, name)}
+    peft = _read_adapter(model, directory)
+    given = peft.peft_config["default"]
+    assert isinstance(given, LoraConfig)
+    there = {"rank": given.r, "alpha": given.lora_alpha, "dropout": given.lora_dropout}
+    here = {"rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout}
+    for key, value in there.items():
+        if value != here[key]:
+            raise ModelError(f"lora.init: {directory} has {key} {value:g}, the recipe {here[key]:g}; make them equal")
+    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    if odd := sorted(adapted ^ asked):
+        raise ModelError(
+            f"lora.init: {directory} adapts {len(adapted)} layers, lora.targets: {lora.targets} asks for {len(asked)}, "
+            f"such as {odd[0]}; make them equal"
+        )
+    peft.load_adapter(str(directory), adapter_name="reference", is_trainable=False)
+    peft.set_adapter("default")
+    return peft
+
+
 def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int) -> PeftModel:
     if lora.init is not None:
-        peft = _read_adapter(model, Path(lora.init))
-        given = peft.peft_config["default"]
-        assert isinstance(given, LoraConfig)
-        if (given.r, given.lora_alpha) != (lora.rank, lora.alpha):
-            raise ModelError(
-                f"lora.init: {lora.init} has rank {given.r} and alpha {given.lora_alpha}, the recipe says "
-                f"{lora.rank} and {lora.alpha:g}; make them equal"
-            )
-        peft.load_adapter(str(lora.init), adapter_name="reference", is_trainable=False)
-        peft.set_adapter("default")
-        return peft
+        return _initial_adapter(family, model, lora, Path(lora.init))
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]

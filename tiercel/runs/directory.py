@@ -203,14 +203,16 @@ def resume_point(run: RunDirectory, report: Callable[[str], None]) -> FoundCheck
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl; a last line that a crash cut short is left out."""
+    """Rows of metrics.jsonl; a last line that a crash cut short is left out. Raises RunError for any other."""
     rows = []
     file = path / "metrics.jsonl"
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise RunError(f"{file}:{number} is not JSON: {error}; mend or remove the line") from error
     return rows
 
 
