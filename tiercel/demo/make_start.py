@@ -16,7 +16,7 @@ def main() -> None:
         write_scenes(data, "scenes", SCENES, 11, (1, 1, 2, 3, 3), use_held_out=False)
         write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1, 2, 3), use_held_out=True)
         save_random_checkpoint(data / "random", seed=0)
-    run_command("sft", "recipes/demo-start.yaml")
+    run_command("sft", "recipes/demo-start-sft.yaml")
     shutil.rmtree(START, ignore_errors=True)
     run_command("export", "runs/demo-start", "--merge", "--output", str(START))
 
