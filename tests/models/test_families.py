@@ -10,7 +10,13 @@ from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.loading import load_family
 from tiercel.models.policy import Policy, _add_adapter, load_weights
-from tiercel.models.prompts import completion_positions, encode_conversation, encode_prompt
+from tiercel.models.prompts import (
+    completion_positions,
+    conversation_length,
+    encode_conversation,
+    encode_prompt,
+    prompt_length,
+)
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
@@ -257,6 +263,10 @@ def test_sft_scores_assistant_turns_and_their_end(tiny_checkpoints, name):
     prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
     assert torch.equal(conversation.prompt.token_ids_P, prompt.token_ids_P)
     assert bool(conversation.is_scored_C.all())
+    plans = [image.plan for image in images]
+    whole = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    assert conversation_length(family, row, plans, None) == whole
+    assert prompt_length(family, row, plans, None) == len(prompt.token_ids_P)
     decoded = family.tokenizer.decode(conversation.token_ids_C.tolist())
     assert decoded == "[1, 20, 30, 40]<|im_end|>"
     assert torch.equal(

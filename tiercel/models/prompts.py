@@ -103,7 +103,11 @@ def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: 
 def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
     """Tokens of the whole conversation, from the image headers alone."""
     messages = with_system(with_boxes(row, plans, family), system)
-    return len(token_ids(family, render(family, messages, False), plans))
+    ids = token_ids(family, render(family, messages, False), plans)
+    ends = set(family.checkpoint.end_token_ids)
+    while ids and ids[-1] not in ends and not ends.isdisjoint(ids):  # what follows the last turn is not trained on
+        ids.pop()
+    return len(ids)
 
 
 def encode_prompt(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiercel.runs.files import file_sha256, sync_directory, sync_file, write_atomically
+from tiercel.runs.files import file_sha256, sync, write_atomically
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
@@ -38,14 +38,14 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state:
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     hashes = {path.relative_to(temporary).as_posix(): file_sha256(path) for path in files}
     for path in files:
-        sync_file(path)
+        sync(path)
     write_atomically(temporary / MANIFEST, json.dumps({"sha256": hashes}, indent=1, sort_keys=True))
     for directory in {path.parent for path in files}:
-        sync_directory(directory)
+        sync(directory)
     if final.exists():  # an invalid one of the same step, or the same step saved again
         shutil.rmtree(final)
     temporary.rename(final)
-    sync_directory(root)
+    sync(root)
     return final
 
 

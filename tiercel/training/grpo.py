@@ -14,9 +14,8 @@ from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
-from tiercel.runs.directory import RunDirectory, resume_point
+from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import Progress
-from tiercel.runs.stopping import StopRequest
 from tiercel.training import setup
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.evaluation import evaluate
@@ -27,35 +26,28 @@ from tiercel.types import ScoredGroup
 
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
-    setup.set_up_numerics(recipe)
-    table = setup.read_training_rows(recipe, "grpo", run)
-    length = setup.run_length(recipe, len(table.rows))
-    with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
-        found = resume_point(run, progress.say)
-        start = found.step if found else 0
-        progress.say(
-            f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps"
-        )
-        if start >= length.steps:
-            progress.say("nothing left to do")
+    with setup.open_session(recipe, "grpo", run) as session:
+        start, steps = session.start, session.steps
+        if start >= steps:
+            session.progress.say("nothing left to do")
             return
-        engine = setup.build_engine(recipe, found, recipe.rollout.temperature)
+        engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature)
         family = engine.policy.family
         sampler = LocalSampler(engine.policy, engine.vision)
-        order = setup.step_order(recipe, table, length, engine)
+        order = setup.step_order(recipe, session, engine)
         encode = prompt_encoder(family, recipe.data, recipe.data.train)
         workers, rejected = recipe.data.workers, set[str]()
         with (
             Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
-            StepLoader(table.rows, encode, order, start=start, stop=length.steps, workers=workers) as loader,
+            StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader,
         ):
-            if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, progress)):
+            if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
                 run.record({"step": 0, **row})
             clock = Clock()
             for batch in loader:  # step updates are done; this makes one more
                 step = batch.step
                 clock.lap("data")
-                setup.check_rejected(batch, table, rejected, recipe, run)
+                setup.check_rejected(batch, session.table, rejected, recipe, run)
                 sampler.load_policy(step, None)
                 seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in batch.prompts]
                 groups = sampler.sample(batch.prompts, sampling_params(recipe.rollout), seeds)
@@ -65,7 +57,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 clock.lap("reward")
                 learnable = advantage_groups(scored, ADVANTAGES[recipe.algorithm.advantage])
                 run.record_groups("rollouts", step + 1, family, scored, shown_advantages(scored, learnable))
-                rate = learning_rate(recipe.optim, step, length.steps)
+                rate = learning_rate(recipe.optim, step, steps)
                 set_learning_rate(engine.optimizer, rate)
                 setup.seed_step(recipe.train.seed, step)
                 updates = learn(engine, learnable, recipe)
@@ -82,15 +74,14 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     "memory/peak_bytes": setup.peak_memory(engine.policy.device),
                     **clock.metrics(),
                 }
-                if setup.is_due(step + 1, recipe.train.eval_every, length.steps):
-                    row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, progress)
+                if setup.is_due(step + 1, recipe.train.eval_every, steps):
+                    row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, session.progress)
                 run.record(row)
-                progress.step(row)
-                setup.stop_if_asked(stop, run, recipe, engine, step + 1)
-                if setup.is_due(step + 1, recipe.train.save_every, length.steps):
+                session.progress.step(row)
+                setup.stop_if_asked(session.stop, run, recipe, engine, step + 1)
+                if setup.is_due(step + 1, recipe.train.save_every, steps):
                     setup.save(run, recipe, engine, step + 1)
                 clock = Clock()
-        progress.say(f"done: {run.path}")
 
 
 def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Update]:

@@ -1,7 +1,7 @@
 """What both loops need before their first step, and the pieces of a step that they share."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from tiercel.models.policy import build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
-from tiercel.runs.directory import RunDirectory
+from tiercel.runs.directory import RunDirectory, resume_point
+from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 from tiercel.training.update import Engine
@@ -35,6 +36,42 @@ class Length:
 
     steps: int
     end: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A run that is under way: its rows, how far it is, whom it tells, and whether it was asked to stop."""
+
+    table: RowTable
+    length: Length
+    found: FoundCheckpoint | None
+    progress: Progress
+    stop: StopRequest
+
+    @property
+    def start(self) -> int:
+        """Updates done so far."""
+        return self.found.step if self.found else 0
+
+    @property
+    def steps(self) -> int:
+        """Updates done at the end."""
+        return self.length.steps
+
+
+@contextmanager
+def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Iterator[Session]:
+    """Read the rows, find the newest valid checkpoint, cut off what is past it."""
+    set_up_numerics(recipe)
+    table = read_training_rows(recipe, purpose, run)
+    length = run_length(recipe, len(table.rows))
+    with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
+        found = resume_point(run, progress.say)
+        session = Session(table=table, length=length, found=found, progress=progress, stop=stop)
+        origin = f"going on from step {session.start}" if found else "a new run"
+        progress.say(f"{run.path}: {origin}, {length.steps} steps")
+        yield session
+        progress.say(f"done: {run.path}")
 
 
 def training_device() -> torch.device:
@@ -68,14 +105,14 @@ def run_length(recipe: BaseRecipe, row_count: int) -> Length:
     )
 
 
-def step_order(recipe: BaseRecipe, table: RowTable, length: Length, engine: Engine) -> StepOrder:
+def step_order(recipe: BaseRecipe, session: Session, engine: Engine) -> StepOrder:
     """The training rows' order for this rank."""
     return StepOrder(
-        row_count=len(table.rows),
+        row_count=len(session.table.rows),
         seed=recipe.train.seed,
         shuffle=recipe.data.shuffle,
         prompts_per_step=recipe.optim.prompts_per_step,
-        end=length.end,
+        end=session.length.end,
         rank=engine.strategy.rank,
         world_size=engine.strategy.world_size,
     )

@@ -6,9 +6,7 @@ from tiercel.config.schema import SftRecipe
 from tiercel.data.loader import StepLoader
 from tiercel.learner.batch import conversation_item, packed_bins
 from tiercel.learner.layout import PackedTokens, pack
-from tiercel.runs.directory import RunDirectory, resume_point
-from tiercel.runs.progress import Progress
-from tiercel.runs.stopping import StopRequest
+from tiercel.runs.directory import RunDirectory
 from tiercel.training import setup
 from tiercel.training.encoding import conversation_encoder
 from tiercel.training.evaluation import heldout_loss
@@ -19,31 +17,24 @@ from tiercel.types import EncodedConversation
 
 def train(recipe: SftRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
-    setup.set_up_numerics(recipe)
-    table = setup.read_training_rows(recipe, "sft", run)
-    length = setup.run_length(recipe, len(table.rows))
-    with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
-        found = resume_point(run, progress.say)
-        start = found.step if found else 0
-        progress.say(
-            f"{run.path}: {'going on from step ' + str(start) if found else 'a new run'}, {length.steps} steps"
-        )
-        if start >= length.steps:
-            progress.say("nothing left to do")
+    with setup.open_session(recipe, "sft", run) as session:
+        start, steps = session.start, session.steps
+        if start >= steps:
+            session.progress.say("nothing left to do")
             return
-        engine = setup.build_engine(recipe, found, temperature=1.0)
+        engine = setup.build_engine(recipe, session.found, temperature=1.0)
         if start == 0 and (row := heldout_loss(engine, recipe)):
             run.record({"step": 0, **row})
-            progress.step({"step": 0, **row})
-        order = setup.step_order(recipe, table, length, engine)
+            session.progress.step({"step": 0, **row})
+        order = setup.step_order(recipe, session, engine)
         encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.train)
         workers, rejected = recipe.data.workers, set[str]()
-        with StepLoader(table.rows, encode, order, start=start, stop=length.steps, workers=workers) as loader:
+        with StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader:
             clock = time.perf_counter()
             for batch in loader:
                 step = batch.step
-                setup.check_rejected(batch, table, rejected, recipe, run)
-                rate = learning_rate(recipe.optim, step, length.steps)
+                setup.check_rejected(batch, session.table, rejected, recipe, run)
+                rate = learning_rate(recipe.optim, step, steps)
                 set_learning_rate(engine.optimizer, rate)
                 setup.seed_step(recipe.train.seed, step)
                 packed, row_ids = microbatches(batch.prompts, recipe)
@@ -63,15 +54,14 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                     "time/step": now - clock,
                     "memory/peak_bytes": setup.peak_memory(engine.policy.device),
                 }
-                if setup.is_due(step + 1, recipe.train.eval_every, length.steps):
+                if setup.is_due(step + 1, recipe.train.eval_every, steps):
                     row |= heldout_loss(engine, recipe)
                 run.record(row)
-                progress.step(row)
+                session.progress.step(row)
                 clock = time.perf_counter()
-                setup.stop_if_asked(stop, run, recipe, engine, step + 1)
-                if setup.is_due(step + 1, recipe.train.save_every, length.steps):
+                setup.stop_if_asked(session.stop, run, recipe, engine, step + 1)
+                if setup.is_due(step + 1, recipe.train.save_every, steps):
                     setup.save(run, recipe, engine, step + 1)
-        progress.say(f"done: {run.path}")
 
 
 def microbatches(
