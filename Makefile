@@ -46,7 +46,7 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 .venv-families-newest/.made: TRANSFORMERS = $(NEWEST_TRANSFORMERS)
 .venv-families-%/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-families-$*
-	grep -v '^transformers==' constraints.txt > .venv-families-$*/constraints.txt
+	grep -v -E '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > .venv-families-$*/constraints.txt
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c .venv-families-$*/constraints.txt -e '.[dev]' transformers==$(TRANSFORMERS)
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
