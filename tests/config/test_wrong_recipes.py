@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,16 +228,16 @@ def test_the_command_line_answers_within_a_second(workplace: Path):
             continue  # a flag of the command line, which answers it itself
         command = [sys.executable, "-m", "tiercel", wrong.kind, recipe_file(wrong), *wrong.overrides]
         seconds, finished = timed(command)
+        for _ in range(2):  # another process may have had the core; the best of three is the command's own
+            seconds = seconds if seconds < 1 else min(seconds, timed(command)[0])
         assert finished.returncode == EXIT_USER, (identifier(wrong), finished.stderr)
         assert wrong.key in finished.stderr and wrong.says in finished.stderr, (identifier(wrong), finished.stderr)
         assert seconds < 1, (identifier(wrong), seconds)
 
 
 def timed(command: list[str]) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Seconds on the processor, for a busy machine stretches those on the clock; and the command's result."""
-    before = os.times()
+    """Seconds on the clock, and the command's result."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = time.perf_counter()
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return used, finished
+    return time.perf_counter() - started, finished

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,7 @@ def test_a_run_that_moved_goes_on(tmp_path):
     make(grpo_recipe(tmp_path / "before"))
     (tmp_path / "before").rename(tmp_path / "after")
     make(grpo_recipe(tmp_path / "after"))
+    assert load_run_recipe(tmp_path / "after").output == str(tmp_path / "after")
 
 
 def test_a_run_that_another_process_writes_is_refused(tmp_path, monkeypatch):
@@ -178,7 +180,9 @@ def test_a_lock_that_is_given_back_soon_is_waited_for(tmp_path):
         first = os.open(tmp_path / ".lock", os.O_RDWR)
     fcntl.flock(first, fcntl.LOCK_EX)
     threading.Timer(0.3, os.close, (first,)).start()
+    asked = time.monotonic()
     make(recipe)
+    assert time.monotonic() - asked > 0.2
 
 
 def test_a_run_is_held_by_one_at_a_time(run, monkeypatch):

@@ -16,7 +16,7 @@ def picture_tensor(image: Image.Image) -> Tensor:
 
 def picture_image(picture_HW3: Tensor) -> Image.Image:
     """The inverse of `picture_tensor`."""
-    return Image.fromarray(picture_HW3.numpy(), mode=None)
+    return Image.fromarray(picture_HW3.numpy())
 
 
 def views_sha256(views: Sequence[Tensor]) -> str:

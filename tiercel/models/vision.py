@@ -39,7 +39,8 @@ class VisionStore:
         keys = [(image.sha256, is_apart) for image in images]
         fresh = {key: image for key, image in zip(keys, images, strict=True) if key not in self._features}
         self.pictures_computed += len(fresh)
-        for passed in [[key] for key in fresh] if self.cache_bytes else [list(fresh)] if fresh else []:
+        passes = [[key] for key in fresh] if self.cache_bytes else [list(fresh)]
+        for passed in filter(None, passes):
             with torch.no_grad():
                 computed = self.policy.vision_features([fresh[key] for key in passed])
             self._features.update(zip(passed, computed, strict=True))
