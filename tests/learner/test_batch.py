@@ -9,11 +9,13 @@ from tiercel.algorithms import LOSSES, LossInput, Totals
 from tiercel.algorithms.advantages import group_norm
 from tiercel.errors import DataError
 from tiercel.learner.batch import (
+    PolicyBatch,
     advantage_groups,
     conversation_item,
     packed_bins,
-    policy_batches,
+    policy_units,
     totals_of,
+    without_zero_groups,
 )
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
@@ -64,7 +66,7 @@ def test_groups_with_fewer_than_two_scorable_completions_are_dropped():
     assert learnable.item.prompt.index == 2
     assert learnable.advantages_G.tolist() == [0.0, 0.0]
     assert totals_of([]) == Totals(tokens=0, completions=0, groups=0)
-    assert policy_batches([], TOTALS, "dense", 10) == []
+    assert policy_units([], TOTALS, "dense", 10, True) == []
 
 
 def test_batches_carry_everything_in_the_order_of_the_completions():
@@ -77,7 +79,9 @@ def test_batches_carry_everything_in_the_order_of_the_completions():
     )
     totals = totals_of(groups)
     assert totals == Totals(tokens=7, completions=5, groups=2)
-    (batch,) = policy_batches(groups, totals, "dense", 11)
+    (unit,) = policy_units(groups, totals, "dense", 11, True)
+    (batch,) = unit.batches
+    assert unit.prefix is None
     assert batch.packed.token_ids_T.tolist() == [1, 2, 3, 5, 6, 7, 4, 8, 9, 10, 11]
     assert batch.packed.targets_N.tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert batch.packed.continuation_of_N.tolist() == [0, 1, 1, 2, 2, 3, 4]
@@ -89,10 +93,17 @@ def test_batches_carry_everything_in_the_order_of_the_completions():
     assert batch.prompt_ids == ("row-0", "row-1")
 
 
+def whole_batches(groups, form: str, budget: int) -> list[PolicyBatch]:
+    """Microbatches that carry their prompts themselves."""
+    units = policy_units(groups, TOTALS, form, budget, False)
+    assert all(unit.prefix is None and len(unit.batches) == 1 for unit in units)
+    return [unit.batches[0] for unit in units]
+
+
 def test_a_large_group_is_cut_between_completions():
     completions = [([10 * n] * n, float(n)) for n in (1, 2, 3, 4)]
     groups = advantage_groups([scored_group(prompt([1, 2, 3], 0), completions)], group_norm)
-    batches = policy_batches(groups, TOTALS, "dense", 7)  # 3 + (1 + 2), 3 + 3, 3 + 4
+    batches = whole_batches(groups, "dense", 7)  # 3 + (1 + 2), 3 + 3, 3 + 4
     assert [batch.packed.token_ids_T.tolist() for batch in batches] == [
         [1, 2, 3, 10, 20, 20],
         [1, 2, 3, 30, 30, 30],
@@ -100,18 +111,40 @@ def test_a_large_group_is_cut_between_completions():
     ]
     assert torch.equal(torch.cat([batch.advantages_C for batch in batches]), groups[0].advantages_G)
     assert [batch.sampler_logprobs_N.tolist() for batch in batches] == [[-1, -1, -2], [-1, -2, -3], [-1, -2, -3, -4]]
-    repeated = policy_batches(groups, TOTALS, "repeated", 9)  # 3 + 1 + 3 + 2, 3 + 3, 3 + 4
+    repeated = whole_batches(groups, "repeated", 9)  # 3 + 1 + 3 + 2, 3 + 3, 3 + 4
     assert [len(batch.packed.targets_N) for batch in repeated] == [3, 3, 4]
 
 
+def test_a_large_group_shares_one_pass_over_its_prompt():
+    small = scored_group(prompt([7], 0), [([8], 1.0), ([9], 0.0)])
+    large = scored_group(prompt([1, 2, 3], 1), [([10 * n] * n, float(n)) for n in (1, 2, 3, 4)])
+    groups = advantage_groups([small, large, small, small], group_norm)
+    units = policy_units(groups, TOTALS, "split", 7, True)
+    assert [len(unit.batches) for unit in units] == [1, 3, 1]
+    assert [unit.prefix is not None for unit in units] == [False, True, False]
+    assert units[1].prefix.token_ids_T.tolist() == [1, 2, 3] and len(units[1].prefix.targets_N) == 0
+    assert [batch.packed.layout.length for batch in units[1].batches] == [6, 6, 7]
+    assert units[2].batches[0].prompt_ids == ("row-0", "row-0")
+    assert [len(unit.batches) for unit in policy_units(groups, TOTALS, "dense", 7, True)] == [1] * 5
+
+
+def test_groups_without_advantage_stay_out_and_are_counted_in_the_totals():
+    equal = scored_group(prompt([7], 0), [([8], 1.0), ([9], 1.0)])
+    unequal = scored_group(prompt([1, 2, 3], 1), [([5], 0.0), ([6], 1.0)])
+    groups = advantage_groups([equal, unequal], group_norm)
+    assert [group.item.prompt.index for group in without_zero_groups(groups)] == [1]
+    assert totals_of(groups) == Totals(tokens=4, completions=4, groups=2)
+
+
+@pytest.mark.parametrize("form", ("dense", "split"))
 @pytest.mark.parametrize("place", (0, 1, 2))
-def test_a_completion_that_fits_nowhere_is_refused(place):
+def test_a_completion_that_fits_nowhere_is_refused(place, form):
     lengths = [1, 1, 1]
     lengths[place] = 5
     completions = [([9] * length, float(length)) for length in lengths] + [([9], 0.0)]
     groups = advantage_groups([scored_group(prompt([1, 2, 3], 6), completions)], group_norm)
     with pytest.raises(DataError, match="row row-6: 8 tokens"):
-        policy_batches(groups, TOTALS, "dense", 7)
+        policy_units(groups, TOTALS, form, 7, True)
 
 
 def test_a_conversation_is_an_item_of_one_continuation():
@@ -144,7 +177,7 @@ def ragged_case(tiny_checkpoints):
         scored.append(scored_group(start, completions))
     groups = advantage_groups(scored, group_norm)
     vision = VisionStore(policy, 0)
-    (whole,) = policy_batches(groups, totals_of(groups), "dense", HUGE)
+    (whole,) = policy_units(groups, totals_of(groups), "dense", HUGE, False)[0].batches
     with torch.no_grad():
         features = vision.features(whole.packed.images)
         sampled = Learner(policy, "dense", False)(whole.packed, features, 0.9).logprobs_N
@@ -156,32 +189,40 @@ def ragged_case(tiny_checkpoints):
     return policy, vision, groups
 
 
-def gradient(case, form: str, budget: int) -> tuple[torch.Tensor, float, int]:
-    """Gradient and loss of the whole minibatch, and the number of microbatches it took."""
+def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpointing: bool = False):
+    """Gradient and loss of the whole minibatch, and the numbers of microbatches and of passes over a prompt alone."""
     policy, vision, groups = case
-    learner = Learner(policy, form, False)
+    learner = Learner(policy, form, checkpointing).train()
     policy.model.zero_grad(set_to_none=True)
-    batches = policy_batches(groups, totals_of(groups), form, budget)
+    units = policy_units(groups, totals_of(groups), form, budget, may_run_prefix)
     total = 0.0
-    for batch in batches:
-        logprobs = learner(batch.packed, vision.features(batch.packed.images), 0.9).logprobs_N
-        loss = LOSSES["grpo"](
-            LossInput(
-                logprobs_N=logprobs,
-                old_logprobs_N=batch.sampler_logprobs_N,
-                kl_N=None,
-                advantages_C=batch.advantages_C,
-                completion_of_N=batch.packed.continuation_of_N,
-                totals=batch.totals,
-                clip_low=0.2,
-                clip_high=0.3,
-                kl_coef=0.0,
-            )
-        ).loss
-        loss.backward()
-        total += float(loss.detach())
+    for unit in units:
+        features = vision.features(unit.images)
+        prefix = None if unit.prefix is None else learner.run_prefix(unit.prefix, features)
+        for batch in unit.batches:
+            logprobs = learner(batch.packed, features, 0.9, prefix).logprobs_N
+            loss = LOSSES["grpo"](
+                LossInput(
+                    logprobs_N=logprobs,
+                    old_logprobs_N=batch.sampler_logprobs_N,
+                    kl_N=None,
+                    advantages_C=batch.advantages_C,
+                    completion_of_N=batch.packed.continuation_of_N,
+                    totals=batch.totals,
+                    clip_low=0.2,
+                    clip_high=0.3,
+                    kl_coef=0.0,
+                )
+            ).loss
+            loss.backward()
+            total += float(loss.detach())
+        if prefix is not None:
+            prefix.backward()
+    if checkpointing:
+        policy.model.gradient_checkpointing_disable()
+    policy.model.eval()
     flat = torch.cat([parameter.grad.flatten() for parameter in policy.trained_parameters().values()])
-    return flat.clone(), total, len(batches)
+    return flat.clone(), total, sum(len(unit.batches) for unit in units), sum(unit.prefix is not None for unit in units)
 
 
 def smallest_budget(groups) -> int:
@@ -193,18 +234,29 @@ def smallest_budget(groups) -> int:
     )
 
 
-def test_the_gradient_depends_neither_on_the_budget_nor_on_the_form(ragged_case):
-    expected, loss, count = gradient(ragged_case, "dense", HUGE)
+@pytest.mark.parametrize("form", ("split", "dense", "repeated"))
+def test_the_gradient_depends_neither_on_the_budget_nor_on_the_form(ragged_case, form):
+    expected, loss, count, _ = gradient(ragged_case, "repeated", HUGE)
     tight = smallest_budget(ragged_case[2])
     assert count == 1 and float(expected.norm()) > 0
     seen = set()
-    for form in ("dense", "repeated"):
-        for budget in (HUGE, 4 * tight, 2 * tight, tight + 9, tight):
-            found, found_loss, count = gradient(ragged_case, form, budget)
-            assert float((found - expected).norm() / expected.norm()) < 1e-5, (form, budget)
-            assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
-            seen.add(count)
+    for budget in (HUGE, 4 * tight, 2 * tight, tight + 9, tight):
+        found, found_loss, count, _ = gradient(ragged_case, form, budget)
+        assert float((found - expected).norm() / expected.norm()) < 1e-5, budget
+        assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+        seen.add(count)
     assert min(seen) == 1 and max(seen) >= 5, seen
+
+
+@pytest.mark.parametrize("checkpointing", (False, True))
+def test_a_prompt_run_once_for_several_microbatches_gives_the_same_gradient(ragged_case, checkpointing):
+    expected, loss, _, _ = gradient(ragged_case, "repeated", HUGE)
+    tight = smallest_budget(ragged_case[2])
+    for budget in (tight, tight + 3):
+        found, found_loss, _, passes = gradient(ragged_case, "split", budget, True, checkpointing)
+        assert passes == 1
+        assert float((found - expected).norm() / expected.norm()) < 1e-5, budget
+        assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
 
 
 def test_one_token_less_than_the_smallest_budget_is_refused(ragged_case):

@@ -6,6 +6,7 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, make_row, mixed_rows, noise_image
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import DataError
+from tiercel.learner.forms import FORM_NAMES
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.loading import load_family
@@ -90,8 +91,7 @@ def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
     packed = pack(items)
     features = VisionStore(policy, 0).features(packed.images)
     with torch.no_grad():
-        shared = Learner(policy, "dense", False)(packed, features, 0.7).logprobs_N
-        repeated = Learner(policy, "repeated", False)(packed, features, 0.7).logprobs_N
+        found = {form: Learner(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORM_NAMES}
         plain = []
         for item in items:
             for continuation in item.continuations:
@@ -103,8 +103,8 @@ def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
                 plain.append(rows.gather(1, continuation.token_ids_C[:, None])[:, 0])
     plain = torch.cat(plain)
     assert plain.std() > 0.1
-    torch.testing.assert_close(shared, plain, rtol=0, atol=1e-4)
-    torch.testing.assert_close(repeated, plain, rtol=0, atol=1e-4)
+    for logprobs in found.values():
+        torch.testing.assert_close(logprobs, plain, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -113,24 +113,26 @@ def test_shared_prefix_gradient_equals_the_repeated_one(tiny_checkpoints, name):
     packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
     features = VisionStore(policy, 0).features(packed.images)
     weights = torch.randn(len(packed.targets_N), generator=torch.Generator().manual_seed(7))
-    gradients = []
-    for form in ("dense", "repeated"):
+    gradients = {}
+    for form in ("split", "dense", "repeated"):
         (Learner(policy, form, False)(packed, features, 1.0).logprobs_N * weights).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
+        gradients[form] = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()])
         policy.model.zero_grad()
-    difference = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
-    assert gradients[1].norm() > 0
-    assert difference < 1e-5
+    expected = gradients.pop("repeated")
+    assert expected.norm() > 0
+    for form, found in gradients.items():
+        assert (found - expected).norm() / expected.norm() < 1e-5, form
 
 
+@pytest.mark.parametrize("form", ("split", "dense", "repeated"))
 @pytest.mark.parametrize("name", FAMILY_NAMES)
-def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name):
+def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name, form):
     gradients = []
     for checkpointing in (False, True):
         policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
         packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
         features = VisionStore(policy, 0).features(packed.images)
-        learner = Learner(policy, "dense", checkpointing).train()
+        learner = Learner(policy, form, checkpointing).train()
         learner(packed, features, 1.0).logprobs_N.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -168,7 +170,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
     ]
     packed = pack(items)
     with torch.no_grad():
-        learnt = Learner(policy, "dense", False)(packed, vision.features(packed.images), 0.8).logprobs_N
+        learnt = Learner(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
     sampled = torch.cat([c.logprobs_C for group in groups for c in group.completions])
     torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
     ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])

@@ -6,9 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tiercel.rollout.drawing import filtered, gumbel_noise, sampling_seed
+from tiercel.rollout import drawing
+from tiercel.rollout.drawing import filtered, gumbel_noise, perturbed_argmax, sampling_seed
 
-MASK = (1 << 64) - 1
+MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
 
 
 def splitmix(value: int) -> int:
@@ -18,11 +19,20 @@ def splitmix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def token_key(token: int) -> int:
+    """murmur3's finaliser on plain integers."""
+    word = token + 1
+    word = ((word ^ (word >> 16)) * 0x85EBCA6B) & WORD
+    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & WORD
+    return word ^ (word >> 16)
+
+
 def noise_of(seed: int, position: int, token: int) -> float:
     """One number of the noise, in Python's integers and doubles."""
     row = splitmix((splitmix(seed) + position) & MASK)
-    bits = splitmix(row ^ splitmix(token + 1)) >> 32
-    return -math.log(-math.log1p(-(bits + 0.5) / 2**32))
+    word = ((token_key(token) ^ (row & WORD)) * ((row >> 32) | 1)) & WORD
+    word = ((word ^ (word >> 15)) * 0x846CA68B) & WORD
+    return -math.log(-math.log1p(-((word >> 1) + 0.5) / 2**31))
 
 
 def test_noise_equals_the_definition():
@@ -56,6 +66,31 @@ def test_noise_is_always_finite():
     assert bool(noise.isfinite().all())
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.005)  # Euler's constant
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.02)
+
+
+def test_no_two_tokens_share_a_key():
+    assert len(drawing._token_keys(152_064, torch.device("cpu")).unique()) == 152_064
+
+
+@pytest.mark.parametrize("elements", (1, 7, 40, 2**16))
+def test_a_draw_by_blocks_is_the_argmax_of_logits_plus_noise(monkeypatch, elements):
+    monkeypatch.setattr(drawing, "ELEMENTS_IN_CACHE", elements)
+    seeds, positions = torch.tensor([3, 4, 5, 99]), torch.tensor([0, 1, 2, 3])
+    logits = torch.randn(4, 53, generator=torch.Generator().manual_seed(0))
+    logits[:, [0, 50]] = -torch.inf
+    expected = (logits + gumbel_noise(seeds, positions, 53)).argmax(-1)
+    assert torch.equal(perturbed_argmax(logits, seeds, positions), expected)
+
+
+def test_flat_logits_give_every_token_its_share():
+    counts = torch.zeros(997)
+    for position in range(40):
+        seeds = sampling_seed(1, position) + torch.arange(2000)
+        drawn = perturbed_argmax(torch.zeros(2000, 997), seeds, torch.full((2000,), position))
+        counts += torch.bincount(drawn, minlength=997)
+    expected = 80_000 / 997
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert abs(chi_square - 996) < 4 * math.sqrt(2 * 996)
 
 
 def draws(probabilities: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

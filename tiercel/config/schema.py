@@ -153,10 +153,13 @@ class Algorithm(Section):
 class Learner(Section):
     """How the policy pass is computed; no key here changes its result."""
 
-    form: Literal["auto", "dense", "repeated"] = "auto"
-    """dense: prompt once per group under a 4-D mask; repeated: the plain computation, prompt once per completion."""
+    form: Literal["auto", "split", "flex", "dense", "repeated"] = "auto"
+    """split (CPU), flex (GPU), dense (a 4-D mask): prompt once per group; repeated: prompt once per completion; auto:
+    by device, and repeated for a model that cannot share prompts."""
     max_tokens_per_microbatch: PositiveInt = 16384
     """Token budget of one forward and backward pass; groups are packed up to it."""
+    skip_zero_advantage: bool = True
+    """Groups whose advantages are all 0 stay out of the pass where the loss has no KL term; they add nothing to it."""
     gradient_checkpointing: bool = False
     """Recompute each decoder layer in the backward pass (non-reentrant) to save memory."""
 

@@ -360,7 +360,8 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
     },
     "algorithm.kl.estimator": {"low_var_kl": "k3", **dict.fromkeys(("k1", "k2", "kl", "abs", "mse", "full"), None)},
     "learner.form": {
-        **dict.fromkeys(("shared", "prefix", "packed"), "dense"),
+        **dict.fromkeys(("shared", "prefix", "packed", "sdpa"), "split"),
+        **dict.fromkeys(("flex_attention", "flash", "flash_attention_2", "varlen"), "flex"),
         **dict.fromkeys(("plain", "naive", "repeat"), "repeated"),
     },
     "train.strategy": dict.fromkeys(("ddp", "fsdp", "fsdp2", "deepspeed", "zero2", "zero3", "megatron"), None),

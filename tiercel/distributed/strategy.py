@@ -1,12 +1,14 @@
 """How ranks share the work. One rank so far."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tiercel.algorithms import Totals
+
+L = TypeVar("L", bound=nn.Module)
 
 
 class Strategy(Protocol):
@@ -14,8 +16,9 @@ class Strategy(Protocol):
 
     rank: int
     world_size: int
+    keeps_learner_whole: bool  # parts of the learner may be called apart from its forward
 
-    def wrap(self, learner: nn.Module) -> nn.Module:
+    def wrap(self, learner: L) -> L:
         """The learner, sharded or replicated."""
 
     def backward(self, loss: Tensor) -> None:
@@ -36,8 +39,9 @@ class Single:
 
     rank = 0
     world_size = 1
+    keeps_learner_whole = True
 
-    def wrap(self, learner: nn.Module) -> nn.Module:
+    def wrap(self, learner: L) -> L:
         return learner
 
     def backward(self, loss: Tensor) -> None:

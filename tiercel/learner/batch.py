@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tiercel.algorithms import Totals
 from tiercel.errors import DataError
+from tiercel.learner.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
-from tiercel.learner.learner import packed_length
 from tiercel.models.prompts import completion_positions
-from tiercel.types import EncodedConversation, ScoredGroup
+from tiercel.types import EncodedConversation, EncodedImage, ScoredGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +37,19 @@ class PolicyBatch:
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
     totals: Totals  # of the whole minibatch over all ranks
     prompt_ids: tuple[str, ...]  # rows at fault where a number is not finite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyUnit:
+    """Microbatches that go through the learner together: one, or the parts of a group that none can hold."""
+
+    prefix: PackedTokens | None  # the prompt that the parts share, to be run once
+    batches: tuple[PolicyBatch, ...]
+
+    @property
+    def images(self) -> tuple[EncodedImage, ...]:
+        """Pictures whose features the unit's passes take."""
+        return self.batches[0].packed.images if self.prefix is None else self.prefix.images
 
 
 def advantage_groups(scored: Sequence[ScoredGroup], advantage: Callable[[Tensor], Tensor]) -> list[AdvantageGroup]:
@@ -65,6 +78,12 @@ def advantage_groups(scored: Sequence[ScoredGroup], advantage: Callable[[Tensor]
     return groups
 
 
+def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
+    """Groups with an advantage other than 0. The others add exactly nothing to a loss without another term; the
+    minibatch's totals still count them."""
+    return [group for group in groups if bool(group.advantages_G.any())]
+
+
 def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
     """This rank's share of the minibatch's normalisers."""
     return Totals(
@@ -74,22 +93,41 @@ def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
     )
 
 
-def policy_batches(groups: Sequence[AdvantageGroup], totals: Totals, form: str, budget: int) -> list[PolicyBatch]:
-    """Microbatches of whole groups, in order; a group larger than the budget is cut between completions."""
-    pieces = [piece for group in groups for piece in _cut(group, form, budget)]
-    batches = []
-    for bin_ in packed_bins([piece.item for piece in pieces], form, budget):
-        chosen = [pieces[i] for i in bin_]
-        batches.append(
-            PolicyBatch(
-                packed=pack([piece.item for piece in chosen]),
-                advantages_C=torch.cat([piece.advantages_G for piece in chosen]),
-                sampler_logprobs_N=torch.cat([row for piece in chosen for row in piece.sampler_logprobs]),
-                totals=totals,
-                prompt_ids=tuple(piece.item.prompt.row.id for piece in chosen),
-            )
-        )
-    return batches
+def policy_units(
+    groups: Sequence[AdvantageGroup], totals: Totals, form: str, budget: int, may_run_prefix: bool
+) -> list[PolicyUnit]:
+    """Microbatches of whole groups, in order. A group larger than the budget is cut between completions; its parts
+    share one pass over the prompt where the form can and `may_run_prefix`, else each carries the prompt."""
+    units: list[PolicyUnit] = []
+    fitting: list[AdvantageGroup] = []
+
+    def flush() -> None:
+        for bin_ in packed_bins([group.item for group in fitting], form, budget):
+            batch = _policy_batch([fitting[i] for i in bin_], totals)
+            units.append(PolicyUnit(prefix=None, batches=(batch,)))
+        fitting.clear()
+
+    for group in groups:
+        parts = _cut(group, form, budget)
+        packed_bins([part.item for part in parts], form, budget)  # refuses a completion that fits nowhere
+        if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
+            flush()
+            prefix = pack([replace(group.item, continuations=())])
+            units.append(PolicyUnit(prefix=prefix, batches=tuple(_policy_batch([part], totals) for part in parts)))
+        else:
+            fitting += parts
+    flush()
+    return units
+
+
+def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBatch:
+    return PolicyBatch(
+        packed=pack([group.item for group in groups]),
+        advantages_C=torch.cat([group.advantages_G for group in groups]),
+        sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
+        totals=totals,
+        prompt_ids=tuple(group.item.prompt.row.id for group in groups),
+    )
 
 
 def conversation_item(conversation: EncodedConversation) -> PackItem:

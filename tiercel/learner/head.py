@@ -1,6 +1,6 @@
 """The head: log-probabilities of given tokens without logits of the whole batch.
 
-Shape suffixes: N scored tokens, H hidden size, V vocabulary, M tokens of a chunk.
+Shape suffixes: N scored tokens, H hidden size, V vocabulary, M tokens of a chunk, W words of a chunk of the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_PER_CHUNK = 2**24  # elements of the largest logits tensor that exists at one time
+LOGITS_PER_CHUNK = 2**24  # elements of the largest logits tensor of a trained head
+TILE = {"cpu": (512, 4096)}  # tokens and words of a frozen head's tile; on CPU it stays in the last cache
+GPU_TILE = (4096, 16384)
 NEVER = -1e30  # a placeholder's logit: its probability is exactly 0 and 0 * NEVER is still 0
 
 
@@ -24,8 +26,9 @@ class TokenScores:
 class TokenHead(nn.Module):
     """Log-softmax(h W^T / temperature) at the target tokens, vision placeholders excluded.
 
-    A frozen head goes over the vocabulary once, in chunks, and keeps d logp_n / d h_n, which is
-    (W[y_n] - sum_v p_nv W[v]) / temperature: N x H numbers instead of N x V, exact for any loss of logp.
+    A frozen head goes over the vocabulary once, in tiles with a running maximum (Milakov & Gimelshein 2018), and
+    keeps d logp_n / d h_n, which is (W[y_n] - sum_v p_nv W[v]) / temperature: N x H numbers instead of N x V, exact
+    for any loss of logp. The entropy comes free: the mean logit is h_n . sum_v p_nv W[v] / temperature.
     A trained head recomputes each chunk in the backward pass, since its weight needs a gradient too.
     """
 
@@ -65,14 +68,16 @@ class _KeptJacobian(torch.autograd.Function):
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
         jacobian_NH = torch.empty_like(hidden_NH) if needs_gradient else None
-        for chunk in _chunks(len(targets_N), weight_VH.shape[0]):
-            logprobs_MV = _log_softmax(hidden_NH[chunk], weight_VH, temperature, excluded)
-            logprobs_N[chunk] = logprobs_MV.gather(1, targets_N[chunk, None])[:, 0]
-            probabilities_MV = logprobs_MV.exp()
-            entropy_N[chunk] = -(probabilities_MV * logprobs_MV).sum(-1)
+        rows, words = TILE.get(hidden_NH.device.type, GPU_TILE)
+        for start in range(0, len(targets_N), rows):
+            chunk = slice(start, start + rows)
+            hidden_MH, targets_M = hidden_NH[chunk], targets_N[chunk]
+            found = _online_softmax(hidden_MH, weight_VH, targets_M, temperature, excluded, words)
+            logprobs_N[chunk] = found.target_logits_M - found.lse_M
+            mean_logit_M = torch.linalg.vecdot(found.expected_MH, hidden_MH.float()) / temperature
+            entropy_N[chunk] = found.lse_M - mean_logit_M
             if jacobian_NH is not None:
-                expected_MH = probabilities_MV.to(weight_VH.dtype) @ weight_VH
-                jacobian_NH[chunk] = (weight_VH[targets_N[chunk]] - expected_MH) / temperature
+                jacobian_NH[chunk] = (weight_VH[targets_M] - found.expected_MH) / temperature
         ctx.mark_non_differentiable(entropy_N)
         if jacobian_NH is not None:
             ctx.save_for_backward(jacobian_NH)
@@ -82,6 +87,60 @@ class _KeptJacobian(torch.autograd.Function):
     def backward(ctx, gradient_N, _):
         (jacobian_NH,) = ctx.saved_tensors
         return (gradient_N[:, None] * jacobian_NH).to(jacobian_NH.dtype), None, None, None, None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SoftmaxSums:
+    """Of one chunk of tokens, over the whole vocabulary; fp32."""
+
+    target_logits_M: Tensor
+    lse_M: Tensor
+    expected_MH: Tensor  # sum_v p_v W[v]
+
+
+def _online_softmax(
+    hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor, temperature: float, excluded: list[int], words: int
+) -> _SoftmaxSums:
+    device, tokens = hidden_MH.device, len(targets_M)
+    highest_M = torch.full((tokens,), 2 * NEVER, device=device)
+    sum_M = torch.zeros(tokens, device=device)
+    target_logits_M = torch.zeros(tokens, device=device)
+    expected_MH = torch.zeros(tokens, hidden_MH.shape[1], device=device)
+    tile = torch.empty(tokens * words, device=device)
+    for start in range(0, weight_VH.shape[0], words):
+        weight_WH = weight_VH[start : start + words]
+        width = len(weight_WH)
+        logits_MW = tile[: tokens * width].view(tokens, width)
+        _logits_into(logits_MW, hidden_MH, weight_WH, temperature, [i - start for i in excluded])
+        place_M = targets_M - start
+        is_here_M = (place_M >= 0) & (place_M < width)
+        here_M = logits_MW.gather(1, place_M.clamp(0, width - 1)[:, None])[:, 0]
+        target_logits_M = torch.where(is_here_M, here_M, target_logits_M)
+        before_M, highest_M = highest_M, torch.maximum(highest_M, logits_MW.amax(-1))
+        logits_MW.sub_(highest_M[:, None]).exp_()
+        shrunk_M = (before_M - highest_M).exp()
+        sum_M = sum_M * shrunk_M + logits_MW.sum(-1)
+        expected_MH *= shrunk_M[:, None]
+        if weight_VH.dtype == torch.float32:
+            expected_MH.addmm_(logits_MW, weight_WH)
+        else:
+            expected_MH += logits_MW.to(weight_VH.dtype) @ weight_WH
+    return _SoftmaxSums(
+        target_logits_M=target_logits_M, lse_M=highest_M + sum_M.log(), expected_MH=expected_MH / sum_M[:, None]
+    )
+
+
+def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, temperature: float, excluded: list[int]) -> None:
+    """fp32 logits over temperature; `excluded` words of this chunk at NEVER, others of that list are elsewhere."""
+    if weight_WH.dtype == torch.float32 and hidden_MH.dtype == torch.float32:
+        torch.mm(hidden_MH, weight_WH.T, out=out)
+    else:
+        out.copy_(hidden_MH @ weight_WH.T)
+    if temperature != 1:
+        out /= temperature
+    for word in excluded:
+        if 0 <= word < out.shape[1]:
+            out[:, word] = NEVER
 
 
 def _recomputed(

@@ -29,15 +29,20 @@ class PrefixLayout:
     groups: tuple[GroupSpans, ...]
     length: int  # T
 
-    def dense_mask(self, device: torch.device) -> Tensor:
-        """Bool (1, 1, T, T), true where the row's token sees the column's."""
+    def segments(self) -> tuple[Tensor, Tensor]:
+        """Two int64 (T,): each token's group, and its completion's number from 1 on (0 for a prompt's token)."""
         group_T = torch.zeros(self.length, dtype=torch.int64)
-        segment_T = torch.zeros(self.length, dtype=torch.int64)  # 0 for a prompt, else the completion's number
+        segment_T = torch.zeros(self.length, dtype=torch.int64)
         for number, group in enumerate(self.groups):
             group_T[group.prompt[0] : group.prompt[1]] = number
             for i, (start, stop) in enumerate(group.completions):
                 group_T[start:stop] = number
                 segment_T[start:stop] = i + 1
+        return group_T, segment_T
+
+    def dense_mask(self, device: torch.device) -> Tensor:
+        """Bool (1, 1, T, T), true where the row's token sees the column's."""
+        group_T, segment_T = self.segments()
         order_T = torch.arange(self.length)
         sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
         sees_TT &= (segment_T == 0) | (segment_T[:, None] == segment_T)
@@ -85,13 +90,12 @@ class PackedTokens:
 
 
 def pack(items: Sequence[PackItem]) -> PackedTokens:
-    """Lay groups end to end. Continuations are numbered in the order of the items."""
+    """Lay groups end to end. Continuations are numbered in the order of the items; an item may have none."""
+    nothing = torch.empty(0, dtype=torch.int64)
     ids: list[Tensor] = []
     positions: list[Tensor] = []
     groups: list[GroupSpans] = []
-    scoring: list[Tensor] = []
-    targets: list[Tensor] = []
-    owners: list[Tensor] = []
+    scoring, targets, owners = [nothing], [nothing], [nothing]
     start = count = 0
     for item in items:
         prompt = item.prompt

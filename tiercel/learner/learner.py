@@ -1,75 +1,119 @@
 """The policy pass: embeddings, decoder and head as one module that a strategy can wrap.
 
-Everything that touches a weight happens inside `Learner.forward`. Shape suffixes: T packed tokens, N scored
-tokens, K vision tokens, H hidden size, D position dimensions, R rows of the repeated form, L their length.
+Everything that touches a weight happens inside `Learner.forward`, but for `Learner.run_prefix`, which only strategies
+that keep the module whole may call. Shape suffixes: T packed tokens, P prompt tokens, S tokens after the prompt,
+N scored tokens, K vision tokens (key heads in `key_BKTE`), H hidden size, D position dimensions, R rows of the
+repeated form, L their length.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from tiercel.learner.attention import FlexAttention, SplitAttention, split_plan
 from tiercel.learner.head import TokenHead, TokenScores
-from tiercel.learner.layout import PackedTokens, PackItem
+from tiercel.learner.layout import PackedTokens
+from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAttention
+from tiercel.models.attention import AttentionForm, form_inputs
 from tiercel.models.policy import Policy
 
 
 class Learner(nn.Module):
-    """Per-token logprobs of packed groups under the current policy."""
+    """Per-token logprobs of packed groups under the current policy. `form` is one of forms.FORM_NAMES."""
 
     def __init__(self, policy: Policy, form: str, gradient_checkpointing: bool):
         super().__init__()
+        self.form = form
         self.family = policy.family
         self.autocast = policy.autocast
         self.language_model = policy.family.language_model(policy.model)
         self.embedding = policy.model.get_input_embeddings()
         self.head = TokenHead(policy.model.get_output_embeddings(), policy.family.placeholder_ids)
-        self.hidden_states = FORMS[form]
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
-    def forward(self, batch: PackedTokens, features_KH: Tensor | None, temperature: float) -> TokenScores:
-        """`features_KH`: vision features of `batch.images`, in their order; None without images."""
-        device = self.embedding.weight.device
-        token_ids_T = batch.token_ids_T.to(device)
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    def forward(
+        self, batch: PackedTokens, features_KH: Tensor | None, temperature: float, prefix: PrefixPass | None = None
+    ) -> TokenScores:
+        """`features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass
+        over the prompt of the batch's one group, where that was run before; images are its affair then."""
         with self.autocast():
-            embeddings_TH = self.embedding(token_ids_T)
-            if features_KH is not None:
-                is_vision_T = self.family.is_placeholder(token_ids_T)
-                embeddings_TH = embeddings_TH.masked_scatter(is_vision_T[:, None], features_KH.to(embeddings_TH.dtype))
-            hidden_NH = self.hidden_states(self.language_model, batch, embeddings_TH)
-            return self.head(hidden_NH, batch.targets_N.to(device), temperature)
+            if prefix is not None:
+                hidden_NH = self._states_after(batch, prefix)
+            elif self.form == "repeated":
+                hidden_NH = self._repeated_states(batch, self._embedded(batch, features_KH))
+            else:
+                hidden_TH = self._decoded(batch, self._embedded(batch, features_KH))
+                hidden_NH = hidden_TH[batch.scoring_N.to(self.device)]
+            return self.head(hidden_NH, batch.targets_N.to(self.device), temperature)
 
+    def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
+        """One pass over a prompt without its completions (`pack` of an item without continuations)."""
+        recording = RecordingAttention(self._attention(prompt))
+        with self.autocast():
+            embeddings_PH = self._embedded(prompt, features_KH)
+            hidden_PH = self._states(embeddings_PH, prompt.positions_DT, recording)
+        return PrefixPass(recording.keys, recording.values, hidden_PH[-1])
 
-def dense_states(language_model: nn.Module, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
-    """Hidden states (N, H) that predict the scored tokens: prompts once, under a (T, T) mask."""
-    device = embeddings_TH.device
-    hidden_TH = language_model(
-        inputs_embeds=embeddings_TH[None],
-        position_ids=_position_ids(batch.positions_DT[:, None].to(device)),
-        attention_mask=batch.layout.dense_mask(device),
-        use_cache=False,
-    ).last_hidden_state[0]
-    return hidden_TH[batch.scoring_N.to(device)]
+    def _embedded(self, batch: PackedTokens, features_KH: Tensor | None) -> Tensor:
+        token_ids_T = batch.token_ids_T.to(self.device)
+        embeddings_TH = self.embedding(token_ids_T)
+        if features_KH is None:
+            return embeddings_TH
+        is_vision_T = self.family.is_placeholder(token_ids_T)
+        return embeddings_TH.masked_scatter(is_vision_T[:, None], features_KH.to(embeddings_TH.dtype))
 
+    def _decoded(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
+        """Hidden states (T, H) of the packed row: prompts once."""
+        if self.form == "dense":
+            return self.language_model(
+                inputs_embeds=embeddings_TH[None],
+                position_ids=_position_ids(batch.positions_DT[:, None].to(self.device)),
+                attention_mask=batch.layout.dense_mask(self.device),
+                use_cache=False,
+            ).last_hidden_state[0]
+        return self._states(embeddings_TH, batch.positions_DT, self._attention(batch))
 
-def repeated_states(language_model: nn.Module, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
-    """The same (N, H) by the plain computation: one causal row per completion, its prompt repeated."""
-    device = embeddings_TH.device
-    rows = [
-        torch.cat([torch.arange(*group.prompt), torch.arange(*completion)])
-        for group in batch.layout.groups
-        for completion in group.completions
-    ]
-    places_RL = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
-    hidden_RLH = language_model(
-        inputs_embeds=embeddings_TH[places_RL.to(device)],
-        position_ids=_position_ids(batch.positions_DT[:, places_RL].to(device)),
-        attention_mask=None,
-        use_cache=False,
-    ).last_hidden_state
-    row_N, column_N = _repeated_places(batch, rows)
-    return hidden_RLH[row_N.to(device), column_N.to(device)]
+    def _attention(self, batch: PackedTokens, first_query: int = 0) -> AttentionForm:
+        if self.form == "flex":
+            return FlexAttention(batch.layout, self.device, first_query)
+        return SplitAttention(split_plan(batch.layout, self.device, first_query))
+
+    def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
+        return self.language_model(
+            inputs_embeds=embeddings_TH[None],
+            position_ids=_position_ids(positions_DT[:, None].to(self.device)),
+            **form_inputs(attention),
+        ).last_hidden_state[0]
+
+    def _states_after(self, batch: PackedTokens, prefix: PrefixPass) -> Tensor:
+        """Hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
+        length = batch.layout.groups[0].prompt[1]
+        embeddings_SH = self.embedding(batch.token_ids_T[length:].to(self.device))
+        attention = ContinuedAttention(self._attention(batch, first_query=length), prefix)
+        hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
+        states = torch.cat([prefix.last_state_H[None].to(hidden_SH.dtype), hidden_SH])
+        return states[(batch.scoring_N - (length - 1)).to(self.device)]
+
+    def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
+        """The same (N, H) by the plain computation: one causal row per completion, its prompt repeated."""
+        rows = [
+            torch.cat([torch.arange(*group.prompt), torch.arange(*completion)])
+            for group in batch.layout.groups
+            for completion in group.completions
+        ]
+        places_RL = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
+        hidden_RLH = self.language_model(
+            inputs_embeds=embeddings_TH[places_RL.to(self.device)],
+            position_ids=_position_ids(batch.positions_DT[:, places_RL].to(self.device)),
+            attention_mask=None,
+            use_cache=False,
+        ).last_hidden_state
+        row_N, column_N = _repeated_places(batch, rows)
+        return hidden_RLH[row_N.to(self.device), column_N.to(self.device)]
 
 
 def _repeated_places(batch: PackedTokens, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -84,15 +128,3 @@ def _repeated_places(batch: PackedTokens, rows: list[Tensor]) -> tuple[Tensor, T
 def _position_ids(positions: Tensor) -> Tensor:
     """Positions (D, rows, length) as transformers takes them: three dimensions whole, a single one bare."""
     return positions if positions.shape[0] == 3 else positions[0]
-
-
-FORMS: dict[str, Callable[[nn.Module, PackedTokens, Tensor], Tensor]] = {
-    "auto": dense_states,
-    "dense": dense_states,
-    "repeated": repeated_states,
-}
-
-
-def packed_length(item: PackItem, form: str) -> int:
-    """Tokens that an item costs in a form."""
-    return item.repeated_length if form == "repeated" else item.shared_length

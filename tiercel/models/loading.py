@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer,
 
 from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
@@ -95,6 +96,7 @@ def load_weights(
     model.requires_grad_(False)
     # Nothing here generates by it, and some published ones are refused by transformers' own check when saved.
     model.generation_config = GenerationConfig()
+    route_attention(family.language_model(model))
     return model.to(device).eval()
 
 

@@ -1,7 +1,8 @@
 """Vision features, each picture once: kept for the step, and across steps within a byte budget."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ class VisionStore:
 
     A frozen tower sees each picture once: a step's new pictures in one pass, or, where features are kept across
     steps, each in a pass of its own, so that rounding does not depend on what the store held before. A trained tower
-    runs anew where a gradient is asked for.
+    sees each picture once more in an update, with gradient; of one that several microbatches show, their gradients
+    are gathered and go through the tower at the end, by `backward`.
     """
 
     def __init__(self, policy: Policy, cache_bytes: int):
@@ -24,6 +26,8 @@ class VisionStore:
         self.is_frozen = policy.vision_is_frozen
         self.pictures_computed = 0
         self._features: OrderedDict[tuple[str, bool], Tensor] = OrderedDict()  # least recently used first
+        self._uses: Counter[str] = Counter()  # microbatches of the update that show a picture
+        self._gathering: dict[str, tuple[Tensor, Tensor]] = {}  # the tower's output, and the leaf in its place
 
     def features(
         self, images: Sequence[EncodedImage], *, with_gradient: bool = False, of_reference: bool = False
@@ -33,8 +37,7 @@ class VisionStore:
         if not images:
             return None
         if with_gradient and not self.is_frozen:
-            self.pictures_computed += len(images)
-            return torch.cat(self.policy.vision_features(images))
+            return self._features_with_gradient(images)
         is_apart = of_reference and not self.is_frozen
         keys = [(image.sha256, is_apart) for image in images]
         fresh = {key: image for key, image in zip(keys, images, strict=True) if key not in self._features}
@@ -47,6 +50,33 @@ class VisionStore:
         for key in keys:
             self._features.move_to_end(key)
         return torch.cat([self._features[key] for key in keys])
+
+    def _features_with_gradient(self, images: Sequence[EncodedImage]) -> Tensor:
+        fresh = {image.sha256: image for image in images if image.sha256 not in self._gathering}
+        computed = self.policy.vision_features(list(fresh.values())) if fresh else []
+        self.pictures_computed += len(fresh)
+        found = dict(zip(fresh, computed, strict=True))
+        for key, output_KH in list(found.items()):
+            if self._uses[key] > 1:
+                self._gathering[key] = (output_KH, output_KH.detach().requires_grad_())
+        found |= {key: leaf_KH for key, (_, leaf_KH) in self._gathering.items()}
+        return torch.cat([found[image.sha256] for image in images])
+
+    @contextmanager
+    def update(self, images_of_microbatches: Sequence[Sequence[EncodedImage]]) -> Iterator[None]:
+        """One optimiser update, whose microbatches will show these pictures."""
+        self._uses = Counter(key for images in images_of_microbatches for key in {image.sha256 for image in images})
+        try:
+            yield
+        finally:
+            self._uses.clear()
+            self._gathering.clear()
+
+    def backward(self) -> None:
+        """Carry the gradients gathered over the update's microbatches through a trained tower."""
+        pairs = [(output, leaf.grad) for output, leaf in self._gathering.values() if leaf.grad is not None]
+        if pairs:
+            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
 
     def end_step(self) -> None:
         """Drop what does not fit the budget; everything, once a trained tower has moved."""

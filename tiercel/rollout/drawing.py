@@ -5,10 +5,15 @@ token is the argmax of logits plus noise (Gumbel 1954). So neither the neighbour
 order of the calls matters. Shape suffixes: R rows being decoded, V vocabulary.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
+ELEMENTS_IN_CACHE = 2**17
+
 _MASK = (1 << 64) - 1
+_LAST_FACTOR = 0x846CA68B - (1 << 32)  # of lowbias32 (Wellons 2018)
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the finaliser of splitmix64 (Steele et al. 2014)
 
 
@@ -33,14 +38,72 @@ def sampling_seed(run_seed: int, index: int) -> int:
     return int(_shifted(_mix(_mix(key) + 1), 16))
 
 
+def perturbed_argmax(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
+    """int64 (R,): one token drawn from each row's softmax, the argmax of logits plus noise."""
+    rows, vocabulary = logits_RV.shape
+    best_R = torch.full((rows,), -torch.inf, device=logits_RV.device)
+    drawn_R = torch.zeros(rows, dtype=torch.int64, device=logits_RV.device)
+    noise = _Noise(seeds_R, positions_R, vocabulary)
+    width = _block_width(rows, logits_RV.device)
+    for start in range(0, vocabulary, width):
+        block = slice(start, min(start + width, vocabulary))
+        score_R, place_R = noise.of(block).add_(logits_RV[:, block]).max(-1)
+        is_better_R = score_R > best_R
+        best_R = torch.where(is_better_R, score_R, best_R)
+        drawn_R = torch.where(is_better_R, place_R + start, drawn_R)
+    return drawn_R
+
+
 def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
     """fp32 (R, V) of standard Gumbel noise."""
-    row_keys_R = _mix(_mix(seeds_R) + positions_R)
-    token_keys_V = _mix(torch.arange(1, vocabulary + 1, device=seeds_R.device))
-    bits_RV = _shifted(_mix(row_keys_R[:, None] ^ token_keys_V), 32)
-    # Small u decides who wins, and there float32 is fine-grained: -log(-log(1 - u)).
-    u_RV = ((bits_RV.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
-    return -torch.log(-torch.log1p(-u_RV))
+    return _Noise(seeds_R, positions_R, vocabulary).of(slice(0, vocabulary))
+
+
+class _Noise:
+    """Noise of some rows, by blocks of the vocabulary. Within a row the hash is one to one, so no two tokens share
+    theirs; 32-bit words, since that is what processors multiply many at a time."""
+
+    def __init__(self, seeds_R: Tensor, positions_R: Tensor, vocabulary: int):
+        row_keys_R1 = _mix(_mix(seeds_R) + positions_R)[:, None]
+        self.added_R1 = _low_word(row_keys_R1)
+        self.factor_R1 = _low_word(row_keys_R1 >> 32) | 1
+        self.token_keys_V = _token_keys(vocabulary, seeds_R.device)
+
+    def of(self, block: slice) -> Tensor:
+        """fp32 (R, width of the block)."""
+        bits = self.token_keys_V[block] ^ self.added_R1
+        bits *= self.factor_R1
+        bits = _shifted_into(bits, 15).mul_(_LAST_FACTOR)
+        bits >>= 1
+        bits &= 0x7FFFFFFF
+        # Small u decides who wins, and there float32 is fine-grained: -log(-log(1 - u)).
+        u = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+        return u.neg_().log1p_().neg_().log_().neg_()
+
+
+@cache
+def _token_keys(vocabulary: int, device: torch.device) -> Tensor:
+    """int32 (V,): murmur3's finaliser (Appleby 2011) of each token's number, one to one."""
+    keys_V = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        keys_V = _shifted_into(keys_V, shift).mul_(factor - (1 << 32))
+    return _shifted_into(keys_V, 16)
+
+
+def _shifted_into(words: Tensor, bits: int) -> Tensor:
+    """words ^ (words >>> bits) on int32, in place."""
+    return words.bitwise_xor_((words >> bits).bitwise_and_((1 << (32 - bits)) - 1))
+
+
+def _low_word(value: Tensor) -> Tensor:
+    """The low 32 bits of int64, as int32."""
+    low = value & 0xFFFFFFFF
+    return torch.where(low >= 1 << 31, low - (1 << 32), low).int()
+
+
+def _block_width(rows: int, device: torch.device) -> int:
+    """On CPU a block's words stay in the caches; elsewhere few launches count."""
+    return max(1, ELEMENTS_IN_CACHE // rows) if device.type == "cpu" else 2**30
 
 
 def filtered(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:

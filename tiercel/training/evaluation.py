@@ -101,7 +101,7 @@ def heldout_loss(engine: Engine, recipe: SftRecipe) -> dict[str, float]:
     with _loader(table.rows, encode, recipe) as loader, torch.no_grad():
         for batch in loader:
             items = [conversation_item(conversation) for conversation in batch.prompts]
-            for bin_ in packed_bins(items, recipe.learner.form, recipe.learner.max_tokens_per_microbatch):
+            for bin_ in packed_bins(items, engine.learner.form, recipe.learner.max_tokens_per_microbatch):
                 packed = pack([items[i] for i in bin_])
                 features_KH = engine.vision.features(packed.images)
                 scores = engine.learner(packed, features_KH, 1.0)

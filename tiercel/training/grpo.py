@@ -1,14 +1,21 @@
 """Group-relative policy optimisation: the story of a run, top to bottom."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from tiercel.algorithms import ADVANTAGES
+from tiercel.algorithms import ADVANTAGES, Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.loader import StepLoader
-from tiercel.learner.batch import AdvantageGroup, PolicyBatch, advantage_groups, policy_batches, totals_of
+from tiercel.learner.batch import (
+    AdvantageGroup,
+    PolicyUnit,
+    advantage_groups,
+    policy_units,
+    totals_of,
+    without_zero_groups,
+)
 from tiercel.rewards.metrics import require_few_failures, reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
@@ -20,7 +27,7 @@ from tiercel.training import setup
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.evaluation import evaluate
 from tiercel.training.optimizer import learning_rate, set_learning_rate
-from tiercel.training.update import Engine, Update, policy_update, token_logprobs
+from tiercel.training.update import Engine, Update, policy_update, unit_logprobs
 from tiercel.types import ScoredGroup
 
 
@@ -31,7 +38,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         if start >= steps:
             session.progress.say("nothing left to do")
             return
-        engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature)
+        engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature, session.progress.say)
         family = engine.policy.family
         sampler = LocalSampler(engine.policy, engine.vision)
         order = setup.step_order(recipe, session, engine)
@@ -71,6 +78,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     **completion_metrics(scored),
                     "policy_version": step,
                     "rows/rejected": len(batch.rejected),
+                    "group/skipped": skipped_groups(learnable, recipe),
                     "memory/peak_bytes": setup.peak_memory(engine.policy.device),
                     **clock.metrics(),
                 }
@@ -86,20 +94,35 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
 
 def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Update]:
     """One update per minibatch. Old logprobs are computed, before the first, only where there are several."""
-    form, budget = recipe.learner.form, recipe.learner.max_tokens_per_microbatch
     count = min(recipe.optim.minibatches, max(1, len(groups)))
-    minibatches: list[list[PolicyBatch]] = []
+    minibatches: list[tuple[Totals, list[PolicyUnit]]] = []
     for number in range(count):
         part = groups[len(groups) * number // count : len(groups) * (number + 1) // count]
         totals = engine.strategy.global_totals(totals_of(part))
-        minibatches.append(policy_batches(part, totals, form, budget))
+        learnt = without_zero_groups(part) if skips_zero_groups(recipe) else part
+        budget = recipe.learner.max_tokens_per_microbatch
+        units = policy_units(learnt, totals, engine.learner.form, budget, engine.strategy.keeps_learner_whole)
+        minibatches.append((totals, units))
     is_on_policy = count == 1
-    old = [[None if is_on_policy else token_logprobs(engine, b.packed) for b in batches] for batches in minibatches]
-    return [
-        policy_update(engine, batches, old_logprobs, recipe.algorithm)
-        for batches, old_logprobs in zip(minibatches, old, strict=True)
-        if batches
+    old = [
+        [[None] * len(unit.batches) if is_on_policy else unit_logprobs(engine, unit) for unit in units]
+        for _, units in minibatches
     ]
+    return [
+        policy_update(engine, units, old_logprobs, recipe.algorithm, totals)
+        for (totals, units), old_logprobs in zip(minibatches, old, strict=True)
+        if totals.tokens
+    ]
+
+
+def skipped_groups(groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> int:
+    """Groups that the learner did not compute."""
+    return len(groups) - len(without_zero_groups(groups)) if skips_zero_groups(recipe) else 0
+
+
+def skips_zero_groups(recipe: GrpoRecipe) -> bool:
+    """Whether groups without a nonzero advantage stay out of the learner: only where the loss has no other term."""
+    return recipe.learner.skip_zero_advantage and recipe.algorithm.kl.coef == 0
 
 
 def evaluation_row(
@@ -140,15 +163,21 @@ def shown_advantages(scored: Sequence[ScoredGroup], learnable: Sequence[Advantag
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Means over the step's updates; token means are weighted by tokens."""
-    tokens = sum(update.tokens for update in updates)
-    names = {name for update in updates for name in update.token_sums}
-    sums = {name: sum(update.token_sums.get(name, 0.0) for update in updates) for name in sorted(names)}
+    in_loss = _summed([update.loss_sums for update in updates])
+    in_pass = _summed([update.pass_sums for update in updates])
+    passed = in_pass.pop("tokens", 0.0)
     return {
         "loss": setup.mean([update.loss for update in updates]),
         "grad_norm": setup.mean([update.grad_norm for update in updates]),
         "loss_scale/skipped": sum(update.was_skipped for update in updates),
-        **setup.per_token(sums, tokens),
+        **setup.per_token(in_loss, sum(update.tokens for update in updates)),
+        **setup.per_token(in_pass, passed),
     }
+
+
+def _summed(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({name for each in sums for name in each})
+    return {name: sum(each.get(name, 0.0) for each in sums) for name in names}
 
 
 def completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """What both loops need before their first step, and the pieces of a step that they share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.strategy import STRATEGIES
 from tiercel.errors import DataError, RunError, Terminated
+from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
+from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
@@ -118,15 +120,24 @@ def step_order(recipe: BaseRecipe, session: Session, engine: Engine) -> StepOrde
     )
 
 
-def build_engine(recipe: BaseRecipe, found: FoundCheckpoint | None, temperature: float) -> Engine:
-    """Policy, learner and optimiser, as new or as a checkpoint left them."""
+def build_engine(
+    recipe: BaseRecipe,
+    found: FoundCheckpoint | None,
+    temperature: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> Engine:
+    """Policy, learner and optimiser, as new or as a checkpoint left them. `say` hears why prompts are not shared."""
     device = training_device()
     weights = found.path / "model" if found and recipe.lora is None else None
     policy = build_policy(recipe, device, weights)
     parameters = policy.trained_parameters()
     strategy = STRATEGIES[recipe.train.strategy]()
     optimizer = build_optimizer(parameters, recipe.optim)
-    learner = Learner(policy, recipe.learner.form, recipe.learner.gradient_checkpointing)
+    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
+    form = chosen_form(recipe.learner.form, device, obstacle)
+    if obstacle:
+        say(f"every completion computes its prompt anew (learner.form: repeated): this model cannot share, {obstacle}")
+    learner = Learner(policy, form, recipe.learner.gradient_checkpointing)
     is_half = policy.compute_dtype == torch.float16
     scaler = torch.amp.GradScaler(device.type, init_scale=FIRST_LOSS_SCALE, enabled=is_half)
     if found is not None:
@@ -211,6 +222,6 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def per_token(sums: Mapping[str, float], tokens: int) -> dict[str, float]:
+def per_token(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
     """Token sums as means."""
     return {name: value / max(1, tokens) for name, value in sums.items()}

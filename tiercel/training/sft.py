@@ -22,7 +22,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
         if start >= steps:
             session.progress.say("nothing left to do")
             return
-        engine = setup.build_engine(recipe, session.found, temperature=1.0)
+        engine = setup.build_engine(recipe, session.found, 1.0, session.progress.say)
         if start == 0 and (row := heldout_loss(engine, recipe)):
             run.record({"step": 0, **row})
             session.progress.step({"step": 0, **row})
@@ -37,7 +37,8 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                 rate = learning_rate(recipe.optim, step, steps)
                 set_learning_rate(engine.optimizer, rate)
                 setup.seed_step(recipe.train.seed, step)
-                packed, row_ids = microbatches(batch.prompts, recipe)
+                budget = recipe.learner.max_tokens_per_microbatch
+                packed, row_ids = microbatches(batch.prompts, engine.learner.form, budget)
                 update = sft_update(engine, packed, row_ids)
                 engine.vision.end_step()
                 now = time.perf_counter()
@@ -46,7 +47,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                     "loss": update.loss,
                     "lr": rate,
                     "grad_norm": update.grad_norm,
-                    **setup.per_token(update.token_sums, update.tokens),
+                    "entropy/mean": update.pass_sums["entropy/mean"] / max(1, update.tokens),
                     "tokens/prompt": sum(len(p.token_ids_T) for p in packed) - update.tokens,
                     "tokens/completion": update.tokens,
                     "rows/rejected": len(batch.rejected),
@@ -65,10 +66,10 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
 
 
 def microbatches(
-    conversations: tuple[EncodedConversation, ...], recipe: SftRecipe
+    conversations: tuple[EncodedConversation, ...], form: str, budget: int
 ) -> tuple[list[PackedTokens], list[tuple[str, ...]]]:
     """Packed conversations within the token budget, and the row ids of each."""
     items = [conversation_item(conversation) for conversation in conversations]
-    bins = packed_bins(items, recipe.learner.form, recipe.learner.max_tokens_per_microbatch)
+    bins = packed_bins(items, form, budget)
     packed = [pack([items[i] for i in bin_]) for bin_ in bins]
     return packed, [tuple(items[i].prompt.row.id for i in bin_) for bin_ in bins]

@@ -7,16 +7,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from tiercel.algorithms import KL_ESTIMATORS, LOSSES, LossInput
+from tiercel.algorithms import KL_ESTIMATORS, LOSSES, LossInput, Totals
 from tiercel.config.schema import Algorithm
 from tiercel.distributed.strategy import Strategy
 from tiercel.errors import TrainingError
-from tiercel.learner.batch import PolicyBatch
+from tiercel.learner.batch import PolicyBatch, PolicyUnit
+from tiercel.learner.head import TokenScores
 from tiercel.learner.layout import PackedTokens
+from tiercel.learner.learner import Learner
+from tiercel.learner.prefix import PrefixPass
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.training.optimizer import clip_gradients, gradient_norm
@@ -29,7 +33,7 @@ class Engine:
     """What computes and applies updates; built once per run."""
 
     policy: Policy
-    learner: nn.Module
+    learner: Learner  # wrapped by the strategy
     vision: VisionStore
     strategy: Strategy
     parameters: Mapping[str, nn.Parameter]
@@ -41,17 +45,29 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What one optimiser update did; sums are over scored tokens of all ranks."""
+    """What one optimiser update did; sums are over the tokens of all ranks."""
 
     loss: float
     grad_norm: float
-    token_sums: Mapping[str, float]
-    tokens: int
+    loss_sums: Mapping[str, float]  # over all scored tokens; one that was not computed adds 0
+    tokens: int  # scored ones of the minibatch
+    pass_sums: Mapping[str, float]  # over the tokens that went through the learner, whose number is `tokens`
     was_skipped: bool  # fp16 overflow: the loss scale was lowered instead
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    """A microbatch's share of an update."""
+
+    loss: Tensor  # with its graph
+    loss_sums: Mapping[str, Tensor]
+    pass_sums: Mapping[str, Tensor]
+    tokens: int
+    row_ids: tuple[str, ...]
+
+
 @contextmanager
-def training_mode(learner: nn.Module) -> Iterator[None]:
+def training_mode(learner: Learner) -> Iterator[None]:
     """Dropout and activation checkpointing are on inside."""
     learner.train()
     try:
@@ -60,32 +76,34 @@ def training_mode(learner: nn.Module) -> Iterator[None]:
         learner.eval()
 
 
-def token_logprobs(engine: Engine, packed: PackedTokens) -> Tensor:
-    """Logprobs (N,) without gradient."""
+def unit_logprobs(engine: Engine, unit: PolicyUnit, *, of_reference: bool = False) -> list[Tensor]:
+    """Logprobs (N,) of each microbatch of a unit, without gradient."""
     with torch.no_grad():
-        features_KH = engine.vision.features(packed.images)
-        return engine.learner(packed, features_KH, engine.temperature).logprobs_N
+        features_KH = engine.vision.features(unit.images, of_reference=of_reference)
+        prefix = None if unit.prefix is None else engine.learner.run_prefix(unit.prefix, features_KH)
+        temperature = engine.temperature
+        return [engine.learner(batch.packed, features_KH, temperature, prefix).logprobs_N for batch in unit.batches]
 
 
-def reference_logprobs(engine: Engine, packed: PackedTokens) -> Tensor:
+def reference_logprobs(engine: Engine, unit: PolicyUnit) -> list[Tensor]:
     """Logprobs (N,) of the policy that the run started from, through the same path."""
-    with engine.policy.as_reference(), torch.no_grad():
-        features_KH = engine.vision.features(packed.images, of_reference=True)
-        return engine.learner(packed, features_KH, engine.temperature).logprobs_N
+    with engine.policy.as_reference():
+        return unit_logprobs(engine, unit, of_reference=True)
 
 
 def policy_update(
-    engine: Engine, batches: Sequence[PolicyBatch], old_logprobs: Sequence[Tensor | None], algorithm: Algorithm
+    engine: Engine,
+    units: Sequence[PolicyUnit],
+    old_logprobs: Sequence[Sequence[Tensor | None]],
+    algorithm: Algorithm,
+    totals: Totals,
 ) -> Update:
-    """One update by a policy-gradient loss. `old_logprobs` per microbatch; None where the step is on policy and
-    the ratio's denominator is the pass's own value."""
+    """One update by a policy-gradient loss over a minibatch with these totals. `old_logprobs` per unit and
+    microbatch; None where the step is on policy and the ratio's denominator is the pass's own value."""
 
-    def contribution(batch: PolicyBatch, old_N: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        packed = batch.packed
-        reference_N = reference_logprobs(engine, packed) if algorithm.kl.coef else None
-        with training_mode(engine.learner):
-            features_KH = engine.vision.features(packed.images, with_gradient=True)
-            scores = engine.learner(packed, features_KH, engine.temperature)
+    def share(
+        batch: PolicyBatch, scores: TokenScores, old_N: Tensor | None, reference_N: Tensor | None
+    ) -> Contribution:
         logprobs_N = scores.logprobs_N
         device = logprobs_N.device
         estimate = KL_ESTIMATORS[algorithm.kl.estimator]
@@ -95,7 +113,7 @@ def policy_update(
                 old_logprobs_N=logprobs_N.detach() if old_N is None else old_N,
                 kl_N=None if reference_N is None else estimate(logprobs_N, reference_N),
                 advantages_C=batch.advantages_C.to(device),
-                completion_of_N=packed.continuation_of_N.to(device),
+                completion_of_N=batch.packed.continuation_of_N.to(device),
                 totals=batch.totals,
                 clip_low=algorithm.clip_low,
                 clip_high=algorithm.clip_high,
@@ -103,51 +121,84 @@ def policy_update(
             )
         )
         gap_N = (logprobs_N.detach() - batch.sampler_logprobs_N.to(device)).abs()
-        sums = {"entropy/mean": scores.entropy_N.sum(), "sampler/logprob_gap_mean": gap_N.sum()}
-        return output.loss, {**output.token_sums, **sums}
+        return Contribution(
+            loss=output.loss,
+            loss_sums=output.token_sums,
+            pass_sums={"entropy/mean": scores.entropy_N.sum(), "sampler/logprob_gap_mean": gap_N.sum()},
+            tokens=len(logprobs_N),
+            row_ids=batch.prompt_ids,
+        )
 
-    rows = [batch.prompt_ids for batch in batches]
-    pairs = list(zip(batches, old_logprobs, strict=True))
-    steps = [lambda batch=batch, old_N=old_N: contribution(batch, old_N) for batch, old_N in pairs]
-    return _apply(engine, steps, rows, batches[0].totals.tokens)
+    def contributions(unit: PolicyUnit, old: Sequence[Tensor | None]) -> Iterator[Contribution]:
+        references: Sequence[Tensor | None] = [None] * len(unit.batches)
+        if algorithm.kl.coef:
+            references = reference_logprobs(engine, unit)
+        with opened_prefix(engine, unit) as (features_KH, prefix):
+            for batch, old_N, reference_N in zip(unit.batches, old, references, strict=True):
+                with training_mode(engine.learner):
+                    scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix)
+                yield share(batch, scores, old_N, reference_N)
+
+    passes = [partial(contributions, unit, old) for unit, old in zip(units, old_logprobs, strict=True)]
+    with engine.vision.update([unit.images for unit in units]):
+        return _apply(engine, passes, totals.tokens)
+
+
+@contextmanager
+def opened_prefix(engine: Engine, unit: PolicyUnit) -> Iterator[tuple[Tensor | None, PrefixPass | None]]:
+    """The unit's vision features and, where its parts share one, the pass over their prompt; at the end the gradients
+    that the parts have left there go through the prompt."""
+    with training_mode(engine.learner):
+        features_KH = engine.vision.features(unit.images, with_gradient=True)
+        prefix = None if unit.prefix is None else engine.learner.run_prefix(unit.prefix, features_KH)
+    yield features_KH, prefix
+    if prefix is not None:
+        prefix.backward()
 
 
 def sft_update(engine: Engine, batches: Sequence[PackedTokens], row_ids: Sequence[tuple[str, ...]]) -> Update:
     """One update by the negative mean logprob of the scored tokens of all ranks."""
     tokens = engine.strategy.global_sums({"tokens": torch.tensor(sum(len(b.targets_N) for b in batches))})["tokens"]
 
-    def contribution(packed: PackedTokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def contributions(packed: PackedTokens, rows: tuple[str, ...]) -> Iterator[Contribution]:
         with training_mode(engine.learner):
             features_KH = engine.vision.features(packed.images, with_gradient=True)
             scores = engine.learner(packed, features_KH, engine.temperature)
-        return -scores.logprobs_N.sum() / tokens, {"entropy/mean": scores.entropy_N.sum()}
+        yield Contribution(
+            loss=-scores.logprobs_N.sum() / tokens,
+            loss_sums={},
+            pass_sums={"entropy/mean": scores.entropy_N.sum()},
+            tokens=len(scores.logprobs_N),
+            row_ids=rows,
+        )
 
-    steps = [lambda packed=packed: contribution(packed) for packed in batches]
-    return _apply(engine, steps, row_ids, int(tokens))
+    passes = [partial(contributions, packed, rows) for packed, rows in zip(batches, row_ids, strict=True)]
+    with engine.vision.update([packed.images for packed in batches]):
+        return _apply(engine, passes, int(tokens))
 
 
-def _apply(
-    engine: Engine,
-    contributions: Sequence[Callable[[], tuple[Tensor, dict[str, Tensor]]]],
-    row_ids: Sequence[tuple[str, ...]],
-    tokens: int,
-) -> Update:
+def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]], tokens: int) -> Update:
     """Backward through every microbatch, check, clip, step."""
     engine.optimizer.zero_grad(set_to_none=True)
-    sums: dict[str, Tensor] = {"loss": torch.zeros(())}
-    for compute, rows in zip(contributions, row_ids, strict=True):
-        loss, token_sums = compute()
-        if not bool(torch.isfinite(loss)):
-            raise TrainingError(f"the loss is {float(loss)} for rows {', '.join(rows)}; no parameter was changed")
-        engine.strategy.backward(engine.scaler.scale(loss))
-        for name, value in {"loss": loss.detach(), **token_sums}.items():
-            sums[name] = sums.get(name, torch.zeros(())) + value.cpu()
+    loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
+    pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
+    rows: list[str] = []
+    for contributions in passes:
+        for part in contributions():
+            rows += part.row_ids
+            if not bool(torch.isfinite(part.loss)):
+                names = ", ".join(part.row_ids)
+                raise TrainingError(f"the loss is {float(part.loss)} for rows {names}; no parameter was changed")
+            engine.strategy.backward(engine.scaler.scale(part.loss))
+            _add(loss_sums, {"loss": part.loss.detach(), **part.loss_sums})
+            _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
+    engine.vision.backward()
     engine.strategy.reduce_gradients(list(engine.parameters.values()))
     engine.scaler.unscale_(engine.optimizer)
     norm = gradient_norm(engine.parameters)
     overflowed = not math.isfinite(float(norm))
     if overflowed and not engine.scaler.is_enabled():
-        names = ", ".join(row for rows in row_ids for row in rows)
+        names = ", ".join(dict.fromkeys(rows))
         raise TrainingError(f"the gradient norm is {float(norm)} for rows {names}; no parameter was changed")
     if not overflowed:
         clip_gradients(engine.parameters, norm, engine.max_grad_norm)
@@ -155,11 +206,17 @@ def _apply(
     engine.scaler.update()
     if overflowed and engine.scaler.get_scale() < SMALLEST_LOSS_SCALE:
         raise TrainingError("float16 gradients overflow at every loss scale; use model.dtype: bfloat16 or float32")
-    totals = engine.strategy.global_sums(sums)
+    totals = engine.strategy.global_sums(loss_sums)
     return Update(
         loss=totals.pop("loss"),
         grad_norm=float(norm) if not overflowed else 0.0,
-        token_sums=totals,
+        loss_sums=totals,
         tokens=tokens,
+        pass_sums=engine.strategy.global_sums(pass_sums),
         was_skipped=overflowed,
     )
+
+
+def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, torch.zeros(())) + value.cpu()

@@ -1,0 +1,211 @@
+"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`: prompts once, each completion over its prompt and itself.
+
+`split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp; `flex` compiles
+one kernel with a block mask. The dense (T, T) mask of `PrefixLayout` is what both are tested against.
+
+Shape suffixes: H query heads, K key heads, E head size, T tokens with keys (the packed row), S tokens with queries
+(all of the row, or its last S where the first ones come from an earlier pass), R C completions of a bucket and their
+padded length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiercel.learner.layout import PrefixLayout, Span
+
+PADDING_TOLERANCE = 1.25  # completions share a bucket while the longest is at most this many times the shortest
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Queries that attend to a span of keys."""
+
+    queries: Span
+    keys: Span
+    is_causal: bool  # query i sees keys 0..i of the span; otherwise all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Completions of similar length, each causal over itself."""
+
+    places_RC: Tensor  # int64, place among the queries; the padding repeats the last one
+    valid: Tensor  # int64, the entries of places_RC (flat) that are no padding
+    key_offset: int  # place among the keys less place among the queries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitPlan:
+    """What to compute: blocks write, buckets are joined to what is there."""
+
+    blocks: tuple[Block, ...]
+    buckets: tuple[Bucket, ...]
+
+
+def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0) -> SplitPlan:
+    """The plan of a packed row. `first_query`: tokens at the start of the row that have keys but no queries."""
+    blocks: list[Block] = []
+    completions: list[Span] = []
+    for group in layout.groups:
+        if group.prompt[0] >= first_query:
+            span = (group.prompt[0] - first_query, group.prompt[1] - first_query)
+            blocks.append(Block(queries=span, keys=group.prompt, is_causal=True))
+        if group.completions:
+            start, stop = group.completions[0][0], group.completions[-1][1]
+            queries = (start - first_query, stop - first_query)
+            blocks.append(Block(queries=queries, keys=group.prompt, is_causal=False))
+        completions += [(start - first_query, stop - first_query) for start, stop in group.completions]
+    buckets = tuple(_bucket(spans, first_query, device) for spans in _similar(completions))
+    return SplitPlan(blocks=tuple(blocks), buckets=buckets)
+
+
+def _similar(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans by length, cut where padding would cost more than PADDING_TOLERANCE."""
+    groups: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
+        length = span[1] - span[0]
+        if not groups or length > PADDING_TOLERANCE * (groups[-1][0][1] - groups[-1][0][0]):
+            groups.append([])
+        groups[-1].append(span)
+    return groups
+
+
+def _bucket(spans: Sequence[Span], key_offset: int, device: torch.device) -> Bucket:
+    width = spans[-1][1] - spans[-1][0]
+    starts_R = torch.tensor([span[0] for span in spans])
+    lengths_R = torch.tensor([span[1] - span[0] for span in spans])
+    order_C = torch.arange(width)
+    places_RC = starts_R[:, None] + torch.minimum(order_C, lengths_R[:, None] - 1)
+    valid = (order_C < lengths_R[:, None]).flatten().nonzero()[:, 0]
+    return Bucket(places_RC=places_RC.to(device), valid=valid.to(device), key_offset=key_offset)
+
+
+class SplitAttention:
+    """Three kinds of attention and no mask: prompts over themselves, completions over their prompt, and over
+    themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et al. 2022)."""
+
+    def __init__(self, plan: SplitPlan):
+        self.plan = plan
+
+    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+        return _Joined.apply(query_BHTE, key_BKTE, value_BKTE, self.plan, scale)
+
+
+class _Joined(torch.autograd.Function):
+    """The backward of every part takes the joined output and log-sum-exp, which makes its probabilities those of the
+    whole row; so the parts' gradients just add up."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
+        joined_HSE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
+        lse_HS = torch.empty(query.shape[1:3], dtype=torch.float32, device=query.device)
+        for block in plan.blocks:
+            queries, keys = slice(*block.queries), slice(*block.keys)
+            output, lse = _flash(
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, block.is_causal, scale=scale
+            )
+            joined_HSE[:, queries], lse_HS[:, queries] = output[0], lse[0]
+        for bucket in plan.buckets:
+            output, lse = _flash(*_gathered(bucket, query, key, value), 0.0, True, scale=scale)
+            places = bucket.places_RC.flatten()[bucket.valid]
+            own_HME, own_HM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
+            prompt_HM = lse_HS[:, places]
+            both_HM = torch.logaddexp(own_HM, prompt_HM)
+            prompt_HME = joined_HSE[:, places] * (prompt_HM - both_HM).exp()[..., None]
+            joined_HSE[:, places] = prompt_HME + own_HME * (own_HM - both_HM).exp()[..., None]
+            lse_HS[:, places] = both_HM
+        output = joined_HSE[None].to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse_HS)
+        ctx.plan, ctx.scale = plan, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, lse_HS = ctx.saved_tensors
+        gradient = gradients[0].to(query.dtype)
+        sums = [torch.zeros(t.shape[1:], dtype=torch.float32, device=t.device) for t in (query, key, value)]
+        for block in ctx.plan.blocks:
+            queries, keys = slice(*block.queries), slice(*block.keys)
+            parts = _flash_backward(
+                gradient[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                output[:, :, queries],
+                lse_HS[None, :, queries],
+                0.0,
+                block.is_causal,
+                scale=ctx.scale,
+            )
+            for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
+                total[:, places] += part[0]
+        for bucket in ctx.plan.buckets:
+            rows = _gathered(bucket, query, key, value)
+            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RC), _rows(output[0], bucket.places_RC)
+            rows_lse = lse_HS[:, bucket.places_RC].transpose(0, 1)
+            # A padded place repeats a real one, whose gradient must not count twice.
+            padding = torch.ones(bucket.places_RC.numel(), dtype=torch.bool, device=query.device)
+            padding[bucket.valid] = False
+            rows_gradient = rows_gradient.masked_fill(padding.view(len(rows_lse), 1, -1, 1), 0.0)
+            parts = _flash_backward(rows_gradient, *rows, rows_output, rows_lse, 0.0, True, scale=ctx.scale)
+            places = bucket.places_RC.flatten()[bucket.valid]
+            offsets = (0, bucket.key_offset, bucket.key_offset)
+            for total, part, offset in zip(sums, parts, offsets, strict=True):
+                total[:, places + offset] += _flat(part)[:, bucket.valid]
+        d_query, d_key, d_value = (total[None].to(query.dtype) for total in sums)
+        return d_query, d_key, d_value, None, None
+
+
+def _rows(tensor_HTE: Tensor, places_RC: Tensor) -> Tensor:
+    """(R, H, C, E) rows of a bucket."""
+    return tensor_HTE[:, places_RC].transpose(0, 1)
+
+
+def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    key_places_RC = bucket.places_RC + bucket.key_offset
+    return _rows(query[0], bucket.places_RC), _rows(key[0], key_places_RC), _rows(value[0], key_places_RC)
+
+
+def _flat(tensor_RHC: Tensor) -> Tensor:
+    """(R, H, C, ...) as (H, R * C, ...)."""
+    return tensor_RHC.transpose(0, 1).flatten(1, 2)
+
+
+class FlexAttention:
+    """PyTorch's FlexAttention (Dong et al. 2024) with a block mask, compiled on GPU. It has no backward on CPU."""
+
+    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        group_T, segment_T = (part.to(device) for part in layout.segments())
+
+        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            place = query + first_query
+            is_own = (segment_T[key] == 0) | (segment_T[key] == segment_T[place])
+            return (group_T[key] == group_T[place]) & is_own & (key <= place)
+
+        queries = layout.length - first_query
+        self.mask = create_block_mask(sees, None, None, queries, layout.length, device=device)
+        self.attend = _compiled_flex() if device.type == "cuda" else _eager_flex()
+
+    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+        return self.attend(query_BHTE, key_BKTE, value_BKTE, block_mask=self.mask, scale=scale, enable_gqa=True)
+
+
+def _eager_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@cache
+def _compiled_flex() -> Any:
+    return torch.compile(_eager_flex(), dynamic=True)

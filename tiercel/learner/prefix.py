@@ -1,0 +1,66 @@
+"""A prompt's pass apart from its completions', for groups that no microbatch can hold.
+
+The prompt runs once. Its keys, values and last state are cut from the graph; every microbatch of completions leaves
+its gradients there, and one backward pass through the prompt at the end takes their sum: the same gradient as that
+of the whole group, to rounding. Shape suffixes: B = 1 rows, H query heads (hidden size in `last_state_H`), K key
+heads, P prompt tokens, S tokens after it, E head size.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tiercel.models.attention import AttentionForm
+
+
+class RecordingAttention:
+    """A form that also keeps each layer's keys and values."""
+
+    def __init__(self, form: AttentionForm):
+        self.form = form
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+        self.keys.setdefault(layer, key_BKTE)  # activation checkpointing calls a second time
+        self.values.setdefault(layer, value_BKTE)
+        return self.form(layer, query_BHTE, key_BKTE, value_BKTE, scale)
+
+
+class PrefixPass:
+    """What completions need of their prompt, by layer, and the way back into it."""
+
+    def __init__(self, keys: Mapping[int, Tensor], values: Mapping[int, Tensor], last_state_H: Tensor):
+        self._outputs = [*keys.values(), *values.values(), last_state_H]
+        self.keys = {layer: _leaf(key) for layer, key in keys.items()}
+        self.values = {layer: _leaf(value) for layer, value in values.items()}
+        self.last_state_H = _leaf(last_state_H)
+
+    def backward(self) -> None:
+        """Carry the gradients that have gathered here through the prompt."""
+        leaves = [*self.keys.values(), *self.values.values(), self.last_state_H]
+        pairs = [
+            (output, leaf.grad)
+            for output, leaf in zip(self._outputs, leaves, strict=True)
+            if output.requires_grad and leaf.grad is not None
+        ]
+        if pairs:
+            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+class ContinuedAttention:
+    """A form over the prompt's keys and values, from its own pass, and those of the tokens that follow it."""
+
+    def __init__(self, form: AttentionForm, prefix: PrefixPass):
+        self.form = form
+        self.prefix = prefix
+
+    def __call__(self, layer: int, query_BHSE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, scale: float) -> Tensor:
+        key_BKTE = torch.cat([self.prefix.keys[layer], key_BKSE], dim=2)
+        value_BKTE = torch.cat([self.prefix.values[layer], value_BKSE], dim=2)
+        return self.form(layer, query_BHSE, key_BKTE, value_BKTE, scale)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(torch.is_grad_enabled())

@@ -1,0 +1,63 @@
+"""The decoder's attention, open to forms of our own through transformers' attention interface.
+
+Only the language model is routed; the vision tower keeps the attention it was loaded with. Without a form the routed
+decoder computes transformers' own `sdpa`. Shape suffixes: B rows, H query heads, K key heads, T tokens, E head size.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "tiercel"
+
+
+class AttentionForm(Protocol):
+    """Attention of one forward pass: one call for each layer, after the rotary embedding."""
+
+    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float, /) -> Tensor:
+        """The output (B, H, T, E). What a token may see is the form's business; no mask comes with the call."""
+
+
+def route_attention(language_model: nn.Module) -> None:
+    """Let the decoder compute whatever form its forward is given as `attention_form`."""
+    config: Any = language_model.config
+    config._attn_implementation = NAME
+
+
+def shared_prefix_obstacle(language_model: nn.Module) -> str | None:
+    """Why this decoder cannot run a prompt once for all its completions; None where it can."""
+    config: Any = language_model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if other := sorted(kinds - {"full_attention"}):
+        return f"its layers have {' and '.join(kind.replace('_', ' ') for kind in other)}"
+    if getattr(config, "attention_dropout", 0.0):
+        return f"its attention has dropout {config.attention_dropout:g}"
+    return None
+
+
+def form_inputs(form: AttentionForm) -> dict[str, Any]:
+    """Arguments of the decoder's forward that make it use `form`."""
+    return {"attention_form": form, "attention_mask": {"full_attention": None}, "use_cache": False}
+
+
+def _routed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attention_form: AttentionForm | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    if attention_form is None:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
+    output_BHTE = attention_form(module.layer_idx, query, key, value, options["scaling"])
+    return output_BHTE.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, _routed_attention)
+AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

@@ -1,0 +1,267 @@
+"""Prefill and one-token steps of the local engine: what each layer remembers, and how a new token looks at it.
+
+`SharedDecoder` keeps a prompt's keys and values once for its whole group; `RepeatedDecoder` is transformers' own cache
+with the prompt repeated, for models that cannot share and as the oracle of the tests. Shape suffixes: B prompts of a
+batch, P their longest length, R rows being decoded, M rows of the prompt that has most of them, C new tokens so far,
+V vocabulary, H hidden size (query heads in `query_BHTE`), K key heads, Q query heads of one key head, E head size,
+D position dimensions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache
+
+from tiercel.models.attention import form_inputs, shared_prefix_obstacle
+from tiercel.models.policy import Policy
+from tiercel.models.vision import VisionStore
+from tiercel.types import EncodedPrompt
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+class Decoder(Protocol):
+    """The memory of one batch of prompts, each with `group_size` rows, which leave when they have ended."""
+
+    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+        """Logits (B, V) after each prompt."""
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        """Logits (R, V) after one more token in every row."""
+
+    def keep(self, kept: Tensor) -> None:
+        """Only these rows go on, by their places among the present ones."""
+
+
+def build_decoder(policy: Policy, vision: VisionStore) -> Decoder:
+    """The fastest decoder that the model admits."""
+    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
+    return RepeatedDecoder(policy, vision) if obstacle else SharedDecoder(policy, vision)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedPrompts:
+    """Prompts of a batch, padded on the right."""
+
+    embeddings_BPH: Tensor
+    positions: Tensor  # as transformers takes them
+    lengths_B: Tensor
+    starts_B: Tensor  # first position after each prompt
+
+
+class _Decoder:
+    """What both decoders share: prompts in, positions, logits out."""
+
+    def __init__(self, policy: Policy, vision: VisionStore):
+        self.policy = policy
+        self.vision = vision
+        self.family = policy.family
+        self.language_model = policy.family.language_model(policy.model)
+        self.embedding = policy.model.get_input_embeddings()
+        self.head = policy.model.get_output_embeddings()
+
+    def padded(self, prompts: Sequence[EncodedPrompt]) -> PaddedPrompts:
+        device = self.policy.device
+        ids_BP = nn.utils.rnn.pad_sequence([p.token_ids_P for p in prompts], batch_first=True).to(device)
+        positions = [p.positions_DP.T for p in prompts]
+        positions_DBP = nn.utils.rnn.pad_sequence(positions, batch_first=True).permute(2, 0, 1).to(device)
+        lengths_B = torch.tensor([len(p.token_ids_P) for p in prompts], device=device)
+        embeddings_BPH = self.embedding(ids_BP)
+        features_KH = self.vision.features([image for p in prompts for image in p.images])
+        if features_KH is not None:
+            is_prompt_BP = torch.arange(ids_BP.shape[1], device=device) < lengths_B[:, None]
+            is_vision_BP = self.family.is_placeholder(ids_BP) & is_prompt_BP
+            embeddings_BPH = embeddings_BPH.masked_scatter(
+                is_vision_BP[..., None], features_KH.to(embeddings_BPH.dtype)
+            )
+        starts = [int(p.positions_DP.max()) + 1 for p in prompts]
+        return PaddedPrompts(
+            embeddings_BPH=embeddings_BPH,
+            positions=self._position_ids(positions_DBP),
+            lengths_B=lengths_B,
+            starts_B=torch.tensor(starts, device=device),
+        )
+
+    def logits_after(self, prompts: PaddedPrompts, hidden_BPH: Tensor) -> Tensor:
+        order_B = torch.arange(len(hidden_BPH), device=hidden_BPH.device)
+        return self.head(hidden_BPH[order_B, prompts.lengths_B - 1])
+
+    def new_positions(self, positions_R: Tensor) -> Tensor:
+        return self._position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
+
+    def _position_ids(self, positions_DBP: Tensor) -> Tensor:
+        return positions_DBP if len(positions_DBP) == 3 else positions_DBP[0]
+
+
+class SharedDecoder(_Decoder):
+    """Prompts once per group; new tokens in memory laid out before the first."""
+
+    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+        padded = self.padded(prompts)
+        recorder = _PrefillAttention()
+        hidden_BPH = self.language_model(
+            inputs_embeds=padded.embeddings_BPH, position_ids=padded.positions, **form_inputs(recorder)
+        ).last_hidden_state
+        self.positions_R = padded.starts_B.repeat_interleave(group_size)
+        self.attention = _DecodeAttention(recorder, padded.lengths_B, group_size, max_new_tokens)
+        return self.logits_after(padded, hidden_BPH)
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        hidden_R1H = self.language_model(
+            inputs_embeds=self.embedding(token_ids_R[:, None]),
+            position_ids=self.new_positions(self.positions_R),
+            **form_inputs(self.attention),
+        ).last_hidden_state
+        self.attention.length += 1
+        self.positions_R = self.positions_R + 1
+        return self.head(hidden_R1H[:, 0])
+
+    def keep(self, kept: Tensor) -> None:
+        self.positions_R = self.positions_R[kept]
+        self.attention.keep(kept)
+
+
+class _PrefillAttention:
+    """Causal attention of padded prompts, whose padding comes last and is seen by nothing; keeps keys and values."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []  # by layer
+        self.values: list[Tensor] = []
+
+    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+        self.keys.append(key_BKTE)
+        self.values.append(value_BKTE)
+        return scaled_dot_product_attention(
+            query_BHTE, key_BKTE, value_BKTE, is_causal=True, scale=scale, enable_gqa=True
+        )
+
+
+class _DecodeAttention:
+    """One new token in every row: over its prompt, together with the prompt's other rows, and over the row's own
+    tokens; the two are joined by their log-sum-exp."""
+
+    def __init__(self, prefilled: _PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
+        self.prompt_keys, self.prompt_values = prefilled.keys, prefilled.values
+        self.lengths_B = lengths_B
+        self.length = 0  # tokens that every row has so far
+        rows = len(lengths_B) * group_size
+        key = self.prompt_keys[0]
+        self.prompt_of_R = torch.arange(len(lengths_B), device=key.device).repeat_interleave(group_size)
+        shape = (rows, key.shape[1], max_new_tokens, key.shape[3])
+        self.own_keys = [torch.empty(shape, dtype=key.dtype, device=key.device) for key in self.prompt_keys]
+        self.own_values = [torch.empty_like(own) for own in self.own_keys]
+        self._arrange()
+
+    def keep(self, kept: Tensor) -> None:
+        """Rows that go on, and the prompts that still have any."""
+        prompts, self.prompt_of_R = self.prompt_of_R[kept].unique_consecutive(return_inverse=True)
+        for memory in (self.own_keys, self.own_values):
+            for layer, own in enumerate(memory):
+                fresh = own.new_empty(len(kept), *own.shape[1:])
+                fresh[:, :, : self.length] = own[kept, :, : self.length]
+                memory[layer] = fresh
+        if len(prompts) < len(self.lengths_B):
+            self.lengths_B = self.lengths_B[prompts]
+            longest = int(self.lengths_B.max())
+            for shared in (self.prompt_keys, self.prompt_values):
+                shared[:] = [tensor[prompts, :, :longest] for tensor in shared]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Where each row stands among its prompt's rows, and which prompts are padded; anew when rows have left."""
+        counts_B = torch.bincount(self.prompt_of_R, minlength=len(self.lengths_B))
+        self.most = int(counts_B.max())  # M
+        firsts_B = counts_B.cumsum(0) - counts_B
+        ranks_R = torch.arange(len(self.prompt_of_R), device=counts_B.device) - firsts_B[self.prompt_of_R]
+        slots_R = self.prompt_of_R * self.most + ranks_R
+        is_full = len(self.prompt_of_R) == self.most * len(self.lengths_B)
+        self.slots_R = None if is_full else slots_R
+        longest = self.prompt_keys[0].shape[2]
+        sees_BP = torch.arange(longest, device=counts_B.device) < self.lengths_B[:, None]
+        bias_BP = torch.zeros_like(sees_BP, dtype=self.prompt_keys[0].dtype).masked_fill(~sees_BP, -torch.inf)
+        self.bias_B11P = None if bool(sees_BP.all()) else bias_BP[:, None, None]
+
+    def __call__(self, layer: int, query_RH1E: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float) -> Tensor:
+        own_key, own_value = self.own_keys[layer], self.own_values[layer]
+        own_key[:, :, self.length] = key_RK1E[:, :, 0]
+        own_value[:, :, self.length] = value_RK1E[:, :, 0]
+        rows, heads, _, size = query_RH1E.shape
+        query_RKQE = query_RH1E.view(rows, own_key.shape[1], -1, size)
+        seen = slice(0, self.length + 1)
+        own_RKQE, own_lse_RKQ = _attention(query_RKQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
+        prompt_RKQE, prompt_lse_RKQ = self._over_prompts(layer, query_RKQE, scale)
+        weight_RKQ1 = torch.sigmoid(own_lse_RKQ - prompt_lse_RKQ)[..., None].to(own_RKQE.dtype)
+        return torch.lerp(prompt_RKQE, own_RKQE, weight_RKQ1).reshape(rows, heads, 1, size)
+
+    def _over_prompts(self, layer: int, query_RKQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of every row over its prompt: all rows of a prompt are queries of one attention."""
+        _, key_heads, queries, size = query_RKQE.shape
+        prompts = len(self.lengths_B)
+        slots = query_RKQE
+        if self.slots_R is not None:
+            slots = query_RKQE.new_zeros(prompts * self.most, key_heads, queries, size)
+            slots[self.slots_R] = query_RKQE
+        query = slots.view(prompts, self.most, key_heads, queries, size).transpose(1, 2)
+        output, lse = _attention(
+            query.reshape(prompts, key_heads, self.most * queries, size),
+            self.prompt_keys[layer],
+            self.prompt_values[layer],
+            self.bias_B11P,
+            scale,
+        )
+        output = output.view(prompts, key_heads, self.most, queries, size).transpose(1, 2).flatten(0, 1)
+        lse = lse.view(prompts, key_heads, self.most, queries).transpose(1, 2).flatten(0, 1)
+        return (output, lse) if self.slots_R is None else (output[self.slots_R], lse[self.slots_R])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Output (..., queries, E) and log-sum-exp (..., queries) of attention whose scores `bias` is added to."""
+    if query.device.type == "cpu":
+        if bias is not None:
+            bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+        output, lse = _flash(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
+        return output.contiguous(), lse.contiguous()
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    if bias is not None:
+        scores = scores + bias
+    lse = scores.logsumexp(-1)
+    return (scores - lse[..., None]).exp().to(value.dtype) @ value, lse
+
+
+class RepeatedDecoder(_Decoder):
+    """transformers' own cache, each prompt's part of it repeated for every row."""
+
+    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+        padded = self.padded(prompts)
+        self.cache = DynamicCache()
+        hidden_BPH = self.language_model(
+            inputs_embeds=padded.embeddings_BPH,
+            position_ids=padded.positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        self.cache.batch_repeat_interleave(group_size)
+        lengths_R = padded.lengths_B.repeat_interleave(group_size)
+        self.positions_R = padded.starts_B.repeat_interleave(group_size)
+        self.sees_RP = torch.arange(hidden_BPH.shape[1], device=lengths_R.device) < lengths_R[:, None]
+        return self.logits_after(padded, hidden_BPH)
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        self.sees_RP = torch.cat([self.sees_RP, self.sees_RP.new_ones(len(token_ids_R), 1)], dim=1)
+        hidden_R1H = self.language_model(
+            inputs_embeds=self.embedding(token_ids_R[:, None]),
+            position_ids=self.new_positions(self.positions_R),
+            attention_mask=self.sees_RP[:, None, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        self.positions_R = self.positions_R + 1
+        return self.head(hidden_R1H[:, 0])
+
+    def keep(self, kept: Tensor) -> None:
+        self.cache.batch_select_indices(kept)
+        self.positions_R, self.sees_RP = self.positions_R[kept], self.sees_RP[kept]
