@@ -1,0 +1,110 @@
+"""The split form against one dense attention with a mask, on random ragged layouts."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tiercel.learner.attention import FlexAttention, SplitAttention, split_plan
+from tiercel.learner.layout import GroupSpans, PrefixLayout
+
+CPU = torch.device("cpu")
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
+
+
+def layout_of(*groups: tuple[int, ...]) -> PrefixLayout:
+    """Groups by the lengths of their prompt and completions."""
+    spans, start = [], 0
+    for prompt, *completions in groups:
+        bounds = [start, start + prompt]
+        for length in completions:
+            bounds.append(bounds[-1] + length)
+        pairs = list(zip(bounds, bounds[1:], strict=False))
+        spans.append(GroupSpans(prompt=pairs[0], completions=tuple(pairs[1:])))
+        start = bounds[-1]
+    return PrefixLayout(groups=tuple(spans), length=start)
+
+
+LAYOUTS = {
+    "one": layout_of((5, 3)),
+    "prompt alone": layout_of((7,)),
+    "single tokens": layout_of((1, 1, 1), (1, 1)),
+    "ragged": layout_of((9, 1, 17, 4, 40), (3, 2, 2, 2), (30,), (21, 33, 5, 6, 7, 1)),
+    "even": layout_of((12, 8, 8, 8), (12, 8, 8, 8)),
+    "conversations": layout_of((4, 9), (13, 2), (6, 30)),
+}
+
+
+def inputs_of(layout: PrefixLayout, dtype: torch.dtype = torch.float32, first_query: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(layout.length)
+    shapes = [(HEADS, layout.length - first_query), (KEY_HEADS, layout.length), (KEY_HEADS, layout.length)]
+    return [
+        torch.randn(1, length, heads, SIZE, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
+        for heads, length in shapes
+    ]
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, first_query: int = 0) -> Tensor:
+    mask = layout.dense_mask(CPU)[:, :, first_query:]
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+
+
+def output_and_gradients(compute, inputs: list[Tensor]) -> list[Tensor]:
+    output = compute(*inputs)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_split_equals_a_dense_mask_forward_and_backward(name):
+    layout = LAYOUTS[name]
+    inputs = inputs_of(layout)
+    attend = SplitAttention(split_plan(layout, CPU))
+    found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), inputs)
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (1, 1, 1), (5, 7)])
+def test_completions_over_keys_of_an_earlier_pass(lengths):
+    layout, first = layout_of(lengths), lengths[0]
+    inputs = inputs_of(layout, first_query=first)
+    attend = SplitAttention(split_plan(layout, CPU, first))
+    found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, first), inputs)
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+    flex = FlexAttention(layout, CPU, first)(0, *(tensor.detach() for tensor in inputs), 0.3)
+    torch.testing.assert_close(flex, expected[0], rtol=1e-5, atol=1e-5)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is():
+    layout = LAYOUTS["ragged"]
+    inputs = inputs_of(layout, torch.bfloat16)
+    exact_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), exact_inputs)
+    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), inputs)
+    attend = SplitAttention(split_plan(layout, CPU))
+    found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
+    for mine, other, right in zip(found, plain, exact, strict=True):
+        assert relative(mine, right) <= 1.2 * relative(other, right)
+
+
+def test_a_plan_by_hand():
+    plan = split_plan(layout_of((4, 2, 3, 8), (2,)), CPU)
+    blocks = [(block.queries, block.keys, block.is_causal) for block in plan.blocks]
+    assert blocks == [((0, 4), (0, 4), True), ((4, 17), (0, 4), False), ((17, 19), (17, 19), True)]
+    # 3 is more than 1.25 times 2, and 8 more than 1.25 times 3
+    assert [bucket.places_RC.tolist() for bucket in plan.buckets] == [
+        [[4, 5]],
+        [[6, 7, 8]],
+        [[9, 10, 11, 12, 13, 14, 15, 16]],
+    ]
+    (bucket,) = split_plan(layout_of((4, 4, 5)), CPU).buckets
+    assert bucket.places_RC.tolist() == [[4, 5, 6, 7, 7], [8, 9, 10, 11, 12]]
+    assert bucket.valid.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
