@@ -1,5 +1,7 @@
 """The split form against one dense attention with a mask, on random ragged layouts."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ def layout_of(*groups: tuple[int, ...]) -> PrefixLayout:
         bounds = [start, start + prompt]
         for length in completions:
             bounds.append(bounds[-1] + length)
-        pairs = list(zip(bounds, bounds[1:], strict=False))
+        pairs = list(itertools.pairwise(bounds))
         spans.append(GroupSpans(prompt=pairs[0], completions=tuple(pairs[1:])))
         start = bounds[-1]
     return PrefixLayout(groups=tuple(spans), length=start)

@@ -20,7 +20,7 @@ def test_a_form_asked_for_is_taken_or_refused():
     for form in ("split", "dense", "repeated"):
         assert chosen_form(form, CPU, None) == form
     assert chosen_form("repeated", CPU, "its layers have sliding attention") == "repeated"
-    with pytest.raises(ModelError, match="dense runs a prompt once.*sliding attention; use repeated"):
+    with pytest.raises(ModelError, match=r"dense runs a prompt once.*sliding attention; use repeated"):
         chosen_form("dense", CPU, "its layers have sliding attention")
     with pytest.raises(ModelError, match="no backward pass on CPU; use split"):
         chosen_form("flex", CPU, None)
