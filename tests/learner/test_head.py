@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tiercel.learner import head as head_module
 from tiercel.learner.head import TokenHead, _chunks
@@ -37,6 +39,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
 @pytest.mark.parametrize("temperature", (1.0, 0.7))
 def test_values_and_gradients_equal_autograd(monkeypatch, dtype, is_trained, chunk, temperature):
     monkeypatch.setattr(head_module, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(head_module, "TILE", {"cpu": (1 + chunk % 7, 1 + chunk % 10)})
     hidden, linear, targets = random_case(dtype)
     weights = torch.randn(TOKENS, generator=torch.Generator().manual_seed(1))
     linear.requires_grad_(is_trained)
@@ -107,6 +110,44 @@ def test_no_scored_tokens(is_trained):
     assert hidden.grad.shape == (0, WIDTH)
     if is_trained:
         assert float(linear.weight.grad.abs().sum()) == 0.0
+
+
+def test_an_entropy_bonus_has_a_gradient():
+    hidden, linear, targets = random_case(torch.float64)
+    linear.requires_grad_(False)
+    hidden.requires_grad_()
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, 0.7, entropy_gradient=True)
+    (scores.logprobs_N + 0.3 * scores.entropy_N).sum().backward()
+    same = hidden.detach().clone().requires_grad_()
+    logprobs, entropies = plain(same, linear.weight, targets, 0.7)
+    (logprobs + 0.3 * entropies).sum().backward()
+    torch.testing.assert_close(hidden.grad, same.grad, rtol=1e-4, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation inside makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_logits_of_the_whole_batch_never_exist(monkeypatch):
+    tokens, width, vocabulary = 300, 8, 2000
+    linear = nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    monkeypatch.setattr(head_module, "TILE", {"cpu": (50, 200)})
+    with LargestTensor() as largest:
+        scores = TokenHead(linear, ())(hidden, torch.zeros(tokens, dtype=torch.int64), 1.0)
+        (kept,) = scores.logprobs_N.grad_fn.saved_tensors
+        scores.logprobs_N.sum().backward()
+    assert kept.shape == (tokens, width)
+    assert largest.elements <= max(vocabulary * width, 50 * 200)
 
 
 def test_chunks_hold_at_most_the_budget_and_at_least_a_token(monkeypatch):

@@ -20,7 +20,7 @@ class TokenScores:
     """Result of a learner's pass over a microbatch."""
 
     logprobs_N: Tensor  # fp32, with gradient where the pass has one
-    entropy_N: Tensor  # fp32, nats, detached
+    entropy_N: Tensor  # fp32, nats; detached unless its gradient was asked for
 
 
 class TokenHead(nn.Module):
@@ -29,7 +29,8 @@ class TokenHead(nn.Module):
     A frozen head goes over the vocabulary once, in tiles with a running maximum (Milakov & Gimelshein 2018), and
     keeps d logp_n / d h_n, which is (W[y_n] - sum_v p_nv W[v]) / temperature: N x H numbers instead of N x V, exact
     for any loss of logp. The entropy comes free: the mean logit is h_n . sum_v p_nv W[v] / temperature.
-    A trained head recomputes each chunk in the backward pass, since its weight needs a gradient too.
+    A trained head recomputes each chunk in the backward pass, since its weight needs a gradient too; so does the
+    gradient of the entropy, which that Jacobian does not give.
     """
 
     def __init__(self, linear: nn.Linear, placeholder_ids: tuple[int, ...]):
@@ -37,14 +38,16 @@ class TokenHead(nn.Module):
         self.linear = linear
         self.placeholder_ids = placeholder_ids
 
-    def forward(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> TokenScores:
+    def forward(
+        self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
+    ) -> TokenScores:
         weight_VH = self.linear.weight
         excluded = [i for i in self.placeholder_ids if i < weight_VH.shape[0]]
-        if weight_VH.requires_grad:
+        if weight_VH.requires_grad or entropy_gradient:
             logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, temperature, excluded)
         else:
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, temperature, excluded)
-        return TokenScores(logprobs_N=logprobs_N, entropy_N=entropy_N.detach())
+        return TokenScores(logprobs_N=logprobs_N, entropy_N=entropy_N if entropy_gradient else entropy_N.detach())
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
@@ -148,8 +151,7 @@ def _recomputed(
 ) -> tuple[Tensor, Tensor]:
     def scores(hidden_MH: Tensor, weight: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_MV = _log_softmax(hidden_MH, weight, temperature, excluded)
-        with torch.no_grad():
-            entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+        entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
         return logprobs_MV.gather(1, targets_M[:, None])[:, 0], entropy_M
 
     pieces = [
