@@ -15,6 +15,7 @@ from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout import local
+from tiercel.rollout.decoding import _Decoder
 from tiercel.rollout.local import LocalSampler, _batches
 from tiercel.rollout.sampler import SamplingParams, greedy_params, sampling_params
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -57,14 +58,12 @@ def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
 
 @contextmanager
 def changed_logits(policy: Policy, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-    """Logits (rows, V) of the head's n-th call inside, n from 0, are `change(n, logits)`."""
+    """Logits (rows, V) of the decoder's n-th call inside, n from 0, are `change(n, logits)`."""
     calls = iter(range(10**6))
-    head = policy.model.get_output_embeddings()
-    hook = head.register_forward_hook(lambda module, inputs, logits: change(next(calls), logits))
-    try:
+    plain = _Decoder.logits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Decoder, "logits", lambda self, hidden_RH: change(next(calls), plain(self, hidden_RH)))
         yield
-    finally:
-        hook.remove()
 
 
 def scripted(policy: Policy, pieces: list[str]):

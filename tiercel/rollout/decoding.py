@@ -21,6 +21,8 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedPrompt
 
+FEW_ROWS = 32
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -86,9 +88,16 @@ class _Decoder:
             starts_B=torch.tensor(starts, device=device),
         )
 
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Logits (R, V). With few rows a CPU's time goes into reading the weight, and BLAS reads it fastest as the
+        left factor."""
+        if hidden_RH.device.type == "cpu" and len(hidden_RH) <= FEW_ROWS and self.head.bias is None:
+            return (self.head.weight @ hidden_RH.T).T.contiguous()
+        return self.head(hidden_RH)
+
     def logits_after(self, prompts: PaddedPrompts, hidden_BPH: Tensor) -> Tensor:
         order_B = torch.arange(len(hidden_BPH), device=hidden_BPH.device)
-        return self.head(hidden_BPH[order_B, prompts.lengths_B - 1])
+        return self.logits(hidden_BPH[order_B, prompts.lengths_B - 1])
 
     def new_positions(self, positions_R: Tensor) -> Tensor:
         return self._position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
@@ -118,7 +127,7 @@ class SharedDecoder(_Decoder):
         ).last_hidden_state
         self.attention.length += 1
         self.positions_R = self.positions_R + 1
-        return self.head(hidden_R1H[:, 0])
+        return self.logits(hidden_R1H[:, 0])
 
     def keep(self, kept: Tensor) -> None:
         self.positions_R = self.positions_R[kept]
@@ -260,7 +269,7 @@ class RepeatedDecoder(_Decoder):
             use_cache=True,
         ).last_hidden_state
         self.positions_R = self.positions_R + 1
-        return self.head(hidden_R1H[:, 0])
+        return self.logits(hidden_R1H[:, 0])
 
     def keep(self, kept: Tensor) -> None:
         self.cache.batch_select_indices(kept)
