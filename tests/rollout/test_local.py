@@ -15,7 +15,7 @@ from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout import local
-from tiercel.rollout.decoding import _Decoder
+from tiercel.rollout.decoding import BaseDecoder
 from tiercel.rollout.local import LocalSampler, _batches
 from tiercel.rollout.sampler import SamplingParams, greedy_params, sampling_params
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -60,9 +60,9 @@ def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
 def changed_logits(policy: Policy, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
     """Logits (rows, V) of the decoder's n-th call inside, n from 0, are `change(n, logits)`."""
     calls = iter(range(10**6))
-    plain = _Decoder.logits
+    plain = BaseDecoder.logits
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Decoder, "logits", lambda self, hidden_RH: change(next(calls), plain(self, hidden_RH)))
+        patch.setattr(BaseDecoder, "logits", lambda self, hidden_RH: change(next(calls), plain(self, hidden_RH)))
         yield
 
 

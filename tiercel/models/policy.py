@@ -51,11 +51,15 @@ class Policy:
         with self.autocast():
             return self.family.vision_features(self.model, images)
 
-    def autocast(self) -> torch.autocast:
+    @property
+    def needs_autocast(self) -> bool:
         """Full fine-tuning keeps float32 weights and computes in the recipe's dtype."""
         weights = next(self.model.parameters()).dtype
-        needed = weights == torch.float32 and self.compute_dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=needed)
+        return weights == torch.float32 and self.compute_dtype != torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """What every forward pass runs in."""
+        return torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=self.needs_autocast)
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:

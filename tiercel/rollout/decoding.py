@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from tiercel.models.attention import form_inputs, shared_prefix_obstacle
+from tiercel.models.attention import form_inputs
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedPrompt
@@ -29,6 +29,8 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class Decoder(Protocol):
     """The memory of one batch of prompts, each with `group_size` rows, which leave when they have ended."""
 
+    patience: float  # rows that have ended stay until they are more than this share of the batch
+
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         """Logits (B, V) after each prompt."""
 
@@ -37,12 +39,6 @@ class Decoder(Protocol):
 
     def keep(self, kept: Tensor) -> None:
         """Only these rows go on, by their places among the present ones."""
-
-
-def build_decoder(policy: Policy, vision: VisionStore) -> Decoder:
-    """The fastest decoder that the model admits."""
-    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
-    return RepeatedDecoder(policy, vision) if obstacle else SharedDecoder(policy, vision)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +51,10 @@ class PaddedPrompts:
     starts_B: Tensor  # first position after each prompt
 
 
-class _Decoder:
-    """What both decoders share: prompts in, positions, logits out."""
+class BaseDecoder:
+    """What the decoders share: prompts in, positions, logits out."""
+
+    patience = 0.0
 
     def __init__(self, policy: Policy, vision: VisionStore):
         self.policy = policy
@@ -106,35 +104,7 @@ class _Decoder:
         return positions_DBP if len(positions_DBP) == 3 else positions_DBP[0]
 
 
-class SharedDecoder(_Decoder):
-    """Prompts once per group; new tokens in memory laid out before the first."""
-
-    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
-        padded = self.padded(prompts)
-        recorder = _PrefillAttention()
-        hidden_BPH = self.language_model(
-            inputs_embeds=padded.embeddings_BPH, position_ids=padded.positions, **form_inputs(recorder)
-        ).last_hidden_state
-        self.positions_R = padded.starts_B.repeat_interleave(group_size)
-        self.attention = _DecodeAttention(recorder, padded.lengths_B, group_size, max_new_tokens)
-        return self.logits_after(padded, hidden_BPH)
-
-    def step(self, token_ids_R: Tensor) -> Tensor:
-        hidden_R1H = self.language_model(
-            inputs_embeds=self.embedding(token_ids_R[:, None]),
-            position_ids=self.new_positions(self.positions_R),
-            **form_inputs(self.attention),
-        ).last_hidden_state
-        self.attention.length += 1
-        self.positions_R = self.positions_R + 1
-        return self.logits(hidden_R1H[:, 0])
-
-    def keep(self, kept: Tensor) -> None:
-        self.positions_R = self.positions_R[kept]
-        self.attention.keep(kept)
-
-
-class _PrefillAttention:
+class PrefillAttention:
     """Causal attention of padded prompts, whose padding comes last and is seen by nothing; keeps keys and values."""
 
     def __init__(self) -> None:
@@ -149,11 +119,11 @@ class _PrefillAttention:
         )
 
 
-class _DecodeAttention:
+class DecodeAttention:
     """One new token in every row: over its prompt, together with the prompt's other rows, and over the row's own
     tokens; the two are joined by their log-sum-exp."""
 
-    def __init__(self, prefilled: _PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
+    def __init__(self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
         self.prompt_keys, self.prompt_values = prefilled.keys, prefilled.values
         self.lengths_B = lengths_B
         self.length = 0  # tokens that every row has so far
@@ -195,16 +165,22 @@ class _DecodeAttention:
         self.bias_B11P = None if bool(sees_BP.all()) else bias_BP[:, None, None]
 
     def __call__(self, layer: int, query_RH1E: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float) -> Tensor:
-        own_key, own_value = self.own_keys[layer], self.own_values[layer]
-        own_key[:, :, self.length] = key_RK1E[:, :, 0]
-        own_value[:, :, self.length] = value_RK1E[:, :, 0]
         rows, heads, _, size = query_RH1E.shape
-        query_RKQE = query_RH1E.view(rows, own_key.shape[1], -1, size)
-        seen = slice(0, self.length + 1)
-        own_RKQE, own_lse_RKQ = _attention(query_RKQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
+        query_RKQE = query_RH1E.view(rows, key_RK1E.shape[1], -1, size)
+        own_RKQE, own_lse_RKQ = self.over_own(layer, query_RKQE, key_RK1E, value_RK1E, scale)
         prompt_RKQE, prompt_lse_RKQ = self._over_prompts(layer, query_RKQE, scale)
         weight_RKQ1 = torch.sigmoid(own_lse_RKQ - prompt_lse_RKQ)[..., None].to(own_RKQE.dtype)
         return torch.lerp(prompt_RKQE, own_RKQE, weight_RKQ1).reshape(rows, heads, 1, size)
+
+    def over_own(
+        self, layer: int, query_RKQE: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Remember the new token; output and log-sum-exp of every row over its own tokens."""
+        own_key, own_value = self.own_keys[layer], self.own_values[layer]
+        own_key[:, :, self.length] = key_RK1E[:, :, 0]
+        own_value[:, :, self.length] = value_RK1E[:, :, 0]
+        seen = slice(0, self.length + 1)
+        return attention(query_RKQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
 
     def _over_prompts(self, layer: int, query_RKQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of every row over its prompt: all rows of a prompt are queries of one attention."""
@@ -215,7 +191,7 @@ class _DecodeAttention:
             slots = query_RKQE.new_zeros(prompts * self.most, key_heads, queries, size)
             slots[self.slots_R] = query_RKQE
         query = slots.view(prompts, self.most, key_heads, queries, size).transpose(1, 2)
-        output, lse = _attention(
+        output, lse = attention(
             query.reshape(prompts, key_heads, self.most * queries, size),
             self.prompt_keys[layer],
             self.prompt_values[layer],
@@ -227,7 +203,7 @@ class _DecodeAttention:
         return (output, lse) if self.slots_R is None else (output[self.slots_R], lse[self.slots_R])
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Output (..., queries, E) and log-sum-exp (..., queries) of attention whose scores `bias` is added to."""
     if query.device.type == "cpu":
         if bias is not None:
@@ -241,7 +217,40 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, s
     return (scores - lse[..., None]).exp().to(value.dtype) @ value, lse
 
 
-class RepeatedDecoder(_Decoder):
+class SharedDecoder(BaseDecoder):
+    """Prompts once per group; new tokens in memory laid out before the first."""
+
+    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+        padded = self.padded(prompts)
+        recorder = PrefillAttention()
+        hidden_BPH = self.language_model(
+            inputs_embeds=padded.embeddings_BPH, position_ids=padded.positions, **form_inputs(recorder)
+        ).last_hidden_state
+        self.positions_R = padded.starts_B.repeat_interleave(group_size)
+        self.attention = self.make_attention(recorder, padded.lengths_B, group_size, max_new_tokens)
+        return self.logits_after(padded, hidden_BPH)
+
+    def make_attention(
+        self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int
+    ) -> DecodeAttention:
+        return DecodeAttention(prefilled, lengths_B, group_size, max_new_tokens)
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        hidden_R1H = self.language_model(
+            inputs_embeds=self.embedding(token_ids_R[:, None]),
+            position_ids=self.new_positions(self.positions_R),
+            **form_inputs(self.attention),
+        ).last_hidden_state
+        self.attention.length += 1
+        self.positions_R += 1
+        return self.logits(hidden_R1H[:, 0])
+
+    def keep(self, kept: Tensor) -> None:
+        self.positions_R = self.positions_R[kept]
+        self.attention.keep(kept)
+
+
+class RepeatedDecoder(BaseDecoder):
     """transformers' own cache, each prompt's part of it repeated for every row."""
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.rollout.decoding import build_decoder
+from tiercel.rollout.captured import CapturedDecoder
+from tiercel.rollout.decoding import Decoder, RepeatedDecoder, SharedDecoder
 from tiercel.rollout.drawing import filtered, perturbed_argmax
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -83,20 +85,22 @@ class LocalSampler:
             ended_R=torch.zeros(rows, dtype=torch.bool, device=device),
         )
         end_ids = torch.tensor(self.family.checkpoint.end_token_ids, device=device)
-        live = torch.arange(rows, device=device)  # rows still in the batch, as places in `sequences`
+        live = torch.arange(rows, device=device)  # rows in the decoder's batch, as places in `sequences`
         for position in range(params.max_new_tokens):
             drawn_R, logprobs_R = self._draw(logits_RV, seeds_R[live], position, end_ids, params)
-            sequences.token_ids_RC[live, position] = drawn_R
-            sequences.logprobs_RC[live, position] = logprobs_R
-            sequences.lengths_R[live] = position + 1
-            ended_R = torch.isin(drawn_R, end_ids)
+            is_open_R = ~sequences.ended_R[live]  # a row that has ended may stay a while; what it draws is nothing
+            writing = live[is_open_R]
+            sequences.token_ids_RC[writing, position] = drawn_R[is_open_R]
+            sequences.logprobs_RC[writing, position] = logprobs_R[is_open_R]
+            sequences.lengths_R[writing] = position + 1
+            ends_R = torch.isin(drawn_R[is_open_R], end_ids)
             if params.stop:
-                ended_R |= self._completes_a_stop(sequences.token_ids_RC[live, : position + 1], params.stop)
-            sequences.ended_R[live] = ended_R
-            going_on = (~ended_R).nonzero()[:, 0]
+                ends_R |= self._completes_a_stop(sequences.token_ids_RC[writing, : position + 1], params.stop)
+            sequences.ended_R[writing] = ends_R
+            going_on = (~sequences.ended_R[live]).nonzero()[:, 0]
             if position + 1 == params.max_new_tokens or len(going_on) == 0:
                 break
-            if len(going_on) < len(live):
+            if len(live) - len(going_on) > self.decoder.patience * len(live):
                 self.decoder.keep(going_on)
                 live, drawn_R = live[going_on], drawn_R[going_on]
             logits_RV = self.decoder.step(drawn_R)
@@ -145,6 +149,15 @@ class LocalSampler:
                 )
             )
         return completions
+
+
+def build_decoder(policy: Policy, vision: VisionStore) -> Decoder:
+    """The fastest decoder that model and device admit. What autocast keeps between kernels no graph may hold."""
+    if shared_prefix_obstacle(policy.family.language_model(policy.model)):
+        return RepeatedDecoder(policy, vision)
+    if policy.device.type == "cuda" and not policy.needs_autocast:
+        return CapturedDecoder(policy, vision)
+    return SharedDecoder(policy, vision)
 
 
 def _batches(prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[list[int]]:

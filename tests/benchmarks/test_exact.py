@@ -1,0 +1,46 @@
+"""The table of errors, on one family and one seed."""
+
+import pytest
+import torch
+
+from benchmarks.exact import PLAIN, failures, markdown, measure, summarise
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_every_form_is_exact_on_one_family():
+    rows = summarise(measure(("qwen2_5_vl",), (0,), torch.device("cpu")))
+    assert [row["computation"] for row in rows] == [
+        PLAIN,
+        "repeated",
+        "dense",
+        "split",
+        "split, prompt run apart",
+        "flex, forward only",
+    ]
+    exact = [line for line in failures(rows) if "float32" in line]  # one seed says nothing of bfloat16
+    assert exact == []
+    for row in rows:
+        assert 0 < row["float32_logprob_error"] < 1e-4
+        assert 0 < row["bfloat16_logprob_error"] < 0.2
+        if row["computation"] != "flex, forward only":
+            assert 0 < row["float32_gradient_error"] < 1e-5
+            assert 1e-3 < row["bfloat16_gradient_errors"][0] < 0.05
+    assert rows[0]["float64_gradient_error"] == 0
+    assert "| qwen2_5_vl, split, prompt run apart | - | - |" in markdown(rows, 1)
+
+
+def test_what_exceeds_a_limit_is_named():
+    row = {
+        "family": "ovis2",
+        "computation": "split",
+        "float32_gradient_error": 2e-5,
+        "float32_logprob_error": float("nan"),
+        "bfloat16_ratios": [1.1, 1.3, 1.25],
+    }
+    assert failures([row]) == [
+        "ovis2, split: relative gradient error in float32 is 2.00e-05, above 1e-05",
+        "ovis2, split: logprob error in float32 is nan, above 0.0001",
+        "ovis2, split: gradient error in bfloat16 is 1.25 times the repeated form's, above 1.2",
+    ]
+    fine = {"float32_gradient_error": None, "float32_logprob_error": 1e-6, "bfloat16_ratios": []}
+    assert failures([row | fine]) == []
