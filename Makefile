@@ -4,6 +4,10 @@
 # make lint types      ruff, mypy
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make docs            what is generated in docs/
+# make bench-exact     every form of the learner against plain transformers in float64
+# make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
+# make bench-scaling   step time against group size and prompt length
+# make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 OLDEST_TRANSFORMERS := 5.17.0
@@ -11,7 +15,7 @@ NEWEST_TRANSFORMERS := 5.23.0
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-families docs clean
+.PHONY: venv demo test lint types test-families docs bench-exact bench-learner bench-scaling bench-peers clean
 
 venv: .venv/.made
 
@@ -53,5 +57,24 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 		torchvision==$(TORCHVISION)
 	touch $@
 
+bench-exact: venv
+	.venv/bin/python -m benchmarks.exact
+
+bench-learner: venv
+	.venv/bin/python -m benchmarks.learner
+
+bench-scaling: venv
+	.venv/bin/python -m benchmarks.scaling
+
+bench-peers: venv .venv-trl/.made .venv-swift/.made
+	.venv/bin/python -m benchmarks.peers
+
+.venv-trl/.made .venv-swift/.made: .venv-%/.made: benchmarks/environments/%.txt benchmarks/environments/declare_torchvision_operators.py
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==$(TORCHVISION)
+	.venv-$*/bin/python benchmarks/environments/declare_torchvision_operators.py
+	touch $@
+
 clean:
-	rm -rf .venv .venv-families-oldest .venv-families-newest runs build dist *.egg-info
+	rm -rf .venv .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info

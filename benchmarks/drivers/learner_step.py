@@ -1,0 +1,146 @@
+"""Forward and backward passes over one group, by tiercel's learner or by plain transformers on repeated prompts.
+
+    python -m benchmarks.drivers.learner_step --by tiercel --model DIR --image F.png --completion-tokens 64 \\
+        --group-size 8 --warmup 1 --steps 5
+
+Both give the gradient of the same loss of the same random tokens; the vision pass is on the clock. Shape suffixes:
+G completions, P prompt tokens, C tokens of a completion, L = P + C.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.drivers.measuring import LORA_ALPHA, LORA_RANK, QUESTION, answer_stream, peak_bytes
+from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
+from tiercel.learner.layout import Continuation, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.models.policy import Policy, build_policy
+from tiercel.models.prompts import completion_positions, encode_prompt
+from tiercel.models.vision import VisionStore
+from tiercel.types import EncodedPrompt, ImageSource, Message, Row
+
+TEXT_IDS = 200  # completions take their ids from the first ones, none of which is special
+
+
+def make_policy(model: Path) -> Policy:
+    """The checkpoint with an adapter that is not zero."""
+    recipe = SftRecipe(
+        model=Model(path=str(model), dtype="float32"),
+        lora=Lora(rank=LORA_RANK, alpha=LORA_ALPHA),
+        data=Data(train="rows.jsonl"),
+        train=Train(steps=1),
+        output="unused",
+    )
+    policy = build_policy(recipe, torch.device("cpu"))
+    for name, parameter in policy.trained_parameters().items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.02)
+    return policy
+
+
+def make_prompt(policy: Policy, image: Path) -> EncodedPrompt:
+    """A question about the image."""
+    row = Row(
+        id="row",
+        messages=(Message(role="user", content=f"<image>{QUESTION}"),),
+        images=(ImageSource(path=image.name),),
+        columns={},
+        file="rows.jsonl",
+        line=1,
+    )
+    with Image.open(image) as picture:
+        encoded = policy.family.encode_image(picture.convert("RGB"))
+    return encode_prompt(policy.family, row, 0, [encoded], system=None, max_prompt_tokens=8192)
+
+
+def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
+    """Logprobs (G, C) with the prompt and the picture once."""
+    learner = Learner(policy, "split", False)
+    continuations = tuple(
+        Continuation(
+            token_ids_C=ids_C,
+            positions_DC=completion_positions(prompt.positions_DP, len(ids_C)),
+            is_scored_C=torch.ones(len(ids_C), dtype=torch.bool),
+        )
+        for ids_C in ids_GC
+    )
+    packed = pack([PackItem(prompt=prompt, continuations=continuations)])
+
+    def compute() -> Tensor:
+        features_KH = VisionStore(policy, 0).features(packed.images)
+        return learner(packed, features_KH, 1.0).logprobs_N.view(ids_GC.shape)
+
+    return compute
+
+
+def plain_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
+    """Logprobs (G, C) by transformers' own forward, prompt and picture repeated for each completion."""
+    groups, length = ids_GC.shape
+    family = policy.family
+    pictures = [prompt.images[0].views[0].permute(2, 0, 1)]
+    pixels = family.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
+    ids_GL = torch.cat([prompt.token_ids_P.expand(groups, -1), ids_GC], dim=1)
+    inputs = {
+        "input_ids": ids_GL,
+        "attention_mask": torch.ones_like(ids_GL),
+        "mm_token_type_ids": family.is_placeholder(ids_GL).int(),
+        "pixel_values": pixels["pixel_values"].repeat(groups, 1),
+        "image_grid_thw": pixels["image_grid_thw"].repeat(groups, 1),
+        "logits_to_keep": length + 1,
+    }
+
+    def compute() -> Tensor:
+        logits = policy.model(**inputs).logits[:, :-1].float()
+        return logits.log_softmax(-1).gather(2, ids_GC[..., None])[..., 0]
+
+    return compute
+
+
+BY = {"tiercel": tiercel_logprobs, "plain": plain_logprobs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--by", choices=sorted(BY), required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--image", type=Path, required=True)
+    for name in ("completion-tokens", "group-size", "warmup", "steps"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    task = parser.parse_args()
+    with answer_stream() as stream:
+        torch.manual_seed(0)
+        policy = make_policy(task.model)
+        prompt = make_prompt(policy, task.image)
+        ids_GC = torch.randint(TEXT_IDS, (task.group_size, task.completion_tokens))
+        advantages_G1 = torch.randn(task.group_size, 1)
+        compute = BY[task.by](policy, prompt, ids_GC)
+        loaded = peak_bytes()
+        seconds, logprobs_GC = [], torch.empty(0)
+        for _ in range(task.warmup + task.steps):
+            policy.model.zero_grad()
+            start = time.perf_counter()
+            logprobs_GC = compute()
+            (-((logprobs_GC - logprobs_GC.detach()).exp() * advantages_G1).mean()).backward()
+            seconds.append(time.perf_counter() - start)
+        gradient = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values() if p.grad is not None])
+        answer = {
+            "prompt_tokens": len(prompt.token_ids_P),
+            "patches": prompt.images[0].plan.token_count * 4,
+            "seconds": seconds[task.warmup :],
+            "peak_bytes": peak_bytes(),
+            "loaded_bytes": loaded,
+            "gradient_norm": float(gradient.norm()),
+            "logprob_mean": float(logprobs_GC.mean()),
+        }
+        stream.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

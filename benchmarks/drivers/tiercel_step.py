@@ -1,0 +1,166 @@
+"""GRPO steps of tiercel, one after the other: a fresh image, a rollout, an update.
+
+    python -m benchmarks.drivers.tiercel_step --model DIR --images DIR --scratch DIR \\
+        --completion-tokens 64 --group-size 8 --warmup 1 --steps 5
+
+Runs what `tiercel grpo` runs, without its loader's worker processes: decoding and resizing are on the clock.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.drivers.measuring import (
+    LEARNING_RATE,
+    LORA_ALPHA,
+    LORA_RANK,
+    QUESTION,
+    SYSTEM,
+    Measurement,
+    StepClock,
+    Task,
+    answer_stream,
+    installed,
+    parse_task,
+    peak_bytes,
+    random_rewards,
+    write_answer,
+)
+from tiercel.algorithms import ADVANTAGES
+from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train
+from tiercel.learner.batch import advantage_groups
+from tiercel.rollout.drawing import sampling_seed
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.sampler import sampling_params
+from tiercel.training import setup
+from tiercel.training.encoding import prompt_encoder
+from tiercel.training.grpo import learn
+from tiercel.types import Group, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
+
+
+class TimedSampler(LocalSampler):
+    """The local engine with prefill and decoding on the clock."""
+
+    clock: StepClock
+
+    def _prefill(self, *arguments: Any, **options: Any) -> Any:
+        with self.clock.phase("prefill"):
+            return super()._prefill(*arguments, **options)
+
+    def _decode(self, *arguments: Any, **options: Any) -> Any:
+        with self.clock.phase("decode"):
+            return super()._decode(*arguments, **options)
+
+
+def make_recipe(task: Task) -> GrpoRecipe:
+    """One prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
+    switches = {"skip_zero_advantage": False} if "skip_zero_advantage" in Learner.model_fields else {}
+    return GrpoRecipe(
+        model=Model(path=str(task.model), dtype="float32"),
+        lora=Lora(rank=LORA_RANK, alpha=LORA_ALPHA, targets="language"),
+        data=Data(train=str(task.images / "rows.jsonl"), image_root=str(task.images), system=SYSTEM),
+        rewards=(Reward(name="format"),),  # asked for by the recipe; the driver gives its own numbers
+        rollout=Rollout(
+            group_size=task.group_size,
+            min_new_tokens=task.completion_tokens,
+            max_new_tokens=task.completion_tokens,
+        ),
+        learner=Learner.model_validate(switches),
+        optim=Optim(lr=LEARNING_RATE, prompts_per_step=1),
+        train=Train(steps=task.all_steps),
+        output=str(task.scratch / "tiercel"),
+    )
+
+
+def make_row(file: Path) -> Row:
+    """A question about one image."""
+    return Row(
+        id=file.stem,
+        messages=(Message(role="user", content=f"<image>{QUESTION}"),),
+        images=(ImageSource(path=file.name),),
+        columns={},
+        file="rows.jsonl",
+        line=1,
+    )
+
+
+def scored(groups: tuple[Group, ...], step: int) -> list[ScoredGroup]:
+    """Random rewards for every completion."""
+    return [
+        ScoredGroup(
+            group=group,
+            completions=tuple(
+                ScoredCompletion(completion=completion, rewards={}, total=total, is_correct=None)
+                for completion, total in zip(
+                    group.completions, random_rewards(step, len(group.completions)), strict=True
+                )
+            ),
+        )
+        for group in groups
+    ]
+
+
+def timed(clock: StepClock, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a phase of the clock."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with clock.phase(name):
+            return function(*arguments, **options)
+
+    return call
+
+
+def measure(task: Task) -> Measurement:
+    """Take the steps that the task asks for."""
+    recipe = make_recipe(task)
+    setup.set_up_numerics(recipe)
+    engine = setup.build_engine(recipe, None, recipe.rollout.temperature)
+    clock = StepClock()
+    sampler = TimedSampler(engine.policy, engine.vision)
+    sampler.clock = clock
+    engine.vision.features = timed(clock, "vision", engine.vision.features)  # type: ignore[method-assign]
+    encode = prompt_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    rows = [make_row(file) for file in task.image_files()]
+    gradient_norms: list[float] = []
+    lengths: list[int] = []
+    prompt_tokens = 0
+    clock.end_step()  # loading is no step
+    for step, row in enumerate(rows):
+        with clock.phase("preprocess"):
+            prompt = encode(row, step)
+        sampler.load_policy(step, None)
+        groups = sampler.sample([prompt], sampling_params(recipe.rollout), [sampling_seed(recipe.train.seed, step)])
+        learnable = advantage_groups(scored(groups, step), ADVANTAGES[recipe.algorithm.advantage])
+        setup.seed_step(recipe.train.seed, step)
+        with clock.phase("learn"):
+            updates = learn(engine, learnable, recipe)
+        engine.vision.end_step()
+        clock.end_step()
+        if step >= task.warmup:
+            gradient_norms += [update.grad_norm for update in updates]
+            lengths += [len(completion.token_ids_C) for group in groups for completion in group.completions]
+        prompt_tokens = len(prompt.token_ids_P)
+    skipped = 1 + task.warmup
+    return Measurement(
+        versions=installed(("tiercel", "torch", "transformers", "peft")),
+        threads=torch.get_num_threads(),
+        trained_parameters=sum(parameter.numel() for parameter in engine.parameters.values()),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=lengths,
+        step_seconds=clock.steps[skipped:],
+        phase_seconds=clock.phase_seconds(skipped),
+        gradient_norms=gradient_norms,
+        peak_bytes=peak_bytes(),
+    )
+
+
+def main() -> None:
+    task = parse_task(__doc__)
+    with answer_stream() as stream:
+        write_answer(stream, measure(task))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""How exact the learner's forms are: log-probabilities and LoRA gradients against transformers' own forward pass.
+
+    make bench-exact
+    python -m benchmarks.exact --families qwen2_5_vl --seeds 5
+
+Tiny random checkpoints, a fresh one for every seed; three groups of ragged completions on a prompt without an image,
+with one and with two. The reference repeats the prompt: one sample per row, vision tower included, in float64 on CPU
+(transformers' norms, rotary embeddings and some softmaxes are float32 in any case). Exits with 1 where a limit is
+exceeded.
+
+The bfloat16 reference has the same bfloat16 weights, in float64, so that what is compared is the computation's error
+alone. Which form errs most in bfloat16 is luck in a single draw: hence a median over seeds.
+
+Shape suffixes: N scored tokens of all completions, T tokens of one sample, V vocabulary.
+"""
+
+import argparse
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+from benchmarks.tables import RESULTS, markdown_table, versions, write_results
+from tests.tiny_models import FAMILY_NAMES, random_ids, save_tiny_checkpoint, tiny_policy, tiny_prompts
+from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
+from tiercel.learner.layout import Continuation, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.models.policy import Policy
+from tiercel.models.prompts import completion_positions
+from tiercel.models.vision import VisionStore
+from tiercel.types import EncodedPrompt
+
+COMPLETION_LENGTHS = ((9, 1, 14, 10), (6, 21, 7), (12, 3, 11, 11, 30))  # by group
+LORA_NOISE = 0.1  # standard deviation of the adapters' B matrices
+TEMPERATURE = 0.7
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+PLAIN = "transformers' own"
+REPEATED = "repeated"
+FLOAT32_GRADIENT_LIMIT = 1e-5  # relative
+FLOAT32_LOGPROB_LIMIT = 1e-4  # nats
+BFLOAT16_RATIO_LIMIT = 1.2  # of the repeated form's own error, median over seeds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computation:
+    """A way to compute the same log-probabilities. `form`: None for transformers' own forward pass."""
+
+    label: str
+    form: str | None
+    is_prompt_apart: bool = False  # `Learner.run_prefix`, completions in several microbatches
+    has_backward: bool = True
+    has_float64: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Groups and the weight of each scored token in the loss, which is the weighted sum of logprobs."""
+
+    items: tuple[PackItem, ...]
+    weights_N: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a computation found; float64 on CPU."""
+
+    logprobs_N: Tensor
+    gradient: Tensor | None  # of all LoRA weights, flat; None where the computation has no backward pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Errors:
+    """One computation in one precision on one checkpoint."""
+
+    family: str
+    label: str
+    precision: str
+    seed: int
+    logprob: float  # largest absolute difference, nats
+    gradient: float | None  # norm of the difference over the norm of the reference
+
+
+def computations(device: torch.device) -> tuple[Computation, ...]:
+    """What this device can run. `split` sums in float32 and refuses float64, as compiled `flex` does."""
+    common = (
+        Computation(label=PLAIN, form=None),
+        Computation(label=REPEATED, form="repeated"),
+        Computation(label="dense", form="dense"),
+    )
+    if device.type == "cpu":
+        return (
+            *common,
+            Computation(label="split", form="split", has_float64=False),
+            Computation(label="split, prompt run apart", form="split", is_prompt_apart=True, has_float64=False),
+            Computation(label="flex, forward only", form="flex", has_backward=False),
+        )
+    return (
+        *common,
+        Computation(label="flex", form="flex", has_float64=False),
+        Computation(label="flex, prompt run apart", form="flex", is_prompt_apart=True, has_float64=False),
+    )
+
+
+def make_case(policy: Policy, seed: int) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    items = []
+    for prompt, lengths in zip(tiny_prompts(policy.family), COMPLETION_LENGTHS, strict=True):
+        continuations = tuple(
+            Continuation(
+                token_ids_C=random_ids(policy.family, length, generator),
+                positions_DC=completion_positions(prompt.positions_DP, length),
+                is_scored_C=torch.ones(length, dtype=torch.bool),
+            )
+            for length in lengths
+        )
+        items.append(PackItem(prompt=prompt, continuations=continuations))
+    count = sum(sum(lengths) for lengths in COMPLETION_LENGTHS)
+    return Case(items=tuple(items), weights_N=torch.randn(count, generator=generator))
+
+
+def outcome(policy: Policy, case: Case, computation: Computation) -> Outcome:
+    """Run forward and, where there is one, backward."""
+    policy.model.zero_grad()
+    with torch.set_grad_enabled(computation.has_backward):
+        if computation.form is None:
+            logprobs_N = _plain_logprobs(policy, case)
+            if computation.has_backward:
+                (logprobs_N * case.weights_N.to(logprobs_N)).sum().backward()
+        else:
+            logprobs_N = _form_logprobs(policy, case, computation)
+    gradient = None
+    if computation.has_backward:
+        parameters = policy.trained_parameters().values()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in parameters]).double().cpu()
+    return Outcome(logprobs_N=logprobs_N.detach().double().cpu(), gradient=gradient)
+
+
+def _plain_logprobs(policy: Policy, case: Case) -> Tensor:
+    """One forward pass of the Hugging Face model for each sample."""
+    excluded = torch.tensor(policy.family.placeholder_ids, device=policy.device)
+    pieces = []
+    for item in case.items:
+        start = len(item.prompt.token_ids_P) - 1
+        for continuation in item.continuations:
+            ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_C])
+            logits_TV = policy.model(**_model_inputs(policy, item.prompt, ids_T)).logits[0]
+            logprobs_TV = (logits_TV / TEMPERATURE).index_fill(1, excluded, -torch.inf)[start:-1]
+            if logprobs_TV.dtype != torch.float64:
+                logprobs_TV = logprobs_TV.float()
+            targets_T = continuation.token_ids_C.to(policy.device)
+            pieces.append(logprobs_TV.log_softmax(-1).gather(1, targets_T[:, None])[:, 0])
+    return torch.cat(pieces)
+
+
+def _model_inputs(policy: Policy, prompt: EncodedPrompt, token_ids_T: Tensor) -> dict[str, Any]:
+    """What the model's own forward takes for one sample; pixels by its own image processor."""
+    family = policy.family
+    inputs: dict[str, Any] = {
+        "input_ids": token_ids_T[None],
+        "attention_mask": torch.ones_like(token_ids_T)[None],
+    }
+    processor = family.checkpoint.image_processor
+    if prompt.images and family.name == "ovis2":
+        tiles = [tile for image in prompt.images for tile in family._tiles(image)]
+        pixels = processor(images=tiles, do_resize=False, crop_to_patches=False, return_tensors="pt")
+        inputs["pixel_values"] = pixels["pixel_values"].to(policy.compute_dtype)
+    elif prompt.images:
+        pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]
+        inputs |= dict(processor(images=pictures, do_resize=False, return_tensors="pt"))
+        inputs["pixel_values"] = inputs["pixel_values"].to(policy.compute_dtype)
+        inputs["mm_token_type_ids"] = family.is_placeholder(token_ids_T)[None].int()
+    return {name: value.to(policy.device) for name, value in inputs.items()}
+
+
+def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tensor:
+    """Logprobs by the learner; gradients are left in the parameters."""
+    assert computation.form is not None
+    learner = Learner(policy, computation.form, gradient_checkpointing=False)
+    vision = VisionStore(policy, cache_bytes=0)
+    if computation.is_prompt_apart:
+        return torch.cat(list(_logprobs_after_prompts(learner, vision, case)))
+    packed = pack(case.items)
+    logprobs_N = learner(packed, vision.features(packed.images), TEMPERATURE).logprobs_N
+    if computation.has_backward:
+        (logprobs_N * case.weights_N.to(logprobs_N)).sum().backward()
+    return logprobs_N
+
+
+def _logprobs_after_prompts(learner: Learner, vision: VisionStore, case: Case) -> Iterator[Tensor]:
+    """Each group's prompt in a pass of its own, its completions in microbatches of about one, as for a group larger
+    than `learner.max_tokens_per_microbatch`."""
+    weights = case.weights_N.split([sum(lengths) for lengths in COMPLETION_LENGTHS])
+    for item, group_weights_N in zip(case.items, weights, strict=True):
+        lengths = [len(continuation.token_ids_C) for continuation in item.continuations]
+        group = AdvantageGroup(
+            item=item,
+            advantages_G=torch.ones(len(lengths)),
+            sampler_logprobs=tuple(torch.zeros(length) for length in lengths),
+        )
+        budget = len(item.prompt.token_ids_P) + max(lengths)
+        (unit,) = policy_units([group], totals_of([group]), learner.form, budget, may_run_prefix=True)
+        assert unit.prefix is not None and len(unit.batches) > 1
+        features_KH = vision.features(unit.images)
+        prefix = learner.run_prefix(unit.prefix, features_KH)
+        parts = group_weights_N.split([len(batch.packed.targets_N) for batch in unit.batches])
+        for batch, weights_N in zip(unit.batches, parts, strict=True):
+            logprobs_N = learner(batch.packed, features_KH, TEMPERATURE, prefix).logprobs_N
+            (logprobs_N * weights_N.to(logprobs_N)).sum().backward()
+            yield logprobs_N.detach()
+        prefix.backward()
+
+
+def compare(family: str, seed: int, device: torch.device, directory: Path) -> list[Errors]:
+    """All computations of a family on one random checkpoint, which is left in `directory`."""
+    checkpoint = save_tiny_checkpoint(family, directory / f"{family}-{seed}", seed)
+    single, half = (tiny_policy(checkpoint, noise=LORA_NOISE, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    case = make_case(single, seed)
+    found = []
+    for weights, precisions in ((single, ("float64", "float32")), (half, ("bfloat16",))):
+        double = tiny_policy(checkpoint, dtype="float32")
+        double = replace(double, model=double.model.double(), compute_dtype=torch.float64)
+        double.model.load_state_dict(weights.model.state_dict())
+        reference = outcome(double, case, Computation(label=PLAIN, form=None))
+        for precision in precisions:
+            policy = double if precision == "float64" else weights
+            policy = replace(policy, model=policy.model.to(device), device=device)
+            for computation in computations(device):
+                if precision != "float64" or computation.has_float64:
+                    result = outcome(policy, case, computation)
+                    found.append(_errors(result, reference, family, computation.label, precision, seed))
+    return found
+
+
+def _errors(result: Outcome, reference: Outcome, family: str, label: str, precision: str, seed: int) -> Errors:
+    gradient = None
+    if result.gradient is not None:
+        assert reference.gradient is not None
+        gradient = float((result.gradient - reference.gradient).norm() / reference.gradient.norm())
+    return Errors(
+        family=family,
+        label=label,
+        precision=precision,
+        seed=seed,
+        logprob=float((result.logprobs_N - reference.logprobs_N).abs().max()),
+        gradient=gradient,
+    )
+
+
+def measure(families: Sequence[str], seeds: Sequence[int], device: torch.device) -> list[Errors]:
+    """Errors of every computation for every family and seed."""
+    with TemporaryDirectory() as directory:
+        return [
+            errors for family in families for seed in seeds for errors in compare(family, seed, device, Path(directory))
+        ]
+
+
+def summarise(found: Sequence[Errors]) -> list[dict[str, Any]]:
+    """One row for each family and computation: the largest errors over seeds in float64 and float32; in bfloat16 all
+    seeds' relative gradient errors, and their ratios to the repeated form's."""
+    rows = []
+    # Every computation has float32, so that is where they come in their order.
+    for family, label in dict.fromkeys((e.family, e.label) for e in found if e.precision == "float32"):
+        row: dict[str, Any] = {"family": family, "computation": label}
+        mine = [errors for errors in found if (errors.family, errors.label) == (family, label)]
+        for precision in DTYPES:
+            at = [errors for errors in mine if errors.precision == precision]
+            gradients = [errors.gradient for errors in at if errors.gradient is not None]
+            row[f"{precision}_logprob_error"] = _largest([errors.logprob for errors in at])
+            row[f"{precision}_gradient_error"] = _largest(gradients)
+        half = {errors.seed: errors.gradient for errors in mine if errors.precision == "bfloat16"}
+        repeated = {
+            errors.seed: errors.gradient
+            for errors in found
+            if (errors.family, errors.label, errors.precision) == (family, REPEATED, "bfloat16")
+        }
+        row["bfloat16_gradient_errors"] = [error for error in half.values() if error is not None]
+        row["bfloat16_ratios"] = [error / repeated[seed] for seed, error in half.items() if error is not None]
+        rows.append(row)
+    return rows
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    """None without values; not a number where any is."""
+    return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each limit that is exceeded."""
+    limits = (
+        ("float32_gradient_error", "relative gradient error in float32", FLOAT32_GRADIENT_LIMIT),
+        ("float32_logprob_error", "logprob error in float32", FLOAT32_LOGPROB_LIMIT),
+    )
+    lines = []
+    for row in rows:
+        name = f"{row['family']}, {row['computation']}"
+        for key, what, limit in limits:
+            if row[key] is not None and not row[key] <= limit:
+                lines.append(f"{name}: {what} is {row[key]:.2e}, above {limit:g}")
+        ratios = row["bfloat16_ratios"]
+        if ratios and not median(ratios) <= BFLOAT16_RATIO_LIMIT:
+            lines.append(
+                f"{name}: gradient error in bfloat16 is {median(ratios):.2f} times the repeated form's, above "
+                f"{BFLOAT16_RATIO_LIMIT:g}"
+            )
+    return lines
+
+
+def markdown(rows: Sequence[dict[str, Any]], seeds: int) -> str:
+    """Two tables: float64 and float32, then bfloat16."""
+    exact = markdown_table(
+        ("family, computation", "dlogp, float64", "dgrad, float64", "dlogp, float32", "dgrad, float32"),
+        [
+            (
+                f"{row['family']}, {row['computation']}",
+                *(
+                    _scientific(row[f"{precision}_{kind}_error"])
+                    for precision in ("float64", "float32")
+                    for kind in ("logprob", "gradient")
+                ),
+            )
+            for row in rows
+        ],
+    )
+    half = markdown_table(
+        ("family, computation", "dlogp", "dgrad, median (min to max)", "over the repeated form's, median (min to max)"),
+        [
+            (
+                f"{row['family']}, {row['computation']}",
+                f"{row['bfloat16_logprob_error']:.3f}",
+                _spread(row["bfloat16_gradient_errors"], ".4f"),
+                _spread(row["bfloat16_ratios"], ".2f"),
+            )
+            for row in rows
+        ],
+    )
+    return (
+        f"Against transformers' own repeated-prompt forward pass in float64, over {seeds} random checkpoints. dlogp: "
+        "largest absolute difference of a log-probability, nats; dgrad: norm of the LoRA gradient's difference over "
+        f"the norm of the reference's. The largest over all checkpoints:\n\n{exact}\n"
+        f"In bfloat16, against float64 with the same bfloat16 weights:\n\n{half}"
+    )
+
+
+def _scientific(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _spread(values: Sequence[float], digits: str) -> str:
+    if not values:
+        return "-"
+    return f"{median(values):{digits}} ({min(values):{digits}} to {max(values):{digits}})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILY_NAMES, default=FAMILY_NAMES)
+    parser.add_argument("--seeds", type=int, default=9, help="random checkpoints of each family")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--results", type=Path, default=RESULTS / "exact.json")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    torch.backends.cudnn.allow_tf32 = False  # on by default for the vision tower's first convolution
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+    logging.disable_progress_bar()
+    rows = summarise(measure(arguments.families, range(arguments.seeds), device))
+    text = markdown(rows, arguments.seeds)
+    wrong = failures(rows)
+    results = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "versions": versions(),
+        "seeds": arguments.seeds,
+        "limits": {
+            "float32_gradient_error": FLOAT32_GRADIENT_LIMIT,
+            "float32_logprob_error": FLOAT32_LOGPROB_LIMIT,
+            "bfloat16_ratio": BFLOAT16_RATIO_LIMIT,
+        },
+        "failures": wrong,
+        "rows": rows,
+    }
+    write_results(arguments.results, results, text)
+    print(text)
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+    print("all within the limits")
+
+
+if __name__ == "__main__":
+    main()

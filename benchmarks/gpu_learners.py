@@ -1,0 +1,186 @@
+"""The two learners that gpu.py compares: tiercel's, and the plain one that repeats the prompt for every completion.
+
+Both leave the LoRA gradient of the same loss, - sum over tokens of advantage times logprob / number of tokens.
+Shape suffixes: C completion tokens, R rows of a microbatch, L their length (prompt and completion), D position
+dimensions, N scored tokens of a microbatch, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from benchmarks.flops import (
+    DecoderShape,
+    Flops,
+    decoder_update,
+    group_pairs,
+    head_update,
+    repeated_pairs,
+    vision_forward,
+)
+from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
+from tiercel.learner.layout import Continuation
+from tiercel.learner.learner import Learner
+from tiercel.models.policy import Policy
+from tiercel.models.vision import VisionStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pixels:
+    """A picture as transformers' forward takes it, made beforehand."""
+
+    values: Tensor
+    grid: Tensor
+
+
+class SharedLearner:
+    """tiercel's: each picture once, each prompt once, no logits."""
+
+    def __init__(self, policy: Policy, form: str, groups: Sequence[AdvantageGroup], budget: int):
+        self.policy = policy
+        self.groups = groups
+        self.budget = budget
+        self.learner = Learner(policy, form, gradient_checkpointing=False)
+
+    def update(self) -> None:
+        """Forward and backward over all groups. Vision features, and the preprocessing of pixels, are part of it."""
+        policy, learner = self.policy, self.learner
+        totals = totals_of(self.groups)
+        vision = VisionStore(policy, cache_bytes=0)
+        learner.train()
+        for unit in policy_units(self.groups, totals, learner.form, self.budget, may_run_prefix=True):
+            features_KH = vision.features(unit.images)
+            prefix = None if unit.prefix is None else learner.run_prefix(unit.prefix, features_KH)
+            for batch in unit.batches:
+                logprobs_N = learner(batch.packed, features_KH, 1.0, prefix).logprobs_N
+                advantages_N = batch.advantages_C[batch.packed.continuation_of_N].to(policy.device)
+                (-(logprobs_N * advantages_N).sum() / totals.tokens).backward()
+            if prefix is not None:
+                prefix.backward()
+
+    def flops(self, shape: DecoderShape, is_checkpointed: bool) -> Flops:
+        """What an update executes. A group that is cut between microbatches counts as one that is not."""
+        return reduce(add, (self._group_flops(group, shape, is_checkpointed) for group in self.groups))
+
+    def _group_flops(self, group: AdvantageGroup, shape: DecoderShape, is_checkpointed: bool) -> Flops:
+        lengths = _completion_lengths(group)
+        pairs = group_pairs(len(group.item.prompt.token_ids_P), lengths)
+        decoder = decoder_update(shape, group.item.shared_length, pairs, is_checkpointed=is_checkpointed)
+        return decoder + head_update(shape, sum(lengths)) + _vision_flops(self.policy, group)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainRow:
+    """A prompt with one of its completions."""
+
+    group: AdvantageGroup
+    continuation: Continuation
+    advantage: float
+    pixels: Pixels
+
+    @property
+    def token_ids_L(self) -> Tensor:
+        return torch.cat([self.group.item.prompt.token_ids_P, self.continuation.token_ids_C])
+
+    @property
+    def positions_DL(self) -> Tensor:
+        return torch.cat([self.group.item.prompt.positions_DP, self.continuation.positions_DC], dim=1)
+
+
+class PlainLearner:
+    """transformers' own forward pass on rows of prompt and completion, logits of the completions, log-softmax.
+
+    All rows have one length, so that none is padded. Raises ValueError where they have not.
+    """
+
+    def __init__(self, policy: Policy, groups: Sequence[AdvantageGroup], budget: int):
+        self.policy = policy
+        self.groups = groups
+        self.rows = list(_plain_rows(policy, groups))
+        shapes = {(len(row.token_ids_L), len(row.continuation.token_ids_C)) for row in self.rows}
+        if len(shapes) > 1:
+            raise ValueError(f"the plain learner takes rows of one length, not of {sorted(shapes)}")
+        length, self.completion_tokens = shapes.pop()
+        self.rows_at_a_time = max(1, budget // length)
+
+    def update(self) -> None:
+        """Forward and backward over all groups, as many rows at a time as the budget of tokens holds."""
+        self.policy.model.train()
+        tokens = totals_of(self.groups).tokens
+        for start in range(0, len(self.rows), self.rows_at_a_time):
+            (-self._objective(self.rows[start : start + self.rows_at_a_time]) / tokens).backward()
+
+    def _objective(self, rows: Sequence[PlainRow]) -> Tensor:
+        """Sum of advantage times logprob."""
+        device, completion_tokens = self.policy.device, self.completion_tokens
+        ids_RL = torch.stack([row.token_ids_L for row in rows]).to(device)
+        first = ids_RL.shape[1] - completion_tokens - 1  # the place that predicts a completion's first token
+        logits_RCV = self.policy.model(
+            input_ids=ids_RL,
+            position_ids=torch.stack([row.positions_DL for row in rows], dim=1).to(device),
+            pixel_values=torch.cat([row.pixels.values for row in rows]),
+            image_grid_thw=torch.cat([row.pixels.grid for row in rows]),
+            logits_to_keep=torch.arange(first, first + completion_tokens, device=device),
+            use_cache=False,
+        ).logits
+        excluded = torch.tensor(self.policy.family.placeholder_ids, device=device)
+        logprobs_RCV = logits_RCV.float().index_fill(-1, excluded, -torch.inf).log_softmax(-1)
+        logprobs_RC = logprobs_RCV.gather(-1, ids_RL[:, first + 1 :, None])[..., 0]
+        advantages_R = torch.tensor([row.advantage for row in rows], device=device)
+        return (logprobs_RC * advantages_R[:, None]).sum()
+
+    def flops(self, shape: DecoderShape, is_checkpointed: bool) -> Flops:
+        """What an update executes."""
+        return reduce(add, (self._group_flops(group, shape, is_checkpointed) for group in self.groups))
+
+    def _group_flops(self, group: AdvantageGroup, shape: DecoderShape, is_checkpointed: bool) -> Flops:
+        lengths = _completion_lengths(group)
+        pairs = repeated_pairs(len(group.item.prompt.token_ids_P), lengths)
+        total = decoder_update(shape, group.item.repeated_length, pairs, is_checkpointed=is_checkpointed)
+        total += head_update(shape, sum(lengths))
+        for _ in lengths:
+            total += _vision_flops(self.policy, group)
+        return total
+
+
+def set_checkpointing(policy: Policy, is_on: bool) -> None:
+    """Activation checkpointing of every layer, in training mode, for whichever learner runs next. Switching it on has
+    transformers ask for the gradient of all embeddings, pictures' patches included, and so for a backward pass through
+    the frozen vision tower; that is needless without reentrant checkpoints, and the plain learner is spared it."""
+    if is_on:
+        policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        policy.model.gradient_checkpointing_disable()
+    policy.model.disable_input_require_grads()
+
+
+def _completion_lengths(group: AdvantageGroup) -> list[int]:
+    return [len(continuation.token_ids_C) for continuation in group.item.continuations]
+
+
+def _vision_flops(policy: Policy, group: AdvantageGroup) -> Flops:
+    config = policy.family.checkpoint.config.vision_config
+    total = Flops()
+    for image in group.item.prompt.images:
+        total += vision_forward(config, image.plan.grid)
+    return total
+
+
+def _plain_rows(policy: Policy, groups: Sequence[AdvantageGroup]) -> Iterator[PlainRow]:
+    for group in groups:
+        pixels = _pixels(policy, group)
+        for continuation, advantage in zip(group.item.continuations, group.advantages_G.tolist(), strict=True):
+            yield PlainRow(group=group, continuation=continuation, advantage=advantage, pixels=pixels)
+
+
+def _pixels(policy: Policy, group: AdvantageGroup) -> Pixels:
+    pictures = [image.views[0].permute(2, 0, 1) for image in group.item.prompt.images]
+    made = policy.family.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
+    return Pixels(
+        values=made["pixel_values"].to(policy.device, policy.compute_dtype),
+        grid=made["image_grid_thw"].to(policy.device),
+    )
