@@ -1,6 +1,5 @@
 """tiercel's learner and local sampler on one CUDA GPU, in the shapes of Qwen2.5-VL 3B and 7B with random weights.
 
-    make bench-gpu
     python -m benchmarks.gpu --models 3b --cells short long-completion --repetitions 5
     python -m benchmarks.gpu --toy
 
@@ -96,7 +95,7 @@ CELLS = {
     "short": Cell(side=448, prompt_tokens=280, completion_tokens=64, group_size=8),
     "large-image": Cell(side=952, prompt_tokens=1180, completion_tokens=200, group_size=8),
     "long-completion": Cell(side=448, prompt_tokens=280, completion_tokens=512, group_size=8),
-    "toy": Cell(side=56, prompt_tokens=14, completion_tokens=5, group_size=3),
+    "toy": Cell(side=56, prompt_tokens=14, completion_tokens=12, group_size=3),
 }
 CARDS = {  # by a part of the card's name; the first that matches counts
     "B200": Card(flops=2250e12, bandwidth=8.0e12),
@@ -117,7 +116,7 @@ TOY = Options(
     groups=2,
     budget=64,
     repetitions=2,
-    decode_tokens=4,
+    decode_tokens=12,
     device=torch.device("cpu"),
     dtype=torch.float32,
     card=Card(flops=1e12, bandwidth=1e10),  # made up, so that every field is there
@@ -254,7 +253,8 @@ def _difference(found: Tensor, reference: Tensor) -> float:
 
 
 def _measure_decoding(policy: Policy, groups: Sequence[AdvantageGroup], cell: Cell, options: Options) -> dict[str, Any]:
-    """Sampling with all rows alive to the end; a run of one new token is taken off as the prefill's share."""
+    """Sampling with all rows alive to the end. A decode step is what the second half of the tokens takes; the start is
+    what is left: prefill, and on CUDA the capture of the decoder's graph."""
     tokens = min(cell.completion_tokens, options.decode_tokens)
     sampler = LocalSampler(policy, VisionStore(policy, cache_bytes=0))  # features are there after the first run
     prompts = [group.item.prompt for group in groups]
@@ -277,15 +277,17 @@ def _measure_decoding(policy: Policy, groups: Sequence[AdvantageGroup], cell: Ce
         return time.perf_counter() - start
 
     run(tokens)
-    pairs = [(run(1), run(tokens)) for _ in range(options.repetitions)]
-    steps = [(whole - prefill) / (tokens - 1) for prefill, whole in pairs]
+    half = tokens // 2
+    pairs = [(run(half), run(tokens)) for _ in range(options.repetitions)]
+    steps = [(whole - first) / (tokens - half) for first, whole in pairs]
+    starts = [first - (half - 1) * step for (first, _), step in zip(pairs, steps, strict=True)]
     rows = len(prompts) * cell.group_size
     weight_bytes = decode_weight_bytes(policy)
     floor = None if options.card is None else weight_bytes / options.card.bandwidth
     return {
         "rows": rows,
         "new_tokens": tokens,
-        "prefill_seconds": spread([prefill for prefill, _ in pairs]),
+        "start_seconds": spread(starts),
         "step_seconds": spread(steps),
         "tokens_per_second": rounded(rows / median(steps)),
         "weight_bytes": weight_bytes,

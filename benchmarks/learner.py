@@ -19,13 +19,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from benchmarks.drivers.measuring import LORA_RANK
-from benchmarks.shapes import HIDDEN_SIZE, save_checkpoint, save_images
+from benchmarks.flops import (
+    decoder_shape,
+    decoder_update,
+    group_pairs,
+    head_update,
+    repeated_pairs,
+    vision_forward,
+)
+from benchmarks.shapes import save_checkpoint, save_images
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SIDES = {280: 448, 1180: 952}  # pixels of the square picture that gives about this many prompt tokens
-MLP, KEY_SIZE, VISION_SIZE, VISION_MLP, VISION_DEPTH, VISION_FULL, WINDOW = 1376, 128, 256, 688, 6, 2, 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,19 +57,13 @@ class Cell:
     peak_growth_ratio: float  # the same without what was there when the model was loaded
 
 
-def modelled_flops(P: int, C: int, G: int, layers: int, vocabulary: int, patches: int, *, shared: bool) -> float:
-    """FLOPs of a forward and backward pass with frozen weights: no weight gradients but the adapters'."""
-    tokens = P + G * C if shared else G * (P + C)
-    linear = HIDDEN_SIZE * (2 * HIDDEN_SIZE + 2 * KEY_SIZE + 3 * MLP)
-    sides = (4 * 2 * HIDDEN_SIZE) + 2 * (HIDDEN_SIZE + KEY_SIZE) + 3 * (HIDDEN_SIZE + MLP)
-    adapters = LORA_RANK * (sides - 4 * HIDDEN_SIZE)
-    pairs = P * P / 2 + G * C * (P + C / 2) if shared else G * (P + C) ** 2 / 2
-    decoder = layers * (tokens * (4 * linear + 6 * adapters) + pairs * HIDDEN_SIZE * (4 + 10))
-    head = 4 * G * (C if shared else C + 1) * vocabulary * HIDDEN_SIZE
-    vision_linear = VISION_SIZE * (4 * VISION_SIZE + 3 * VISION_MLP)
-    seen = VISION_FULL * patches + (VISION_DEPTH - VISION_FULL) * WINDOW
-    vision = patches * (VISION_DEPTH * 2 * vision_linear + 4 * seen * VISION_SIZE)
-    return decoder + head + vision * (1 if shared else G)
+def modelled_ratio(config: Any, P: int, C: int, G: int, grid: Sequence[int]) -> float:
+    """Operations of the repeated computation over those of the shared one, vision and head included."""
+    shape = decoder_shape(config.text_config, LORA_RANK)
+    vision = vision_forward(config.vision_config, grid).total
+    shared = decoder_update(shape, P + G * C, group_pairs(P, [C] * G)) + head_update(shape, G * C)
+    repeated = decoder_update(shape, G * (P + C), repeated_pairs(P, [C] * G)) + head_update(shape, G * (C + 1))
+    return (repeated.total + G * vision) / (shared.total + vision)
 
 
 def run_side(by: str, model: Path, image: Path, size: Sequence[int], warmup: int, steps: int) -> dict[str, Any]:
@@ -93,13 +96,15 @@ def measure(size: Sequence[int], options: argparse.Namespace) -> Cell:
     for key in ("gradient_norm", "logprob_mean"):
         if abs(first[key] / other[key] - 1) > 1e-4:
             raise SystemExit(f"the sides disagree in {key}: {first[key]} and {other[key]}")
-    return summary(size, first["prompt_tokens"], first["patches"], seen, options)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    modelled = modelled_ratio(config, first["prompt_tokens"], *size[1:], first["grid"])
+    return summary(size, first["prompt_tokens"], modelled, seen, options)
 
 
 def summary(
     size: Sequence[int],
     prompt_tokens: int,
-    patches: int,
+    modelled: float,
     seen: Mapping[str, Sequence[Mapping[str, Any]]],
     options: argparse.Namespace,
 ) -> Cell:
@@ -109,7 +114,6 @@ def summary(
     medians = {by: [statistics.median(answer["seconds"]) for answer in answers] for by, answers in seen.items()}
     peaks = {by: max(answer["peak_bytes"] for answer in answers) for by, answers in seen.items()}
     growth = {by: max(a["peak_bytes"] - a["loaded_bytes"] for a in answers) for by, answers in seen.items()}
-    shape = (prompt_tokens, C, G, options.layers, options.vocabulary, patches)
     return Cell(
         P=prompt_tokens,
         C=C,
@@ -120,7 +124,7 @@ def summary(
         plain_seconds=seconds["plain"],
         round_ratios=[plain / mine for plain, mine in zip(medians["plain"], medians["tiercel"], strict=True)],
         learner_ratio=statistics.median(seconds["plain"]) / statistics.median(seconds["tiercel"]),
-        modelled_ratio=modelled_flops(*shape, shared=False) / modelled_flops(*shape, shared=True),
+        modelled_ratio=modelled,
         tiercel_peak_bytes=peaks["tiercel"],
         plain_peak_bytes=peaks["plain"],
         peak_memory_ratio=peaks["tiercel"] / peaks["plain"],

@@ -132,7 +132,7 @@ def main() -> None:
         gradient = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values() if p.grad is not None])
         answer = {
             "prompt_tokens": len(prompt.token_ids_P),
-            "patches": prompt.images[0].plan.token_count * 4,
+            "grid": prompt.images[0].plan.grid,
             "seconds": seconds[task.warmup :],
             "peak_bytes": peak_bytes(),
             "loaded_bytes": loaded,

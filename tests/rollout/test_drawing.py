@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiercel.rollout import drawing
-from tiercel.rollout.drawing import filtered, gumbel_noise, perturbed_argmax, sampling_seed
+from tiercel.rollout.drawing import filtered, gumbel_noise, race, sampling_seed
 
 MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
 
@@ -73,20 +73,21 @@ def test_no_two_tokens_share_a_key():
 
 
 @pytest.mark.parametrize("elements", (1, 7, 40, 2**16))
-def test_a_draw_by_blocks_is_the_argmax_of_logits_plus_noise(monkeypatch, elements):
+def test_a_race_by_blocks_is_the_argmax_of_logits_plus_gumbel_noise(monkeypatch, elements):
     monkeypatch.setattr(drawing, "ELEMENTS_IN_CACHE", elements)
     seeds, positions = torch.tensor([3, 4, 5, 99]), torch.tensor([0, 1, 2, 3])
     logits = torch.randn(4, 53, generator=torch.Generator().manual_seed(0))
     logits[:, [0, 50]] = -torch.inf
     expected = (logits + gumbel_noise(seeds, positions, 53)).argmax(-1)
-    assert torch.equal(perturbed_argmax(logits, seeds, positions), expected)
+    assert torch.equal(race(logits.exp(), seeds, positions), expected)
+    assert torch.equal(race(logits.exp().T.contiguous().T, seeds, positions), expected)
 
 
 def test_flat_logits_give_every_token_its_share():
     counts = torch.zeros(997)
     for position in range(40):
         seeds = sampling_seed(1, position) + torch.arange(2000)
-        drawn = perturbed_argmax(torch.zeros(2000, 997), seeds, torch.full((2000,), position))
+        drawn = race(torch.ones(2000, 997), seeds, torch.full((2000,), position))
         counts += torch.bincount(drawn, minlength=997)
     expected = 80_000 / 997
     chi_square = float(((counts - expected) ** 2 / expected).sum())

@@ -30,6 +30,9 @@ class Learner(nn.Module):
         self.head = TokenHead(policy.model.get_output_embeddings(), policy.family.placeholder_ids)
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # Reentrant checkpointing needs embeddings that require a gradient, and transformers makes them so in any
+            # case, the frozen vision tower's too; nothing here may go backward through that.
+            policy.model.disable_input_require_grads()
 
     @property
     def device(self) -> torch.device:

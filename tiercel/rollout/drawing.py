@@ -1,8 +1,8 @@
 """Draws that depend on nothing but the logits and (seed, position, token id).
 
-Each token's Gumbel noise is a hash of those three (Salmon et al. 2011, counter-based random numbers); the drawn
-token is the argmax of logits plus noise (Gumbel 1954). So neither the neighbours in a batch nor the rank nor the
-order of the calls matters. Shape suffixes: R rows being decoded, V vocabulary.
+Each token's noise is a hash of those three (Salmon et al. 2011, counter-based random numbers); the drawn token is the
+argmax of logits plus Gumbel noise (Gumbel 1954), computed as a race. So neither the neighbours in a batch nor the rank
+nor the order of the calls matters. Shape suffixes: R rows being decoded, V vocabulary.
 """
 
 from functools import cache
@@ -38,16 +38,20 @@ def sampling_seed(run_seed: int, index: int) -> int:
     return int(_shifted(_mix(_mix(key) + 1), 16))
 
 
-def perturbed_argmax(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
-    """int64 (R,): one token drawn from each row's softmax, the argmax of logits plus noise."""
-    rows, vocabulary = logits_RV.shape
-    best_R = torch.full((rows,), -torch.inf, device=logits_RV.device)
-    drawn_R = torch.zeros(rows, dtype=torch.int64, device=logits_RV.device)
+def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
+    """int64 (R,): one token drawn from each row, with probability proportional to its weight.
+
+    The largest weight over Exp(1) noise wins, which is the argmax of log weight plus Gumbel noise (-log of that noise)
+    with one logarithm less for every token.
+    """
+    rows, vocabulary = weights_RV.shape
+    best_R = torch.full((rows,), -1.0, device=weights_RV.device)
+    drawn_R = torch.zeros(rows, dtype=torch.int64, device=weights_RV.device)
     noise = _Noise(seeds_R, positions_R, vocabulary)
-    width = _block_width(rows, logits_RV.device)
+    width = _block_width(rows, weights_RV.device)
     for start in range(0, vocabulary, width):
         block = slice(start, min(start + width, vocabulary))
-        score_R, place_R = noise.of(block).add_(logits_RV[:, block]).max(-1)
+        score_R, place_R = torch.div(weights_RV[:, block], noise.of(block)).max(-1)
         is_better_R = score_R > best_R
         best_R = torch.where(is_better_R, score_R, best_R)
         drawn_R = torch.where(is_better_R, place_R + start, drawn_R)
@@ -56,12 +60,12 @@ def perturbed_argmax(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) ->
 
 def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
     """fp32 (R, V) of standard Gumbel noise."""
-    return _Noise(seeds_R, positions_R, vocabulary).of(slice(0, vocabulary))
+    return _Noise(seeds_R, positions_R, vocabulary).of(slice(0, vocabulary)).log_().neg_()
 
 
 class _Noise:
-    """Noise of some rows, by blocks of the vocabulary. Within a row the hash is one to one, so no two tokens share
-    theirs; 32-bit words, since that is what processors multiply many at a time."""
+    """Exp(1) noise of some rows, by blocks of the vocabulary. Within a row the hash is one to one, so no two tokens
+    share theirs; 32-bit words, since that is what processors multiply many at a time."""
 
     def __init__(self, seeds_R: Tensor, positions_R: Tensor, vocabulary: int):
         row_keys_R1 = _mix(_mix(seeds_R) + positions_R)[:, None]
@@ -76,9 +80,9 @@ class _Noise:
         bits = _shifted_into(bits, 15).mul_(_LAST_FACTOR)
         bits >>= 1
         bits &= 0x7FFFFFFF
-        # Small u decides who wins, and there float32 is fine-grained: -log(-log(1 - u)).
-        u = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
-        return u.neg_().log1p_().neg_().log_().neg_()
+        # Small u decides who wins, and there float32 is fine-grained: -log(1 - u).
+        u = bits.float().add_(0.5).mul_(-(2.0**-31)).clamp_(min=2.0**-24 - 1)
+        return u.log1p_().neg_()
 
 
 @cache

@@ -16,7 +16,7 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.captured import CapturedDecoder
 from tiercel.rollout.decoding import Decoder, RepeatedDecoder, SharedDecoder
-from tiercel.rollout.drawing import filtered, perturbed_argmax
+from tiercel.rollout.drawing import filtered, race
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group
 
@@ -114,15 +114,21 @@ class LocalSampler:
         if params.temperature != 1:
             logits_RV = logits_RV / params.temperature
         logits_RV[:, [i for i in self.family.placeholder_ids if i < logits_RV.shape[1]]] = -torch.inf
-        lse_R = logits_RV.logsumexp(-1)
-        allowed_RV = logits_RV
+        ends_lse_R = None
         if position < params.min_new_tokens:
-            allowed_RV = logits_RV.index_fill(1, end_ids, -torch.inf)
+            ends_lse_R = logits_RV[:, end_ids].logsumexp(-1)
+            logits_RV[:, end_ids] = -torch.inf
+        highest_R1 = logits_RV.amax(-1, keepdim=True)
+        weights_RV = (logits_RV - highest_R1).exp_()
+        lse_R = highest_R1[:, 0] + weights_RV.sum(-1).log()
+        if ends_lse_R is not None:
+            lse_R = torch.logaddexp(lse_R, ends_lse_R)
         if params.greedy:
-            drawn_R = allowed_RV.argmax(-1)
+            drawn_R = logits_RV.argmax(-1)
         else:
-            positions_R = torch.full_like(seeds_R, position)
-            drawn_R = perturbed_argmax(filtered(allowed_RV, params.top_k, params.top_p), seeds_R, positions_R)
+            if params.top_k or params.top_p < 1:
+                weights_RV = weights_RV.masked_fill(filtered(logits_RV, params.top_k, params.top_p).isneginf(), 0.0)
+            drawn_R = race(weights_RV, seeds_R, torch.full_like(seeds_R, position))
         return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
 
     def _completes_a_stop(self, token_ids_RC: Tensor, stop: tuple[str, ...]) -> Tensor:

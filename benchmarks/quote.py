@@ -1,0 +1,20 @@
+"""Put the measured tables into README.md, between the comments that name their files.
+
+python -m benchmarks.quote
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+QUOTED = re.compile(r"(<!-- (benchmarks/results/\w+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def quoted(text: str) -> str:
+    """The text with every table as its file has it now."""
+    return QUOTED.sub(lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8") + match[3], text)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(quoted(readme.read_text(encoding="utf-8")), encoding="utf-8")

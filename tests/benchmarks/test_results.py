@@ -1,0 +1,24 @@
+"""What README quotes is what was measured."""
+
+import json
+from pathlib import Path
+
+from benchmarks.learner import table
+from benchmarks.peers_report import markdown_table
+from benchmarks.quote import QUOTED, quoted
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_readme_quotes_the_results_as_they_are():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(QUOTED.findall(readme)) == 2
+    assert quoted(readme) == readme
+
+
+def test_tables_are_made_from_the_results():
+    peers = json.loads((RESULTS / "peers.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "peers.md").read_text(encoding="utf-8") == markdown_table(peers)
+    learner = json.loads((RESULTS / "learner.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "learner.md").read_text(encoding="utf-8") == table(learner["cells"])
