@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-NAMES = {"trl": "TRL", "trl_compact": "TRL, head as on a GPU,", "swift": "ms-swift"}
+NAMES = {"trl": "TRL {}", "trl_compact": "TRL {}, head as on a GPU", "swift": "ms-swift {}"}  # with the version
 DISTRIBUTIONS = {"trl": "trl", "trl_compact": "trl", "swift": "ms-swift"}
 # What the learner is charged with. tiercel computes vision features once, for sampling and learning together; the
 # peers compute them again in their policy pass, so tiercel's learner is charged with all of its own.
@@ -122,7 +122,7 @@ def markdown_table(results: Mapping[str, Any]) -> str:
     ]
     for cell in results["cells"]:
         peer = cell["peer_measured"]
-        name = f"{NAMES[cell['peer']]} {peer['versions'][DISTRIBUTIONS[cell['peer']]]}"
+        name = NAMES[cell["peer"]].format(peer["versions"][DISTRIBUTIONS[cell["peer"]]])
         learner = f"{cell['learner_ratio']:.1f} x"
         if cell["learner_ratio_with_old_pass"] != cell["learner_ratio"]:
             learner += f" ({cell['learner_ratio_with_old_pass']:.1f} with its old-policy pass)"

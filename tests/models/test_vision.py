@@ -5,6 +5,7 @@ import torch
 
 from tests.tiny_models import move_adapter, noise_image, tiny_policy
 from tiercel.config.schema import Lora
+from tiercel.learner.learner import Learner
 from tiercel.models.vision import VisionStore
 
 
@@ -153,3 +154,10 @@ def test_a_frozen_tower_is_shared_with_the_reference(frozen, pictures):
     with frozen.as_reference():
         assert torch.equal(store.features(pictures, of_reference=True), own)
     assert store.pictures_computed == 3
+
+
+def test_activation_checkpointing_asks_no_gradient_of_a_frozen_tower(tiny_checkpoints, pictures):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
+    Learner(policy, "split", True).train()
+    (features, *_) = policy.vision_features(pictures)
+    assert not features.requires_grad
