@@ -35,10 +35,12 @@ def numbers(values):
 
 
 def is_running(pid: int) -> bool:
+    """Whether any thread is; the first may be dead a while before the last, and only then can the parent know."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return any((thread / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX" for thread in threads)
+    except (FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}").exists()  # a thread ended meanwhile: ask again
 
 
 def gone(pid: int) -> bool:
