@@ -161,3 +161,26 @@ def test_activation_checkpointing_asks_no_gradient_of_a_frozen_tower(tiny_checkp
     Learner(policy, "split", True).train()
     (features, *_) = policy.vision_features(pictures)
     assert not features.requires_grad
+
+
+def test_a_picture_of_several_microbatches_goes_through_a_trained_tower_once(trained, pictures):
+    a, b, _ = pictures
+    weights = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    parameters = [p for p in trained.trained_parameters().values() if p.requires_grad]
+
+    def gradient() -> torch.Tensor:
+        found = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+        trained.model.zero_grad()
+        return found
+
+    whole = torch.cat(trained.vision_features([a, b]))
+    (whole * weights).sum().backward()
+    (torch.cat(trained.vision_features([b])) * weights[:4]).sum().backward()
+    expected = gradient()
+    store = VisionStore(trained, 0)
+    with store.update([[a, b], [b]]):
+        (store.features([a, b], with_gradient=True) * weights).sum().backward()
+        (store.features([b], with_gradient=True) * weights[:4]).sum().backward()
+        store.backward()
+    assert store.pictures_computed == 2
+    torch.testing.assert_close(gradient(), expected, rtol=1e-4, atol=1e-6)

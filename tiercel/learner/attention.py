@@ -38,7 +38,9 @@ class Bucket:
     """Completions of similar length, each causal over itself."""
 
     places_RC: Tensor  # int64, place among the queries; the padding repeats the last one
+    is_padding_RC: Tensor  # bool
     valid: Tensor  # int64, the entries of places_RC (flat) that are no padding
+    valid_places: Tensor  # int64, and those places
     key_offset: int  # place among the keys less place among the queries
 
 
@@ -84,8 +86,15 @@ def _bucket(spans: Sequence[Span], key_offset: int, device: torch.device) -> Buc
     lengths_R = torch.tensor([span[1] - span[0] for span in spans])
     order_C = torch.arange(width)
     places_RC = starts_R[:, None] + torch.minimum(order_C, lengths_R[:, None] - 1)
-    valid = (order_C < lengths_R[:, None]).flatten().nonzero()[:, 0]
-    return Bucket(places_RC=places_RC.to(device), valid=valid.to(device), key_offset=key_offset)
+    is_padding_RC = order_C >= lengths_R[:, None]
+    valid = (~is_padding_RC).flatten().nonzero()[:, 0]
+    return Bucket(
+        places_RC=places_RC.to(device),
+        is_padding_RC=is_padding_RC.to(device),
+        valid=valid.to(device),
+        valid_places=places_RC.flatten()[valid].to(device),
+        key_offset=key_offset,
+    )
 
 
 class SplitAttention:
@@ -115,7 +124,7 @@ class _Joined(torch.autograd.Function):
             joined_HSE[:, queries], lse_HS[:, queries] = output[0], lse[0]
         for bucket in plan.buckets:
             output, lse = _flash(*_gathered(bucket, query, key, value), 0.0, True, scale=scale)
-            places = bucket.places_RC.flatten()[bucket.valid]
+            places = bucket.valid_places
             own_HME, own_HM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
             prompt_HM = lse_HS[:, places]
             both_HM = torch.logaddexp(own_HM, prompt_HM)
@@ -152,14 +161,11 @@ class _Joined(torch.autograd.Function):
             rows_gradient, rows_output = _rows(gradient[0], bucket.places_RC), _rows(output[0], bucket.places_RC)
             rows_lse = lse_HS[:, bucket.places_RC].transpose(0, 1)
             # A padded place repeats a real one, whose gradient must not count twice.
-            padding = torch.ones(bucket.places_RC.numel(), dtype=torch.bool, device=query.device)
-            padding[bucket.valid] = False
-            rows_gradient = rows_gradient.masked_fill(padding.view(len(rows_lse), 1, -1, 1), 0.0)
+            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RC[:, None, :, None], 0.0)
             parts = _flash_backward(rows_gradient, *rows, rows_output, rows_lse, 0.0, True, scale=ctx.scale)
-            places = bucket.places_RC.flatten()[bucket.valid]
             offsets = (0, bucket.key_offset, bucket.key_offset)
             for total, part, offset in zip(sums, parts, offsets, strict=True):
-                total[:, places + offset] += _flat(part)[:, bucket.valid]
+                total[:, bucket.valid_places + offset] += _flat(part)[:, bucket.valid]
         d_query, d_key, d_value = (total[None].to(query.dtype) for total in sums)
         return d_query, d_key, d_value, None, None
 

@@ -109,9 +109,9 @@ def policy_units(
 
     for group in groups:
         parts = _cut(group, form, budget)
-        packed_bins([part.item for part in parts], form, budget)  # refuses a completion that fits nowhere
         if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
             flush()
+            packed_bins([part.item for part in parts], form, budget)  # refuses a completion that fits nowhere
             prefix = pack([replace(group.item, continuations=())])
             units.append(PolicyUnit(prefix=prefix, batches=tuple(_policy_batch([part], totals) for part in parts)))
         else:

@@ -56,9 +56,8 @@ class VisionStore:
         computed = self.policy.vision_features(list(fresh.values())) if fresh else []
         self.pictures_computed += len(fresh)
         found = dict(zip(fresh, computed, strict=True))
-        for key, output_KH in list(found.items()):
-            if self._uses[key] > 1:
-                self._gathering[key] = (output_KH, output_KH.detach().requires_grad_())
+        if any(self._uses[key] > 1 for key in fresh):  # pictures of one pass share its graph, and so their way back
+            self._gathering |= {key: (output, output.detach().requires_grad_()) for key, output in found.items()}
         found |= {key: leaf_KH for key, (_, leaf_KH) in self._gathering.items()}
         return torch.cat([found[image.sha256] for image in images])
 
