@@ -151,7 +151,8 @@ def _plain_logprobs(policy: Policy, case: Case) -> Tensor:
         start = len(item.prompt.token_ids_P) - 1
         for continuation in item.continuations:
             ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_C])
-            logits_TV = policy.model(**_model_inputs(policy, item.prompt, ids_T)).logits[0]
+            with policy.autocast():
+                logits_TV = policy.model(**_model_inputs(policy, item.prompt, ids_T)).logits[0]
             logprobs_TV = (logits_TV / TEMPERATURE).index_fill(1, excluded, -torch.inf)[start:-1]
             if logprobs_TV.dtype != torch.float64:
                 logprobs_TV = logprobs_TV.float()

@@ -119,14 +119,15 @@ class PlainLearner:
         device, completion_tokens = self.policy.device, self.completion_tokens
         ids_RL = torch.stack([row.token_ids_L for row in rows]).to(device)
         first = ids_RL.shape[1] - completion_tokens - 1  # the place that predicts a completion's first token
-        logits_RCV = self.policy.model(
-            input_ids=ids_RL,
-            position_ids=torch.stack([row.positions_DL for row in rows], dim=1).to(device),
-            pixel_values=torch.cat([row.pixels.values for row in rows]),
-            image_grid_thw=torch.cat([row.pixels.grid for row in rows]),
-            logits_to_keep=torch.arange(first, first + completion_tokens, device=device),
-            use_cache=False,
-        ).logits
+        with self.policy.autocast():
+            logits_RCV = self.policy.model(
+                input_ids=ids_RL,
+                position_ids=torch.stack([row.positions_DL for row in rows], dim=1).to(device),
+                pixel_values=torch.cat([row.pixels.values for row in rows]),
+                image_grid_thw=torch.cat([row.pixels.grid for row in rows]),
+                logits_to_keep=torch.arange(first, first + completion_tokens, device=device),
+                use_cache=False,
+            ).logits
         excluded = torch.tensor(self.policy.family.placeholder_ids, device=device)
         logprobs_RCV = logits_RCV.float().index_fill(-1, excluded, -torch.inf).log_softmax(-1)
         logprobs_RC = logprobs_RCV.gather(-1, ids_RL[:, first + 1 :, None])[..., 0]

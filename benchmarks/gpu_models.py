@@ -10,7 +10,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tiercel.demo.tokenizer import make_tokenizer
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint
-from tiercel.models.policy import Policy, lora_targets
+from tiercel.models.policy import Policy, leave_casting_to_autocast, lora_targets
 from tiercel.models.qwen_vl import Qwen25VL
 
 LORA_NOISE = 0.02  # standard deviation of the adapters' B matrices, so that all gradients are there
@@ -160,6 +160,7 @@ def random_policy(shape: ModelShape, device: torch.device, dtype: torch.dtype) -
             task_type="CAUSAL_LM",
         )
         peft = get_peft_model(model, adapter)
+        leave_casting_to_autocast(model)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, LORA_NOISE)

@@ -133,7 +133,7 @@ def measure(task: Task) -> Measurement:
         sampler.load_policy(step, None)
         groups = sampler.sample([prompt], sampling_params(recipe.rollout), [sampling_seed(recipe.train.seed, step)])
         learnable = advantage_groups(scored(groups, step), ADVANTAGES[recipe.algorithm.advantage])
-        setup.seed_step(recipe.train.seed, step)
+        setup.seed_step(recipe.train.seed, step, 0)
         with clock.phase("learn"):
             updates = learn(engine, learnable, recipe)
         engine.vision.end_step()
@@ -146,7 +146,7 @@ def measure(task: Task) -> Measurement:
     return Measurement(
         versions=installed(("tiercel", "torch", "transformers", "peft")),
         threads=torch.get_num_threads(),
-        trained_parameters=sum(parameter.numel() for parameter in engine.parameters.values()),
+        trained_parameters=sum(parameter.numel() for parameter in engine.strategy.parameters.values()),
         prompt_tokens=prompt_tokens,
         completion_tokens=lengths,
         step_seconds=clock.steps[skipped:],

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from tests.learner.items import continuation
@@ -122,13 +123,18 @@ def test_adapters_are_float32_on_a_bfloat16_model(tiny_checkpoints):
     assert {parameter.dtype for parameter in policy.trained_parameters().values()} == {torch.float32}
     rest = {p.dtype for name, p in policy.model.named_parameters() if ".lora_" not in name}
     assert rest == {torch.bfloat16}
-    assert not policy.autocast()._enabled
     packed = packed_case(policy)
     features = VisionStore(policy, 0).features(packed.images)
+    inputs = []
+    for module in policy.model.modules():
+        if isinstance(module, LoraLayer):
+            module.lora_A["default"].register_forward_hook(lambda _, given, made: inputs.append((given, made)))
     found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
     found.sum().backward()
     assert found.dtype == torch.float32
     assert {parameter.grad.dtype for parameter in policy.trained_parameters().values()} == {torch.float32}
+    # nothing is lifted to float32 on the way in or out, which would cost time and memory
+    assert inputs and {given.dtype for (given,), _ in inputs} | {made.dtype for _, made in inputs} == {torch.bfloat16}
 
 
 def test_the_seed_decides_the_adapter_and_disturbs_no_other_dice(tiny_checkpoints):

@@ -19,6 +19,13 @@ class Totals:
     completions: int
     groups: int
 
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            tokens=self.tokens + other.tokens,
+            completions=self.completions + other.completions,
+            groups=self.groups + other.groups,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInput:

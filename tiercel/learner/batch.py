@@ -16,7 +16,7 @@ from tiercel.errors import DataError
 from tiercel.learner.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.models.prompts import completion_positions
-from tiercel.types import EncodedConversation, EncodedImage, ScoredGroup
+from tiercel.types import EncodedConversation, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +118,38 @@ def policy_units(
             fitting += parts
     flush()
     return units
+
+
+def empty_item(dimensions: int, token_id: int) -> PackItem:
+    """Two tokens and none of them scored: what a rank computes so that all ranks make as many passes. Its loss is 0
+    and hangs on the graph, so that its backward pass visits every layer."""
+    row = Row(id="(none)", messages=(), columns={}, file="", line=0)
+    prompt = EncodedPrompt(
+        row=row,
+        index=-1,
+        text="",
+        token_ids_P=torch.tensor([token_id]),
+        positions_DP=torch.zeros(dimensions, 1, dtype=torch.int64),
+        images=(),
+    )
+    continuation = Continuation(
+        token_ids_C=torch.tensor([token_id]),
+        positions_DC=torch.ones(dimensions, 1, dtype=torch.int64),
+        is_scored_C=torch.zeros(1, dtype=torch.bool),
+    )
+    return PackItem(prompt=prompt, continuations=(continuation,))
+
+
+def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
+    """`empty_item` as a unit of a minibatch."""
+    batch = PolicyBatch(
+        packed=pack([item]),
+        advantages_C=torch.zeros(1),
+        sampler_logprobs_N=torch.empty(0),
+        totals=totals,
+        prompt_ids=(),
+    )
+    return PolicyUnit(prefix=None, batches=(batch,))
 
 
 def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBatch:

@@ -4,6 +4,7 @@ Shape suffixes: N scored tokens, H hidden size, V vocabulary, M tokens of a chun
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,8 @@ GPU_TILE = (4096, 16384)
 NEVER = -1e30  # a placeholder's logit: its probability is exactly 0 and 0 * NEVER is still 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenScores:
-    """Result of a learner's pass over a microbatch."""
+class TokenScores(NamedTuple):
+    """Result of a learner's pass over a microbatch. A tuple, since FSDP2 and DeepSpeed look for tensors in those."""
 
     logprobs_N: Tensor  # fp32, with gradient where the pass has one
     entropy_N: Tensor  # fp32, nats; detached unless its gradient was asked for
@@ -37,6 +37,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.linear = linear
         self.placeholder_ids = placeholder_ids
+        self.tile: tuple[int, int] | None = None  # tokens and words of a frozen head's tile; None: by device
 
     def forward(
         self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
@@ -46,7 +47,8 @@ class TokenHead(nn.Module):
         if weight_VH.requires_grad or entropy_gradient:
             logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, temperature, excluded)
         else:
-            logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, temperature, excluded)
+            tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
+            logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, temperature, excluded, tile)
         return TokenScores(logprobs_N=logprobs_N, entropy_N=entropy_N if entropy_gradient else entropy_N.detach())
 
 
@@ -66,12 +68,12 @@ def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, temperature: float, exclu
 
 class _KeptJacobian(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, excluded):
+    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, excluded, tile):
         needs_gradient = ctx.needs_input_grad[0]
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
         jacobian_NH = torch.empty_like(hidden_NH) if needs_gradient else None
-        rows, words = TILE.get(hidden_NH.device.type, GPU_TILE)
+        rows, words = tile
         for start in range(0, len(targets_N), rows):
             chunk = slice(start, start + rows)
             hidden_MH, targets_M = hidden_NH[chunk], targets_N[chunk]
@@ -89,7 +91,7 @@ class _KeptJacobian(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient_N, _):
         (jacobian_NH,) = ctx.saved_tensors
-        return (gradient_N[:, None] * jacobian_NH).to(jacobian_NH.dtype), None, None, None, None
+        return (gradient_N[:, None] * jacobian_NH).to(jacobian_NH.dtype), None, None, None, None, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,8 @@ N scored tokens, K vision tokens (key heads in `key_BKTE`), H hidden size, D pos
 repeated form, L their length.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -25,9 +27,13 @@ class Learner(nn.Module):
         self.form = form
         self.family = policy.family
         self.autocast = policy.autocast
+        self.trains_vision = not policy.vision_is_frozen
         self.language_model = policy.family.language_model(policy.model)
         self.embedding = policy.model.get_input_embeddings()
-        self.head = TokenHead(policy.model.get_output_embeddings(), policy.family.placeholder_ids)
+        head = policy.model.get_output_embeddings()
+        self.head = TokenHead(head, policy.family.placeholder_ids)
+        # A head in half precision sums in float32 where it must; autocast would round that.
+        self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             # Reentrant checkpointing needs embeddings that require a gradient, and transformers makes them so in any
@@ -51,6 +57,7 @@ class Learner(nn.Module):
             else:
                 hidden_TH = self._decoded(batch, self._embedded(batch, features_KH))
                 hidden_NH = hidden_TH[batch.scoring_N.to(self.device)]
+        with self.head_autocast():
             return self.head(hidden_NH, batch.targets_N.to(self.device), temperature)
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
@@ -64,6 +71,8 @@ class Learner(nn.Module):
     def _embedded(self, batch: PackedTokens, features_KH: Tensor | None) -> Tensor:
         token_ids_T = batch.token_ids_T.to(self.device)
         embeddings_TH = self.embedding(token_ids_T)
+        if self.trains_vision and torch.is_grad_enabled() and not embeddings_TH.requires_grad:
+            embeddings_TH.requires_grad_()  # a pass without pictures has a backward pass as any other
         if features_KH is None:
             return embeddings_TH
         is_vision_T = self.family.is_placeholder(token_ids_T)
@@ -103,29 +112,28 @@ class Learner(nn.Module):
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
         """The same (N, H) by the plain computation: one causal row per completion, its prompt repeated."""
-        rows = [
-            torch.cat([torch.arange(*group.prompt), torch.arange(*completion)])
-            for group in batch.layout.groups
-            for completion in group.completions
-        ]
-        places_RL = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
+        places_RL, row_N, column_N = self._repeated_layout(batch)
         hidden_RLH = self.language_model(
             inputs_embeds=embeddings_TH[places_RL.to(self.device)],
             position_ids=_position_ids(batch.positions_DT[:, places_RL].to(self.device)),
             attention_mask=None,
             use_cache=False,
         ).last_hidden_state
-        row_N, column_N = _repeated_places(batch, rows)
         return hidden_RLH[row_N.to(self.device), column_N.to(self.device)]
 
-
-def _repeated_places(batch: PackedTokens, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Row and column, in the repeated rows, of each scoring place."""
-    columns = torch.zeros_like(batch.scoring_N)
-    for number, row in enumerate(rows):
-        mine = batch.continuation_of_N == number
-        columns[mine] = torch.searchsorted(row, batch.scoring_N[mine])
-    return batch.continuation_of_N, columns
+    def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
+        """Packed places (R, L) of the repeated rows, and row and column (N,) there of each scoring place."""
+        rows = [
+            torch.cat([torch.arange(*group.prompt), torch.arange(*completion)])
+            for group in batch.layout.groups
+            for completion in group.completions
+        ]
+        column_N = torch.zeros_like(batch.scoring_N)
+        for number, row in enumerate(rows):
+            mine = batch.continuation_of_N == number
+            column_N[mine] = torch.searchsorted(row, batch.scoring_N[mine])
+        places_RL = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
+        return places_RL, batch.continuation_of_N, column_N
 
 
 def _position_ids(positions: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ def _routed_attention(
 ) -> tuple[Tensor, Tensor | None]:
     if attention_form is None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
+    # Under autocast rotary embeddings of float32 states are float32, values are not.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     output_BHTE = attention_form(module.layer_idx, query, key, value, options["scaling"])
     return output_BHTE.transpose(1, 2).contiguous(), None
 

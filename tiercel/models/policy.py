@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from tiercel.config.schema import BaseRecipe, Lora, Part
@@ -53,13 +54,17 @@ class Policy:
 
     @property
     def needs_autocast(self) -> bool:
-        """Full fine-tuning keeps float32 weights and computes in the recipe's dtype."""
-        weights = next(self.model.parameters()).dtype
-        return weights == torch.float32 and self.compute_dtype != torch.float32
+        """Adapters, and in full fine-tuning all weights, are float32 and compute in the recipe's dtype."""
+        has_float32 = self.peft is not None or next(self.model.parameters()).dtype == torch.float32
+        return has_float32 and self.compute_dtype in (torch.bfloat16, torch.float16)
 
-    def autocast(self) -> torch.autocast:
-        """What every forward pass runs in."""
-        return torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=self.needs_autocast)
+    def autocast(self, *, keeps_casts: bool = True) -> torch.autocast:
+        """What every forward pass runs in. `keeps_casts`: weights are cast once, not at every use, which no captured
+        graph may rely on."""
+        enabled = self.needs_autocast
+        return torch.autocast(
+            self.device.type, dtype=self.compute_dtype, enabled=enabled, cache_enabled=enabled and keeps_casts
+        )
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
@@ -82,13 +87,24 @@ def base_name(name: str) -> str:
     return re.sub(r"\.(lora_[A-Z]\w*\.\w+|base_layer)(?=\.)", "", name)
 
 
-def build_policy(recipe: BaseRecipe, device: torch.device, weights: Path | None = None) -> Policy:
+def build_policy(
+    recipe: BaseRecipe, device: torch.device, weights: Path | None = None, *, stays_on_cpu: bool = False
+) -> Policy:
     """Load the checkpoint and make trainable what the recipe says. `weights`: a model directory to go on from in
-    full fine-tuning."""
+    full fine-tuning. `stays_on_cpu`: a strategy moves the parts to the device, which may not hold the whole."""
     family = load_family(recipe.model, recipe.data.template)
-    compute_dtype = DTYPES[recipe.model.dtype]
-    weights_dtype = compute_dtype if recipe.lora is not None else torch.float32
-    model = load_weights(family, weights_dtype, device, weights)
+    place = torch.device("cpu") if stays_on_cpu else device
+    model = load_weights(family, weights_dtype(recipe), place, weights)
+    return make_trainable(family, model, recipe, device)
+
+
+def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
+    """Frozen weights lie in the dtype that computes; trained ones in float32."""
+    return DTYPES[recipe.model.dtype] if recipe.lora is not None else torch.float32
+
+
+def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, device: torch.device) -> Policy:
+    """A loaded model with the recipe's adapter, or with what it does not freeze trainable."""
     reference_adapter = None
     peft = None
     if recipe.lora is not None:
@@ -96,12 +112,13 @@ def build_policy(recipe: BaseRecipe, device: torch.device, weights: Path | None 
         reference_adapter = "reference" if recipe.lora.init is not None else None
     else:
         _unfreeze(family, model, recipe.freeze)
+    leave_casting_to_autocast(model)
     return Policy(
         family=family,
         model=model,
         peft=peft,
         reference_adapter=reference_adapter,
-        compute_dtype=compute_dtype,
+        compute_dtype=DTYPES[recipe.model.dtype],
         device=device,
     )
 
@@ -115,6 +132,7 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
     if adapter is not None:
         peft = _read_adapter(model, adapter)
         model.requires_grad_(False)
+        leave_casting_to_autocast(model)
     return Policy(
         family=family,
         model=model,
@@ -123,6 +141,14 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
         compute_dtype=compute_dtype,
         device=device,
     )
+
+
+def leave_casting_to_autocast(model: HuggingFaceModel) -> None:
+    """PEFT would lift every adapter's input to the float32 of its weights: products several times as slow on a GPU, and
+    a copy of each input kept for the backward pass."""
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
 
 
 def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:

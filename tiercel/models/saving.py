@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tiercel.errors import ModelError
 from tiercel.models.policy import Policy
@@ -27,20 +29,22 @@ TOKENIZER_FILES = (
 )
 
 
-def save_trained(policy: Policy, directory: Path) -> Path:
-    """`directory`/adapter of an adapter, `directory`/model of full fine-tuning."""
+def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> Path:
+    """`directory`/adapter of an adapter, `directory`/model of full fine-tuning. `weights`: whole tensors by their
+    names in the policy's model, where that may hold parts of them only."""
     if policy.peft is None:
-        save_model(policy, directory / "model")
+        save_model(policy, directory / "model", weights)
         return directory / "model"
-    save_adapter(policy, directory / "adapter")
+    save_adapter(policy, directory / "adapter", weights)
     return directory / "adapter"
 
 
-def save_adapter(policy: Policy, directory: Path) -> None:
+def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """PEFT's own two files, the same bytes for the same weights."""
     assert policy.peft is not None
     directory.mkdir(parents=True, exist_ok=True)
-    state = get_peft_model_state_dict(policy.peft, adapter_name="default", save_embedding_layers=False)
+    named = None if weights is None else {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+    state = get_peft_model_state_dict(policy.peft, named, adapter_name="default", save_embedding_layers=False)
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {key: _plain(value) for key, value in policy.peft.peft_config["default"].to_dict().items()}
@@ -66,10 +70,10 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
         names[name].data.copy_(tensor)
 
 
-def save_model(policy: Policy, directory: Path) -> None:
+def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """A whole Hugging Face directory: weights, config, tokenizer, processors."""
     directory.mkdir(parents=True, exist_ok=True)
-    policy.model.save_pretrained(directory)
+    policy.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
     copy_tokenizer_files(Path(policy.family.checkpoint.path), directory)
 
 

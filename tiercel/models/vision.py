@@ -1,7 +1,7 @@
 """Vision features, each picture once: kept for the step, and across steps within a byte budget."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -76,6 +76,17 @@ class VisionStore:
         pairs = [(output, leaf.grad) for output, leaf in self._gathering.values() if leaf.grad is not None]
         if pairs:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+    def held(self, images: Sequence[EncodedImage]) -> dict[str, Tensor]:
+        """Features that are there already, by content hash, for another rank to adopt; none of a trained tower, which
+        is asked again at each update in any case."""
+        keys = {image.sha256 for image in images} if self.is_frozen else set()
+        return {key: self._features[key, False].cpu() for key in sorted(keys) if (key, False) in self._features}
+
+    def adopt(self, features: Mapping[str, Tensor]) -> None:
+        """Take over features that another rank computed."""
+        for key, value_KH in features.items():
+            self._features.setdefault((key, False), value_KH.to(self.policy.device))
 
     def end_step(self) -> None:
         """Drop what does not fit the budget; everything, once a trained tower has moved."""

@@ -38,6 +38,7 @@ class CapturedDecoder(SharedDecoder):
     """Captures at the first token after the number of rows has changed. `capture` is `CapturedStep` but in tests."""
 
     patience = 0.5
+    keeps_casts = False
 
     def __init__(self, policy: Policy, vision: VisionStore, capture: Callable[[Step, Tensor], Step] = CapturedStep):
         super().__init__(policy, vision)

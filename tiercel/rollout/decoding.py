@@ -30,6 +30,7 @@ class Decoder(Protocol):
     """The memory of one batch of prompts, each with `group_size` rows, which leave when they have ended."""
 
     patience: float  # rows that have ended stay until they are more than this share of the batch
+    keeps_casts: bool  # what autocast has cast stays cast from token to token
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         """Logits (B, V) after each prompt."""
@@ -55,6 +56,7 @@ class BaseDecoder:
     """What the decoders share: prompts in, positions, logits out."""
 
     patience = 0.0
+    keeps_casts = True
 
     def __init__(self, policy: Policy, vision: VisionStore):
         self.policy = policy

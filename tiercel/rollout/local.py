@@ -36,10 +36,10 @@ class _Sequences:
 class LocalSampler:
     """Samples with transformers' own forward pass, in batches of prompts."""
 
-    def __init__(self, policy: Policy, vision: VisionStore):
+    def __init__(self, policy: Policy, vision: VisionStore, *, may_capture: bool = True):
         self.policy = policy
         self.family = policy.family
-        self.decoder = build_decoder(policy, vision)
+        self.decoder = build_decoder(policy, vision, may_capture=may_capture)
         self.version = 0
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
@@ -52,7 +52,7 @@ class LocalSampler:
         self.policy.model.eval()
         groups: list[Group] = []
         for batch in _batches(prompts, params):
-            with self.policy.autocast():
+            with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):
                 groups += self._sample_batch([prompts[i] for i in batch], params, [seeds[i] for i in batch])
         return tuple(groups)
 
@@ -157,11 +157,12 @@ class LocalSampler:
         return completions
 
 
-def build_decoder(policy: Policy, vision: VisionStore) -> Decoder:
-    """The fastest decoder that model and device admit. What autocast keeps between kernels no graph may hold."""
+def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = True) -> Decoder:
+    """The fastest decoder that model and device admit. Without an adapter all weights may be cast, which is worth
+    keeping between tokens, and no captured graph may; nor may FSDP2's hooks, which wait for streams (`may_capture`)."""
     if shared_prefix_obstacle(policy.family.language_model(policy.model)):
         return RepeatedDecoder(policy, vision)
-    if policy.device.type == "cuda" and not policy.needs_autocast:
+    if may_capture and policy.device.type == "cuda" and (policy.peft is not None or not policy.needs_autocast):
         return CapturedDecoder(policy, vision)
     return SharedDecoder(policy, vision)
 
