@@ -1,0 +1,125 @@
+"""The plan's bytes against the peak of live bytes of the real code, all layers of it, on fake tensors."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from tests.planning.shapes import save_config
+from tiercel.config.schema import GrpoRecipe
+from tiercel.learner.head import GPU_TILE
+from tiercel.models.attention import route_attention
+from tiercel.planning.memory import rank_memory
+from tiercel.planning.plan import Subject, measure, study
+from tiercel.planning.probe import (
+    LiveBytes,
+    ProbedLearner,
+    empty_policy,
+    fake_tensors,
+    fill_with_fakes,
+    module_bytes,
+    packed_case,
+)
+
+LORA = {"rank": 64, "alpha": 128}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2.5-vl 3b": ("qwen2_5_vl", "3b", {}),
+    "qwen2.5-vl 3b, checkpointed": ("qwen2_5_vl", "3b", {"learner": {"gradient_checkpointing": True}}),
+    "qwen2.5-vl 3b, float32": ("qwen2_5_vl", "3b", {"model": {"dtype": "float32"}}),
+    "qwen2.5-vl 3b, language trained": (
+        "qwen2_5_vl",
+        "3b",
+        {"lora": None, "learner": {"gradient_checkpointing": True}},
+    ),
+    "qwen2.5-vl 3b, prompts repeated": ("qwen2_5_vl", "3b", {"learner": {"form": "repeated"}}),
+    "qwen2.5-vl 7b": ("qwen2_5_vl", "7b", {}),
+    "qwen2.5-vl 7b, checkpointed, 32k tokens": (
+        "qwen2_5_vl",
+        "7b",
+        {"learner": {"gradient_checkpointing": True, "max_tokens_per_microbatch": 32768}},
+    ),
+    "qwen2.5-vl 32b, checkpointed": ("qwen2_5_vl", "32b", {"learner": {"gradient_checkpointing": True}}),
+    "qwen2.5-vl 72b, checkpointed": (
+        "qwen2_5_vl",
+        "72b",
+        {"lora": {"rank": 16, "alpha": 32}, "learner": {"gradient_checkpointing": True}},
+    ),
+    "qwen2-vl 2b": ("qwen2_vl", "1.5b", {"lora": {"rank": 8, "alpha": 16}}),
+    "qwen2-vl 7b, long completions": ("qwen2_vl", "7b", {"rollout": {"max_new_tokens": 1024}}),
+    "ovis2 1b": ("ovis2", "0.5b", {}),
+    "ovis2 1b, fully trained": ("ovis2", "0.5b", {"lora": None}),
+}
+
+
+def recipe_of(directory: Path, changes: dict[str, Any]) -> GrpoRecipe:
+    tree: dict[str, Any] = {
+        "model": {"path": str(directory)},
+        "lora": LORA,
+        "data": {"train": "rows.jsonl", "max_prompt_tokens": 1200},
+        "rewards": [{"name": "exact"}],
+        "rollout": {"max_new_tokens": 128, "group_size": 8},
+        "learner": {"max_tokens_per_microbatch": 8192},
+        "train": {"steps": 1},
+        "output": "run",
+    }
+    for section, values in changes.items():
+        tree[section] = {**tree[section], **values} if isinstance(values, dict) and tree[section] else values
+    return GrpoRecipe.model_validate(tree)
+
+
+def real_peak(subject: Subject) -> int:
+    """Bytes of the second update's passes: weights, gradients, moments and all that a pass holds."""
+    recipe = subject.recipe
+    policy = empty_policy(recipe, subject.family, subject.config, subject.sizes.layers)
+    packed = packed_case(
+        subject.composition, recipe.learner.max_tokens_per_microbatch, subject.family.position_dimensions
+    )
+    with fake_tensors():
+        fill_with_fakes(policy.model)
+        route_attention(subject.family.language_model(policy.model))
+        form = "split" if recipe.learner.form == "auto" else recipe.learner.form
+        learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
+        learner.head.tile = GPU_TILE
+        with LiveBytes() as live:
+            for _ in range(2):  # the second microbatch finds gradients there
+                learner.train()
+                learner(packed, None, 1.0).logprobs_N.sum().backward()
+    return module_bytes(policy.model) + live.peak
+
+
+def test_live_bytes_are_those_of_torchs_own_tracker():
+    """On a model without frozen weights, for which that tracker was made. It takes minutes for a whole checkpoint."""
+    with fake_tensors():
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+        inputs = torch.randn(32, 64)
+        tracker = MemTracker()
+        tracker.track_external(model, inputs)
+        with tracker:
+            model(inputs).square().sum().backward()
+        theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        model.zero_grad(set_to_none=True)
+        with LiveBytes() as live:
+            model(inputs).square().sum().backward()
+    assert live.peak + module_bytes(model) + inputs.nbytes == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.scale
+def test_the_memory_model_is_within_a_tenth_of_the_real_code(tmp_path):
+    errors = {}
+    for number, (name, (family, size, changes)) in enumerate(CASES.items()):
+        subject = study(recipe_of(save_config(family, size, tmp_path / str(number)), changes), None)
+        recipe, sizes = subject.recipe, subject.sizes
+        tokens = recipe.learner.max_tokens_per_microbatch
+        planned = rank_memory(
+            recipe, sizes, measure(subject), None, strategy="single", ranks=1, tokens=tokens, on_gpu=False
+        )
+        expected = planned.phases["learn"] - planned.components["optimizer moments"]
+        found = real_peak(subject)
+        errors[name] = expected / found - 1
+        print(f"{name}: planned {expected / 1e9:.2f} GB, real {found / 1e9:.2f} GB, {errors[name]:+.1%}", flush=True)
+    assert len(errors) >= 12
+    assert statistics.median(abs(error) for error in errors.values()) <= 0.10
+    assert min(errors.values()) >= -0.15

@@ -1,0 +1,275 @@
+"""The plan of a recipe on given GPUs: what each strategy would hold, which to take, what to change where none fits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tiercel.config.rules import rule_problems
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.learner.forms import AUTO
+from tiercel.models.family import Family
+from tiercel.planning.memory import Measured, RankMemory, Rollout, rank_memory, step_rollout
+from tiercel.planning.probe import Composition, fitted, packed_case, update_bytes
+from tiercel.planning.seconds import Device, phase_seconds
+from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
+
+PREFERENCE = ("single", "ddp", "fsdp2", "deepspeed")  # the first that fits: less communication before more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What is planned for."""
+
+    ranks: int
+    memory_bytes: int  # of each
+    device: Device | None  # None: a CPU, of which no seconds are foretold
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One strategy on the machine."""
+
+    memory: RankMemory
+    fits: bool
+    largest_tokens: int  # the greatest learner.max_tokens_per_microbatch that would fit; 0: none
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All options, the one to take, and the change to make where there is none."""
+
+    machine: Machine
+    sizes: ModelSizes
+    tokens: int
+    prompt_tokens: int
+    options: tuple[Option, ...]
+    chosen: str | None
+    reason: str
+    change: str | None  # the nearest recipe that fits
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A recipe's model, counted and ready to be measured."""
+
+    recipe: SftRecipe | GrpoRecipe
+    config: Any
+    family: Family
+    sizes: ModelSizes
+    prompt_tokens: int
+
+    def rollout(self, ranks: int) -> Rollout | None:
+        if not isinstance(self.recipe, GrpoRecipe):
+            return None
+        return step_rollout(self.recipe, ranks, self.prompt_tokens)
+
+    @property
+    def smallest_tokens(self) -> int:
+        """A microbatch holds a prompt and a completion."""
+        return self.prompt_tokens + self.composition.completion_tokens
+
+    @property
+    def composition(self) -> Composition:
+        if isinstance(self.recipe, GrpoRecipe):
+            rollout = self.recipe.rollout
+            return Composition(
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=rollout.max_new_tokens,
+                group_size=rollout.group_size,
+            )
+        answer = max(1, self.prompt_tokens // 4)  # of a conversation's tokens, those that are scored
+        return Composition(prompt_tokens=self.prompt_tokens - answer, completion_tokens=answer, group_size=1)
+
+
+def study(recipe: SftRecipe | GrpoRecipe, prompt_tokens: int | None) -> Subject:
+    """Count the recipe's model. Raises ModelError or EnvironmentProblem where its config cannot be had."""
+    path, config = read_config(recipe.model)
+    family = bare_family(path, config)
+    return Subject(
+        recipe=recipe,
+        config=config,
+        family=family,
+        sizes=count(recipe, config, family),
+        prompt_tokens=prompt_tokens or recipe.data.max_prompt_tokens,
+    )
+
+
+def measure(subject: Subject) -> Measured:
+    """Run the learner on fake tensors at four points. FlexAttention has no form without a GPU; what it keeps for the
+    backward pass is what the CPU's form keeps: queries, keys, values, outputs and their log-sum-exp."""
+    recipe, family = subject.recipe, subject.family
+    form: str = recipe.learner.form
+    if form == "auto":
+        form = "repeated" if subject.sizes.obstacle else AUTO["cpu"]
+    form = "split" if form == "flex" else form
+    tokens = max(recipe.learner.max_tokens_per_microbatch, subject.smallest_tokens)
+    cache: dict[tuple[int, int], Any] = {}
+
+    def at(layers: int, count: int) -> Any:
+        if (layers, count) not in cache:
+            packed = packed_case(subject.composition, count, family.position_dimensions)
+            cache[layers, count] = update_bytes(recipe, family, subject.config, layers, packed, form)
+        return cache[layers, count]
+
+    return Measured(
+        learn=fitted(lambda layers, count: at(layers, count).learn, tokens),
+        step=fitted(lambda layers, count: at(layers, count).step, tokens),
+    )
+
+
+def make_plan(recipe: SftRecipe | GrpoRecipe, machine: Machine, prompt_tokens: int | None = None) -> Plan:
+    """Judge every strategy that the recipe and the number of ranks admit."""
+    subject = study(recipe, prompt_tokens)
+    measured = measure(subject)
+    tokens = recipe.learner.max_tokens_per_microbatch
+    options = tuple(option(subject, measured, machine, name, tokens) for name in admitted(recipe, machine.ranks))
+    chosen = next((each for each in options if each.fits), None)
+    room = machine.memory_bytes / 1e9
+    if chosen is None:
+        reason = f"nothing fits into {room:.0f} GB"
+    elif recipe.train.strategy != "auto":
+        reason = "as the recipe says"
+    else:
+        reason = f"the least communication of what fits into {room:.0f} GB"
+    return Plan(
+        machine=machine,
+        sizes=subject.sizes,
+        tokens=tokens,
+        prompt_tokens=subject.prompt_tokens,
+        options=options,
+        chosen=chosen.memory.strategy if chosen else None,
+        reason=reason,
+        change=None if chosen else nearest_change(subject, measured, machine),
+    )
+
+
+def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
+    """Strategies to judge: the recipe's own, or all that go with the number of ranks."""
+    if recipe.train.strategy != "auto":
+        return [recipe.train.strategy]
+    return ["single"] if ranks == 1 else [name for name in PREFERENCE[1:] if not strategy_problems(recipe, name)]
+
+
+def strategy_problems(recipe: SftRecipe | GrpoRecipe, name: str) -> list[str]:
+    """Why the recipe's own rules refuse a strategy."""
+    asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": name})})
+    return [problem.text for problem in rule_problems(asked) if "train.strategy" in (problem.key, *problem.also)]
+
+
+def option(subject: Subject, measured: Measured, machine: Machine, strategy: str, tokens: int) -> Option:
+    """One strategy with microbatches of so many tokens."""
+    rollout = subject.rollout(machine.ranks)
+
+    def held(count: int) -> RankMemory:
+        return rank_memory(
+            subject.recipe,
+            subject.sizes,
+            measured,
+            rollout,
+            strategy=strategy,
+            ranks=machine.ranks,
+            tokens=count,
+            on_gpu=machine.is_gpu,
+        )
+
+    memory = held(tokens)
+    seconds: Mapping[str, float] = {}
+    if rollout is not None and machine.device is not None:
+        seconds = phase_seconds(
+            subject.recipe,
+            subject.sizes,
+            rollout,
+            machine.device,
+            strategy=strategy,
+            ranks=machine.ranks,
+            tokens=tokens,
+        )
+    return Option(
+        memory=memory,
+        fits=memory.peak <= machine.memory_bytes,
+        largest_tokens=_largest(lambda count: held(count).peak <= machine.memory_bytes, subject.smallest_tokens),
+        seconds=seconds,
+    )
+
+
+def _largest(fits: Any, smallest: int) -> int:
+    """The greatest number of tokens that fits, by halving; 0 where the smallest does not."""
+    if not fits(smallest):
+        return 0
+    low, high = smallest, smallest * 2
+    while fits(high) and high < 2**24:
+        low, high = high, high * 2
+    while high - low > max(1, low // 256):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def nearest_change(subject: Subject, measured: Measured, machine: Machine) -> str | None:
+    """The first of these that fits, in the order of what they cost: smaller microbatches, checkpointing, another
+    strategy, offloading, more GPUs. None where none of them does."""
+    recipe = subject.recipe
+    names = admitted(recipe, machine.ranks)
+    if text := _smaller(subject, measured, machine, names):
+        return text
+    checkpointed = _changed(subject, learner={"gradient_checkpointing": True})
+    again = measured if recipe.learner.gradient_checkpointing else measure(checkpointed)
+    prefix = "" if recipe.learner.gradient_checkpointing else "learner.gradient_checkpointing: true"
+    if prefix and (text := _fitting(checkpointed, again, machine, names)):
+        return _joined(prefix, text)
+    if machine.ranks > 1:
+        others = [name for name in PREFERENCE[1:] if name not in names and not strategy_problems(recipe, name)]
+        if text := _fitting(checkpointed, again, machine, others):
+            return _joined(prefix, text)
+        zero = {"stage": 3, "offload_parameters": True, "offload_optimizer": True}
+        offloaded = _changed(checkpointed, train={"strategy": "deepspeed", "deepspeed": zero})
+        may_offload = not strategy_problems(offloaded.recipe, "deepspeed")
+        if may_offload and (text := _fitting(offloaded, again, machine, ["deepspeed"])):
+            extra = "train.deepspeed.offload_parameters: true, train.deepspeed.offload_optimizer: true"
+            return _joined(prefix, text, extra)
+    for factor in (2, 4, 8, 16, 32):
+        more = replace(machine, ranks=machine.ranks * factor)
+        if text := _fitting(checkpointed, again, more, [*names] if recipe.train.strategy != "auto" else ["fsdp2"]):
+            return _joined(f"{more.ranks} GPUs", prefix, text)
+    return None
+
+
+def _fitting(subject: Subject, measured: Measured, machine: Machine, names: Sequence[str]) -> str | None:
+    """What to write so that one of the strategies fits, smaller microbatches included."""
+    for name in names:
+        found = option(subject, measured, machine, name, subject.recipe.learner.max_tokens_per_microbatch)
+        if found.fits:
+            return f"train.strategy: {name}"
+    if text := _smaller(subject, measured, machine, names):
+        return text
+    return None
+
+
+def _smaller(subject: Subject, measured: Measured, machine: Machine, names: Sequence[str]) -> str | None:
+    tokens = subject.recipe.learner.max_tokens_per_microbatch
+    found = [(option(subject, measured, machine, name, tokens).largest_tokens, name) for name in names]
+    usable = [(count, name) for count, name in found if 0 < count < tokens]
+    if not usable:
+        return None
+    count, name = max(usable, key=lambda entry: entry[0])
+    return f"train.strategy: {name}, learner.max_tokens_per_microbatch: {count}"
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _changed(subject: Subject, **sections: Mapping[str, Any]) -> Subject:
+    tree = subject.recipe.model_dump()
+    for section, values in sections.items():
+        tree[section] |= values
+    return replace(subject, recipe=type(subject.recipe).model_validate(tree))

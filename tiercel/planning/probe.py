@@ -1,0 +1,244 @@
+"""What the learner really holds: its own code, run on fake tensors, which have shapes and no memory.
+
+A few decoder layers and two numbers of tokens are enough: the bytes of a pass are linear in both, to the rounding of
+buffers. L decoder layers, T packed tokens.
+"""
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+from transformers import AutoModelForImageTextToText
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.distributed.optimizer import build_optimizer
+from tiercel.learner.head import GPU_TILE
+from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.models.attention import AttentionForm, route_attention
+from tiercel.models.family import Family
+from tiercel.models.policy import Policy, make_trainable, weights_dtype
+from tiercel.planning.sizes import without_files
+from tiercel.types import EncodedPrompt, Row
+
+PROBED_LAYERS = (2, 4)
+SMALL_SHARE = 0.5  # of the token budget, for the second number of tokens
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that were made inside and still live, and the most there were at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_iter((args, kwargs)):
+            if isinstance(value, Tensor):  # what was there before is not counted, nor are its views
+                self._known.add(value.untyped_storage()._cdata)
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor):
+                self._count(value.untyped_storage())
+        return result
+
+    def start_again(self) -> int:
+        """Forget the peak so far; the bytes that live now."""
+        self.peak = self.now
+        return self.now
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composition:
+    """What a microbatch is made of: groups of one prompt and its completions, as many as the budget holds."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    group_size: int
+
+    def items(self, tokens: int, dimensions: int) -> list[PackItem]:
+        """Whole groups, a part of one, and what is left in the last one's prompt: `tokens` in all."""
+        counts: list[int] = []
+        left = tokens
+        while left >= self.prompt_tokens + self.completion_tokens or not counts:
+            count = min(self.group_size, max(1, (left - self.prompt_tokens) // self.completion_tokens))
+            counts.append(count)
+            left -= self.prompt_tokens + count * self.completion_tokens
+        items = [self._item(self.prompt_tokens, count, dimensions) for count in counts]
+        items[-1] = self._item(self.prompt_tokens + max(0, left), counts[-1], dimensions)
+        return items
+
+    def _item(self, prompt_tokens: int, completions: int, dimensions: int) -> PackItem:
+        def ids(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int64)
+
+        def positions(count: int) -> Tensor:
+            return torch.arange(count).expand(dimensions, -1)
+
+        size = self.completion_tokens
+        continuation = Continuation(
+            token_ids_C=ids(size), positions_DC=positions(size), is_scored_C=torch.ones(size, dtype=torch.bool)
+        )
+        prompt = EncodedPrompt(
+            row=Row(id="", messages=(), columns={}, file="", line=0),
+            index=0,
+            text="",
+            token_ids_P=ids(prompt_tokens),
+            positions_DP=positions(prompt_tokens),
+            images=(),
+        )
+        return PackItem(prompt=prompt, continuations=(continuation,) * completions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateBytes:
+    """Bytes above the model's own and the optimiser's moments."""
+
+    learn: int  # forward and backward of a microbatch, gradients of the one before included
+    step: int  # gradients and the update's own temporaries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearBytes:
+    """a + b L + c T + d L T, through four measured points."""
+
+    constant: float
+    per_layer: float
+    per_token: float
+    per_layer_token: float
+
+    def at(self, layers: int, tokens: int) -> int:
+        return round(
+            self.constant + self.per_layer * layers + self.per_token * tokens + self.per_layer_token * layers * tokens
+        )
+
+
+def fitted(measure: Callable[[int, int], int], tokens: int) -> LinearBytes:
+    """The form through `measure(layers, tokens)` at the probed numbers."""
+    (l1, l2), (t1, t2) = PROBED_LAYERS, (max(1, round(tokens * SMALL_SHARE)), tokens)
+    f11, f12, f21, f22 = measure(l1, t1), measure(l1, t2), measure(l2, t1), measure(l2, t2)
+    d = (f22 - f21 - f12 + f11) / ((l2 - l1) * (t2 - t1))
+    b = (f21 - f11) / (l2 - l1) - d * t1
+    c = (f12 - f11) / (t2 - t1) - d * l1
+    return LinearBytes(constant=f11 - b * l1 - c * t1 - d * l1 * t1, per_layer=b, per_token=c, per_layer_token=d)
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors made inside have no memory. Layouts stay real, since code looks at their numbers."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -> Policy:
+    """The recipe's policy with so many decoder layers, on torch's meta device: fake tensors cannot be moved, as adding
+    an adapter does."""
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(
+            with_layers(config, layers), dtype=weights_dtype(recipe), attn_implementation="sdpa"
+        )
+        model.requires_grad_(False)
+        return make_trainable(family, model.eval(), without_files(recipe), torch.device("cpu"))
+
+
+def fill_with_fakes(model: nn.Module) -> None:
+    """Fake tensors on the CPU in place of the meta device's, a shared one once; to be called among `fake_tensors`."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_weight else fresh
+                held[name] = made[id(tensor)]
+
+
+def with_layers(config: Any, layers: int) -> Any:
+    """The config with another number of decoder layers."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = list(text.layer_types[:layers])
+    return small
+
+
+class ProbedLearner(Learner):
+    """Where a pass looks at numbers, to lay it out, it needs real ones."""
+
+    def _attention(self, batch: PackedTokens, first_query: int = 0) -> AttentionForm:
+        with _disable_current_modes():
+            return super()._attention(batch, first_query)
+
+    def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
+        with _disable_current_modes():
+            return super()._repeated_layout(batch)
+
+
+def update_bytes(
+    recipe: BaseRecipe,
+    family: Family,
+    config: Any,
+    layers: int,
+    packed: PackedTokens,
+    form: str,
+) -> UpdateBytes:
+    """Peaks of two microbatches and a step, of the learner's own code; with the head's tiles of a GPU, which on a CPU
+    are smaller and many."""
+    policy = empty_policy(recipe, family, config, layers)
+    with fake_tensors(), LiveBytes() as live:
+        fill_with_fakes(policy.model)
+        route_attention(family.language_model(policy.model))
+        learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
+        learner.head.tile = GPU_TILE
+        parameters = policy.trained_parameters()
+        optimizer = build_optimizer(parameters, recipe.optim)
+        resident = live.start_again()
+        for _ in range(2):
+            learner.train()
+            scores = learner(packed, None, 1.0)
+            scores.logprobs_N.sum().backward()
+            del scores
+        learn = live.peak - resident
+        live.start_again()
+        optimizer.step()
+        moments = sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+        step = live.peak - resident - moments
+    return UpdateBytes(learn=learn, step=step)
+
+
+def packed_case(composition: Composition, tokens: int, dimensions: int) -> PackedTokens:
+    return pack(composition.items(tokens, dimensions))
+
+
+def module_bytes(module: nn.Module) -> int:
+    """Of parameters and buffers, a shared one once."""
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

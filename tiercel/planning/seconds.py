@@ -1,0 +1,82 @@
+"""Seconds of a step from stated figures of a device: an estimate to compare layouts with, no promise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.planning.memory import BYTES, Rollout
+from tiercel.planning.sizes import ModelSizes
+
+CHECKPOINTED_PASSES = 1  # forward passes more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Data-sheet figures, and the share of them that is assumed to be reached."""
+
+    name: str
+    flops: float  # per second, bfloat16, dense
+    bandwidth: float  # bytes per second of its memory
+    link: float  # bytes per second to GPUs of the same machine
+    network: float  # bytes per second and GPU to other machines
+    per_machine: int
+    reached_flops: float = 0.45
+    reached_bandwidth: float = 0.6
+    reached_link: float = 0.7
+
+
+DEVICES: dict[str, Device] = {
+    "h100": Device(name="h100", flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9, per_machine=8),
+    "h200": Device(name="h200", flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9, per_machine=8),
+    "a100": Device(name="a100", flops=312e12, bandwidth=2.0e12, link=300e9, network=25e9, per_machine=8),
+    "l40s": Device(name="l40s", flops=362e12, bandwidth=0.86e12, link=32e9, network=12.5e9, per_machine=8),
+}
+
+
+def link_speed(device: Device, ranks: int) -> float:
+    """Bytes per second of a ring over the ranks: its slowest link decides."""
+    speed = device.link if ranks <= device.per_machine else device.network
+    return device.reached_link * speed
+
+
+def phase_seconds(
+    recipe: BaseRecipe,
+    sizes: ModelSizes,
+    rollout: Rollout,
+    device: Device,
+    *,
+    strategy: str,
+    ranks: int,
+    tokens: int,
+) -> Mapping[str, float]:
+    """Of one step on the rank with the most prompts: rollout, learn, communication that learning does not hide."""
+    flops = device.reached_flops * device.flops
+    bandwidth = device.reached_bandwidth * device.bandwidth
+    width = BYTES[recipe.model.dtype]
+    group = rollout.prompt_tokens + rollout.group_size * rollout.completion_tokens
+    packed = rollout.prompts * group
+    passes = 2 if recipe.lora is not None else 3  # a frozen weight's gradient is not computed
+    passes += CHECKPOINTED_PASSES if recipe.learner.gradient_checkpointing else 0
+    learn = 2 * packed * (passes * sizes.language_weights + 3 * sizes.adapter) / flops
+    microbatches = max(1, -(-packed // tokens))
+    seconds = {"learn": learn}
+    if rollout.engine == "local":
+        rows = rollout.prompts * rollout.group_size
+        prefill = 2 * rollout.prompts * rollout.prompt_tokens * sizes.language_weights / flops
+        cache = 2 * width * sizes.layers * sizes.key_heads * sizes.head_size
+        read = width * sizes.language_weights + cache * (
+            rollout.prompts * rollout.prompt_tokens + rows * rollout.completion_tokens / 2
+        )
+        computed = 2 * rows * sizes.language_weights / flops
+        seconds["rollout"] = prefill + rollout.completion_tokens * max(read / bandwidth, computed)
+    if ranks > 1:
+        speed = link_speed(device, ranks)
+        share = (ranks - 1) / ranks
+        summed = 2 * 4 * sizes.trained * share / speed
+        gathered = 0.0
+        if strategy in ("fsdp2", "deepspeed"):
+            weights = width * sizes.language_weights * share
+            gathered = (passes if recipe.learner.gradient_checkpointing else 2) * microbatches * weights / speed
+        seconds["waiting for weights"] = max(0.0, gathered - learn)
+        seconds["summing gradients"] = summed
+    return seconds

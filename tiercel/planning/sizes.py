@@ -1,0 +1,142 @@
+"""Numbers of weights, counted on a model without any: built on torch's meta device from its config alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tiercel.config.schema import BaseRecipe, Model
+from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.models.family import Checkpoint, Family
+from tiercel.models.loading import family_class
+from tiercel.models.policy import make_trainable, weights_dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """A model with its adapter, in numbers of elements unless said otherwise."""
+
+    layers: int
+    hidden: int
+    heads: int
+    key_heads: int
+    head_size: int
+    vocabulary: int
+    layer_weights: int  # of one decoder layer, without adapter
+    root_weights: int  # embedding, head and last norm; a tied matrix once
+    vision_weights: int  # tower and projector
+    layer_adapter: int
+    vision_adapter: int
+    trained_layer: int  # of one decoder layer, whatever is trained
+    trained_root: int
+    trained_vision: int
+    obstacle: str | None  # why prompts cannot be shared
+
+    @property
+    def language_weights(self) -> int:
+        return self.layers * self.layer_weights + self.root_weights
+
+    @property
+    def weights(self) -> int:
+        return self.language_weights + self.vision_weights
+
+    @property
+    def adapter(self) -> int:
+        return self.layers * self.layer_adapter + self.vision_adapter
+
+    @property
+    def trained(self) -> int:
+        return self.layers * self.trained_layer + self.trained_root + self.trained_vision
+
+
+def read_config(model: Model) -> tuple[Path, Any]:
+    """Directory and config of a checkpoint whose weights need not be there; from a hub config.json alone is fetched."""
+    path = Path(model.path).expanduser()
+    if not path.is_dir():
+        path = _fetched(model)
+    family_class(path)  # refuses remote code and unknown architectures
+    return path, AutoConfig.from_pretrained(path, local_files_only=True)
+
+
+def _fetched(model: Model) -> Path:
+    try:
+        if model.hub == "modelscope":
+            from modelscope import snapshot_download
+
+            return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=["config.json"]))
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model.path, "config.json", revision=model.revision)).parent
+    except Exception as error:  # hubs raise classes of their own for what all comes down to this
+        raise EnvironmentProblem(
+            f"model.path: {model.path}: its config.json could not be fetched ({type(error).__name__}: {error}); give a "
+            "directory that holds it"
+        ) from error
+
+
+def bare_family(path: Path, config: Any) -> Family:
+    """A family that knows the architecture and can encode nothing, for there is no tokenizer."""
+    checkpoint = Checkpoint(
+        path=str(path), config=config, tokenizer=None, image_processor=None, chat_template="", end_token_ids=()
+    )
+    return family_class(path)(checkpoint, None, None)
+
+
+def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
+    """Sizes of the recipe's model and adapter."""
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, dtype=weights_dtype(recipe), attn_implementation="sdpa")
+        model.requires_grad_(False)
+        obstacle = shared_prefix_obstacle(family.language_model(model))
+        make_trainable(family, model, without_files(recipe), torch.device("meta"))
+    language = family.language_model(model)
+    text = config.get_text_config()
+    layers = _layers_of(language)
+    in_layers = {id(p) for layer in layers for p in layer.parameters()}
+    parameters = dict(model.named_parameters())
+    vision = {name: p for name, p in parameters.items() if family.part_of(name) != "language"}
+    root = {name: p for name, p in parameters.items() if id(p) not in in_layers and name not in vision}
+    first = dict(layers[0].named_parameters())
+    return ModelSizes(
+        layers=len(layers),
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        key_heads=text.num_key_value_heads,
+        head_size=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        vocabulary=text.vocab_size,
+        layer_weights=_elements(first, adapter=False),
+        root_weights=_elements(root, adapter=False),
+        vision_weights=_elements(vision, adapter=False),
+        layer_adapter=_elements(first, adapter=True),
+        vision_adapter=_elements(vision, adapter=True),
+        trained_layer=_trained(first),
+        trained_root=_trained(root),
+        trained_vision=_trained(vision),
+        obstacle=obstacle,
+    )
+
+
+def without_files(recipe: BaseRecipe) -> BaseRecipe:
+    """A fresh adapter in place of one that would be read; it has the same shapes."""
+    if recipe.lora is None:
+        return recipe
+    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None})})
+
+
+def _layers_of(language: nn.Module) -> nn.ModuleList:
+    layers = getattr(language, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(f"{type(language).__name__} has no list of decoder layers, which a plan counts")
+    return layers
+
+
+def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool) -> int:
+    return sum(p.numel() for name, p in parameters.items() if (".lora_" in name) == adapter)
+
+
+def _trained(parameters: dict[str, nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters.values() if p.requires_grad)
