@@ -3,6 +3,7 @@
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
+# make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make docs            what is generated in docs/
 # make bench-exact     every form of the learner against plain transformers in float64
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
@@ -12,10 +13,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 OLDEST_TRANSFORMERS := 5.17.0
 NEWEST_TRANSFORMERS := 5.23.0
+DEEPSPEED := 0.19.8
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-families docs bench-exact bench-learner bench-scaling bench-peers clean
+.PHONY: venv demo test lint types test-families test-scale docs bench-exact bench-learner bench-scaling bench-peers clean
 
 venv: .venv/.made
 
@@ -57,6 +59,18 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 		torchvision==$(TORCHVISION)
 	touch $@
 
+test-scale: .venv-scale/.made
+	.venv-scale/bin/python -m pytest -m scale
+
+# DeepSpeed's own compiled parts stay out: there may be no compiler, and the tests do not need them.
+.venv-scale/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-scale
+	.venv-scale/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		setuptools wheel ninja -e '.[dev]'
+	DS_BUILD_OPS=0 .venv-scale/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-build-isolation deepspeed==$(DEEPSPEED)
+	touch $@
+
 bench-exact: venv
 	.venv/bin/python -m benchmarks.exact
 
@@ -77,4 +91,4 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	touch $@
 
 clean:
-	rm -rf .venv .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-scale .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info

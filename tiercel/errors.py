@@ -53,3 +53,11 @@ class Terminated(TiercelError):
     """SIGTERM or SIGINT arrived; the run was saved first."""
 
     exit_code = EXIT_TERMINATED
+
+
+class ElsewhereError(TiercelError):
+    """Another rank failed, and says so itself; this one ends with the same exit code."""
+
+    def __init__(self, rank: int, exit_code: int):
+        self.exit_code = exit_code
+        super().__init__(f"rank {rank} failed")

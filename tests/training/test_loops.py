@@ -203,13 +203,13 @@ def test_a_non_finite_loss_leaves_the_parameters_alone(tiny_checkpoints, tmp_pat
     seen = []
     honest = sft.sft_update
 
-    def poisoned(engine, packed, row_ids):
-        before = {name: p.detach().clone() for name, p in engine.parameters.items()}
-        next(iter(engine.parameters.values())).register_hook(lambda gradient: gradient * torch.nan)
+    def poisoned(engine, passes):
+        before = {name: p.detach().clone() for name, p in engine.strategy.parameters.items()}
+        next(iter(engine.strategy.parameters.values())).register_hook(lambda gradient: gradient * torch.nan)
         try:
-            return honest(engine, packed, row_ids)
+            return honest(engine, passes)
         finally:
-            seen.append(all(torch.equal(before[name], p) for name, p in engine.parameters.items()))
+            seen.append(all(torch.equal(before[name], p) for name, p in engine.strategy.parameters.items()))
 
     monkeypatch.setattr(sft, "sft_update", poisoned)
     with pytest.raises(TrainingError, match="gradient norm is nan for rows row-"):

@@ -1,26 +1,51 @@
 """The command line. Nothing heavy is imported before the recipe is known to be right."""
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tiercel import __version__
-from tiercel.errors import TiercelError
+from tiercel.distributed.launch import note_code, start_notes
+from tiercel.errors import ElsewhereError, RecipeError, TiercelError
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
+
+SECONDS_TO_SPEAK = 2.0  # before this rank's end makes the launcher end the one at fault
+DEVICE_NAMES = ("h100", "h200", "a100", "l40s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 2 the user's input, 3 the training, 75 stopped and saved."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = parse(parser, argv)
+    if (code := start_notes()) is not None:
+        return code
     try:
         COMMANDS[arguments.command](arguments)
+    except ElsewhereError as error:  # who failed says so
+        note_code(error.exit_code)
+        if "RANK" in os.environ:
+            time.sleep(SECONDS_TO_SPEAK)
+        return error.exit_code
     except TiercelError as error:
-        print(f"tiercel {arguments.command}: {error}", file=sys.stderr)
+        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+        print(f"tiercel {arguments.command}{rank}: {error}", file=sys.stderr)
+        note_code(error.exit_code)
         return error.exit_code
     return 0
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides may stand behind options too, where argparse does not look for them."""
+    arguments, left = parser.parse_known_args(argv)
+    if left and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        arguments.overrides = [*arguments.overrides, *left]
+    return arguments
 
 
 def entry_point() -> None:
@@ -41,17 +66,33 @@ def build_parser() -> argparse.ArgumentParser:
 
     for kind, text in (("sft", "supervised fine-tuning"), ("grpo", "reinforcement by GRPO")):
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
-        _recipe_arguments(_command(commands, kind, text, example))
+        command = _command(commands, kind, text, example)
+        _recipe_arguments(command)
+        _rank_arguments(command)
 
     check = _command(
         commands, "check", "everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
     )
     _recipe_arguments(check)
 
+    plan = _command(
+        commands,
+        "plan",
+        "memory and time on each GPU, without weights and without a GPU",
+        "tiercel plan recipes/qwen25vl-72b-grpo.yaml --gpus 8 --gpu-memory 80GB",
+    )
+    _recipe_arguments(plan)
+    plan.add_argument("--gpus", type=_count, default=1, metavar="N", help="ranks (1)")
+    plan.add_argument("--gpu-memory", default="80GB", metavar="SIZE", help="of each, such as 80GB or 24GiB (80GB)")
+    plan.add_argument("--device", choices=DEVICE_NAMES, default="h100", help="whose figures the seconds assume (h100)")
+    plan.add_argument("--prompt-tokens", type=_count, metavar="N", help="of a prompt (data.max_prompt_tokens)")
+    plan.add_argument("--json", action="store_true", help="the plan as JSON")
+
     evaluation = _command(commands, "eval", "held-out score, greedy, same prompt and parser", "tiercel eval runs/demo")
     evaluation.add_argument("target", help="a GRPO recipe, or the directory of a GRPO run")
     evaluation.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     evaluation.add_argument("--adapter", type=Path, help="an adapter directory; without it a run's newest checkpoint")
+    _rank_arguments(evaluation)
 
     predict = _command(
         commands,
@@ -88,24 +129,55 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
 
 
+def _rank_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nproc", type=_count, default=1, metavar="N", help="ranks to start on this machine (1)")
+    parser.add_argument(
+        "--max-restarts", type=_count, default=0, metavar="N", help="times to go on by itself after a rank failed (0)"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} given; must be a whole number")
+    return int(text)
+
+
+def _launched(arguments: argparse.Namespace, given: Sequence[str]) -> bool:
+    """Whether the command ran as ranks of its own."""
+    if arguments.nproc <= 1 and arguments.max_restarts == 0:
+        return False
+    if "RANK" in os.environ:
+        raise RecipeError(["--nproc: a launcher has started this process already as one of its ranks; leave it out"])
+    from tiercel.distributed.launch import launch
+
+    launch([arguments.command, *given], max(1, arguments.nproc), arguments.max_restarts)
+    return True
+
+
 def _sft(arguments: argparse.Namespace) -> None:
     from tiercel.config import load_recipe
 
     recipe = load_recipe("sft", arguments.recipe, arguments.overrides)
+    if _launched(arguments, [str(arguments.recipe), *arguments.overrides]):
+        return
     from tiercel.training import sft
     from tiercel.training.ending import run_recipe
 
-    print(run_recipe(sft.train, recipe))
+    if (report := run_recipe(sft.train, recipe)) is not None:
+        print(report)
 
 
 def _grpo(arguments: argparse.Namespace) -> None:
     from tiercel.config import load_recipe
 
     recipe = load_recipe("grpo", arguments.recipe, arguments.overrides)
+    if _launched(arguments, [str(arguments.recipe), *arguments.overrides]):
+        return
     from tiercel.training import grpo
     from tiercel.training.ending import run_recipe
 
-    print(run_recipe(grpo.train, recipe))
+    if (report := run_recipe(grpo.train, recipe)) is not None:
+        print(report)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -120,7 +192,24 @@ def _check(arguments: argparse.Namespace) -> None:
     check(arguments.recipe, arguments.overrides)
 
 
+def _plan(arguments: argparse.Namespace) -> None:
+    from tiercel.cli.plan import plan_recipe
+
+    plan_recipe(
+        arguments.recipe,
+        arguments.overrides,
+        gpus=max(1, arguments.gpus),
+        gpu_memory=arguments.gpu_memory,
+        device=arguments.device,
+        prompt_tokens=arguments.prompt_tokens,
+        as_json=arguments.json,
+    )
+
+
 def _eval(arguments: argparse.Namespace) -> None:
+    adapter = ["--adapter", str(arguments.adapter)] if arguments.adapter else []
+    if _launched(arguments, [arguments.target, *arguments.overrides, *adapter]):
+        return
     from tiercel.cli.evaluate import evaluate_target
 
     evaluate_target(Path(arguments.target), arguments.overrides, arguments.adapter)
@@ -149,6 +238,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "sft": _sft,
     "grpo": _grpo,
     "check": _check,
+    "plan": _plan,
     "eval": _eval,
     "predict": _predict,
     "export": _export,

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from pydantic import BaseModel, ValidationError
 
+from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind, shown
 from tiercel.config.problems import Problem, dotted, schema_problems
 from tiercel.config.rules import path_problems, rule_problems
@@ -69,6 +70,8 @@ def load_recipe(
     if check_paths:
         told = {problem.key for problem in problems}
         problems += [problem for problem in path_problems(tree) if problem.key not in told]
+        if recipe is not None and not problems:
+            problems += deepspeed_problems(recipe)
     lines += [problem.line for problem in problems]
     if lines or recipe is None:
         raise RecipeError(list(dict.fromkeys(lines)), str(path))

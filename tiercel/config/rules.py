@@ -9,7 +9,7 @@ from typing import Any
 
 from tiercel.config.keys import ENTRY, shown
 from tiercel.config.problems import Problem
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Reward, SftRecipe
+from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, Reward, SftRecipe
 from tiercel.config.suggestions import nearest_word
 
 REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -310,12 +310,54 @@ def _regex_fault(pattern: str) -> str | None:
     return None
 
 
+def _strategy(recipe: BaseRecipe) -> Problems:
+    train, zero = recipe.train, recipe.train.deepspeed
+    if train.strategy != "deepspeed":
+        if zero != Deepspeed():
+            yield Problem(
+                key="train.deepspeed",
+                text=f"given with train.strategy {train.strategy}, which does not read it; write train.strategy: "
+                "deepspeed, or remove it",
+                also=("train.strategy",),
+            )
+        if train.strategy == "fsdp2" and recipe.lora is None and recipe.model.dtype == "float16":
+            yield _half_precision(recipe)
+        return
+    if zero.stage == 2 and zero.offload_parameters:
+        yield Problem(
+            key="train.deepspeed.offload_parameters",
+            text="true given with stage 2, which leaves weights whole on every rank; write stage: 3, or false",
+            also=("train.deepspeed.stage",),
+        )
+    if recipe.model.dtype == "float16":
+        yield _half_precision(recipe)
+    targets = recipe.lora.targets if recipe.lora is not None else None
+    if targets in ("vision", "projector", "all") or (targets is None and {"vision", "projector"} - set(recipe.freeze)):
+        changing = f"lora.targets {targets}" if targets else f"freeze {shown(list(recipe.freeze))}"
+        yield Problem(
+            key="train.strategy",
+            text=f"deepspeed given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
+            "ranks hold different numbers of pictures hangs; write train.strategy: fsdp2, or train the language only",
+            also=("lora", "freeze"),
+        )
+
+
+def _half_precision(recipe: BaseRecipe) -> Problem:
+    return Problem(
+        key="model.dtype",
+        text=f"float16 given with train.strategy {recipe.train.strategy}, whose ranks see parts of the gradient and "
+        "could disagree about an overflow; write model.dtype: bfloat16 or float32, or train.strategy: ddp",
+        also=("train.strategy",),
+    )
+
+
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _pixels,
     _vision_cache,
     _lora_targets,
     _something_to_train,
     _run_length,
+    _strategy,
 )
 SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)
 GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
@@ -435,6 +477,7 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "data.eval": _file_fault,
     "data.image_root": _directory_fault,
     "data.template": _file_fault,
+    "train.deepspeed.config": _file_fault,
     f"rewards.{ENTRY}.call": _call_fault,
     "output": _output_fault,
 }

@@ -187,6 +187,19 @@ class Optim(Section):
     """The gradient is scaled down to this norm where it is longer."""
 
 
+class Deepspeed(Section):
+    """How ZeRO partitions, for train.strategy: deepspeed."""
+
+    stage: Literal[2, 3] = 3
+    """2: gradients and moments; 3: weights too."""
+    offload_parameters: bool = False
+    """Stage 3: the partitioned weights lie in the CPU's memory."""
+    offload_optimizer: bool = False
+    """Moments, and the update, on the CPU."""
+    config: str | None = None
+    """A DeepSpeed JSON file whose further settings are taken over; one that contradicts the recipe is refused."""
+
+
 class Train(Section):
     """Length, seed and intervals of the run."""
 
@@ -196,8 +209,10 @@ class Train(Section):
     """Passes over the training rows; the last step may run short."""
     seed: NonNegativeInt = 0
     """Order of the rows, sampling, adapter initialisation and dropout are functions of this."""
-    strategy: Literal["auto", "single"] = "auto"
-    """How ranks share the work; auto decides and says why."""
+    strategy: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
+    """How ranks share the work. ddp: every rank holds the model; fsdp2: each holds its share; deepspeed: ZeRO; auto:
+    one rank single, several ddp where the model fits each, else fsdp2, and it says why. None changes the result."""
+    deepspeed: Deepspeed = Deepspeed()
     deterministic: bool = False
     """Only deterministic kernels, also on GPU; slower there."""
     save_every: PositiveInt = 50

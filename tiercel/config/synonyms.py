@@ -9,7 +9,8 @@ GLOBAL_BATCH = (
     "divided by the completions per prompt where the other framework counts completions"
 )
 TOKEN_BUDGET = "packing goes by tokens; the size of a step is optim.prompts_per_step"
-ONE_PROCESS = "this version trains in one process, without sharding"
+LAUNCHED = "started by `--nproc N`, or by torchrun on several machines; no recipe changes with their number"
+SEQUENCES = "a sequence is not split over ranks; lower learner.max_tokens_per_microbatch"
 OWN_ROLLOUT = "this version samples with the trained model itself; there is nothing to set"
 RESUMES = "the same command goes on from the newest valid checkpoint in `output`"
 NO_QUANTISATION = "this version does not quantise; lora with model.dtype bfloat16 is the smallest form"
@@ -277,13 +278,18 @@ SYNONYMS: dict[str, Suggestion] = {
     "logging_steps": _to("train.log_every"),
     "log_interval": _to("train.log_every"),
     "num_threads": _to("train.threads"),
-    "deepspeed": _to("train.strategy", ONE_PROCESS),
-    "fsdp": _to("train.strategy", ONE_PROCESS),
-    "zero_stage": _to("train.strategy", ONE_PROCESS),
-    "n_gpus_per_node": _none(ONE_PROCESS),
-    "nnodes": _none(ONE_PROCESS),
-    "nproc_per_node": _none(ONE_PROCESS),
-    "sequence_parallel_size": _none(ONE_PROCESS),
+    "deepspeed_config": _to("train.deepspeed.config", "with train.strategy: deepspeed"),
+    "deepspeed_plugin": _to("train.deepspeed.stage", "with train.strategy: deepspeed"),
+    "fsdp": _to("train.strategy", "write train.strategy: fsdp2"),
+    "zero_stage": _to("train.deepspeed.stage", "with train.strategy: deepspeed"),
+    "offload_optimizer_device": _to("train.deepspeed.offload_optimizer", "true is the CPU"),
+    "offload_param_device": _to("train.deepspeed.offload_parameters", "true is the CPU"),
+    "cpu_offload": _to("train.deepspeed.offload_parameters", "with train.strategy: deepspeed"),
+    "n_gpus_per_node": _none(LAUNCHED),
+    "nnodes": _none(LAUNCHED),
+    "nproc_per_node": _none(LAUNCHED),
+    "num_processes": _none(LAUNCHED),
+    "sequence_parallel_size": _none(SEQUENCES),
     "ddp_timeout": _to("reliability.stall_timeout"),
     "ddp_find_unused_parameters": _none("no DDP wrapper is used"),
     "resume": _none(RESUMES),
@@ -364,7 +370,13 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
         **dict.fromkeys(("flex_attention", "flash", "flash_attention_2", "varlen"), "flex"),
         **dict.fromkeys(("plain", "naive", "repeat"), "repeated"),
     },
-    "train.strategy": dict.fromkeys(("ddp", "fsdp", "fsdp2", "deepspeed", "zero2", "zero3", "megatron"), None),
+    "train.strategy": {
+        **dict.fromkeys(("fsdp", "fsdp1", "full_shard"), "fsdp2"),
+        **dict.fromkeys(("zero", "zero2", "zero3", "zero3_offload", "ds"), "deepspeed"),
+        **dict.fromkeys(("distributed", "dp", "data_parallel", "multi_gpu"), "ddp"),
+        **dict.fromkeys(("none", "no", "one"), "single"),
+        "megatron": None,
+    },
     f"rewards.{ENTRY}.name": {
         **dict.fromkeys(("accuracy", "exact_match", "em", "correctness"), "exact"),
         **dict.fromkeys(("rec", "box", "bbox", "iou_reward", "giou", "grounding"), "iou"),

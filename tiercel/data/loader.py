@@ -88,6 +88,7 @@ class StepLoader(Generic[Encoded]):
         self._encode: Encode[Encoded] = encode
         self._order = order
         self._steps = iter(range(start, stop))
+        self.steps_left = max(0, stop - start)
         self._workers: list[tuple[BaseProcess, Connection]] = []
         if start < stop:
             self._start_workers(start, stop, workers)
@@ -105,6 +106,7 @@ class StepLoader(Generic[Encoded]):
 
     def __next__(self) -> StepBatch[Encoded]:
         step = next(self._steps)
+        self.steps_left -= 1
         if self._workers:
             outcomes = [outcome for process, results in self._workers for outcome in _receive(process, results)]
         else:

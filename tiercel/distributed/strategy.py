@@ -1,62 +1,81 @@
-"""How ranks share the work. One rank so far."""
+"""How ranks share the work: what a training loop asks of them, and which class answers to which name.
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+A strategy owns what is trained: it wraps the learner, reduces gradients, updates, and gathers for saving. The same
+numbers come out of each, on any number of ranks, to rounding.
+"""
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from tiercel.algorithms import Totals
+from torch import Tensor
 
-L = TypeVar("L", bound=nn.Module)
+from tiercel.config.schema import BaseRecipe
+from tiercel.distributed.ranks import Ranks
+from tiercel.distributed.replicated import Replicated
+from tiercel.distributed.sharded import Sharded
+from tiercel.distributed.zero import Zero
+from tiercel.models.policy import Policy
 
 
 class Strategy(Protocol):
-    """What a training loop asks of the ranks; every rank makes the same calls in the same order."""
+    """All ranks make the same calls in the same order."""
 
-    rank: int
-    world_size: int
-    keeps_learner_whole: bool  # parts of the learner may be called apart from its forward
+    ranks: Ranks
+    learner: Any  # the one to call; forward only, unless passes are private
+    passes_are_private: (
+        bool  # a pass has no collective: ranks may make different numbers, and call parts of the learner
+    )
 
-    def wrap(self, learner: L) -> L:
-        """The learner, sharded or replicated."""
+    def set_learning_rate(self, rate: float) -> None: ...
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this rank's share of the loss."""
+    def zero_gradients(self) -> None: ...
 
-    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum gradients over the ranks."""
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        """Accumulate the gradient of this rank's share of the loss, the sum of whose shares is the minibatch's loss.
+        `is_last`: no other backward pass of the update follows on this rank."""
 
-    def global_totals(self, totals: Totals) -> Totals:
-        """Normalisers summed over the ranks."""
+    def reduce_gradients(self) -> float:
+        """Sum gradients over the ranks; the L2 norm of the sum, not finite where a number of it is not."""
 
-    def global_sums(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Metrics summed over the ranks."""
+    def gradients(self) -> dict[str, Tensor]:
+        """The summed gradient, before clipping, whole and on the CPU, by parameter; empty but on the first rank."""
+
+    def update(self, norm: float, max_norm: float) -> bool:
+        """Clip and step. False where a float16 gradient overflowed: the loss scale is lowered instead."""
+
+    @property
+    def loss_scale(self) -> float:
+        """Of float16; 1 elsewhere."""
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        """Trained parameters, whole and on the CPU, by name; empty but on the first rank."""
+
+    def model_weights(self) -> dict[str, Tensor]:
+        """All parameters and buffers of the model, whole and on the CPU; empty but on the first rank."""
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Moments and step counts as `NAME.exp_avg` and so on, whole and on the CPU; empty but on the first rank."""
+
+    def scaler_state(self) -> dict[str, Any]:
+        """The loss scale as JSON."""
+
+    def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
+        """The inverse of `optimizer_tensors` and `scaler_state`; every rank gives all of it."""
+
+    def whole_policy(self) -> AbstractContextManager[None]:
+        """Inside, every rank holds all weights of the policy, so that each may sample on its own."""
 
 
-class Single:
-    """One process, nothing to agree on."""
+STRATEGIES: dict[str, type[Replicated] | type[Sharded] | type[Zero]] = {
+    "single": Replicated,
+    "ddp": Replicated,
+    "fsdp2": Sharded,
+    "deepspeed": Zero,
+}
 
-    rank = 0
-    world_size = 1
-    keeps_learner_whole = True
-
-    def wrap(self, learner: L) -> L:
-        return learner
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-    def global_totals(self, totals: Totals) -> Totals:
-        return totals
-
-    def global_sums(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        return {name: float(value) for name, value in sums.items()}
+SHARDING = ("fsdp2", "deepspeed")  # no rank need hold the whole model
 
 
-STRATEGIES: dict[str, type[Single]] = {"auto": Single, "single": Single}
+def build_strategy(name: str, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any) -> Strategy:
+    return STRATEGIES[name](recipe, ranks, policy, learner)

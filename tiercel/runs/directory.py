@@ -7,8 +7,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ import torch
 
 from tiercel.config import flatten, load_recipe, recipe_to_yaml
 from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import RunError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
@@ -52,9 +54,10 @@ Recipe = SftRecipe | GrpoRecipe
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of a run that is open for writing."""
+    """A run that is open for writing. All ranks call its methods; the first one writes, and each its own pictures."""
 
     path: Path
+    ranks: Ranks = ALONE
 
     @property
     def checkpoints(self) -> Path:
@@ -70,8 +73,12 @@ class RunDirectory:
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl and flush it."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json_line(row))
+
+        def append() -> None:
+            with self.metrics_file.open("a", encoding="utf-8") as file:
+                file.write(json_line(row))
+
+        self.ranks.on_first(partial(_written, self.metrics_file, append))
 
     def record_groups(
         self,
@@ -80,22 +87,50 @@ class RunDirectory:
         family: Family,
         scored: Sequence[ScoredGroup],
         advantages: Sequence[Sequence[float | None]],
-    ) -> None:
-        """Write rollouts/ or evaluations/ of a step, and each image once."""
-        lines = []
-        for group, values in zip(scored, advantages, strict=True):
-            lines.append(json_line({"coordinate_space": family.coordinate_space, **group_record(group, values)}))
+    ) -> list[ScoredGroup]:
+        """Write rollouts/ or evaluations/ of a step, and each image once. The first rank gets all ranks' groups, in the
+        global order and without pictures; the others get none."""
+        for group in scored:
             for image in group.group.prompt.images:
                 self.save_image(image)
-        write_atomically(self.path / folder / f"step-{step:06d}.jsonl", "".join(lines))
+        everyone = gathered_groups(self.ranks, scored, advantages)
+        space = {"coordinate_space": family.coordinate_space}
+        lines = [json_line({**space, **group_record(group, values)}) for group, values in everyone]
+        file = self.path / folder / f"step-{step:06d}.jsonl"
+        self.ranks.on_first(partial(_written, file, partial(write_atomically, file, "".join(lines))))
+        return [group for group, _ in everyone]
 
     def save_image(self, image: EncodedImage) -> None:
         """The picture as the model got it, under its hash."""
         path = self.path / "images" / f"{image.sha256}.png"
         if not path.exists():
-            temporary = path.with_suffix(".tmp")
+            temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
             picture_image(image.views[0]).save(temporary, format="PNG")
             temporary.replace(path)
+
+
+def _written(file: Path, write: Callable[[], None]) -> None:
+    """Raises RunError where the disk is full, say."""
+    try:
+        write()
+    except OSError as error:
+        raise RunError(f"{file} cannot be written: {error}; the same command goes on once it can") from error
+
+
+def gathered_groups(
+    ranks: Ranks, scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]
+) -> list[tuple[ScoredGroup, Sequence[float | None]]]:
+    """On the first rank all ranks' groups with their advantages, in the global order, without their pictures' pixels;
+    elsewhere nothing."""
+    own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
+    every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
+    return sorted(every, key=lambda entry: entry[0].group.prompt.index)
+
+
+def _without_pixels(scored: ScoredGroup) -> ScoredGroup:
+    prompt = scored.group.prompt
+    images = tuple(replace(image, views=()) for image in prompt.images)
+    return replace(scored, group=replace(scored.group, prompt=replace(prompt, images=images)))
 
 
 def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict[str, Any]:
@@ -136,10 +171,26 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict
 
 
 @contextmanager
-def open_run(recipe: Recipe) -> Iterator[RunDirectory]:
-    """Make or reopen the recipe's run directory, and hold it. Raises RunError where it belongs to something else."""
-    kind = kind_of(recipe)
+def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
+    """Make or reopen the recipe's run directory, and hold it; the first rank does. Raises RunError where it belongs to
+    something else, or where a rank does not see it."""
     path = Path(recipe.output)
+    with ExitStack() as stack:
+        ranks.on_first(lambda: stack.enter_context(_held(recipe, path)))
+        ranks.together(lambda: _require_seen(path))
+        yield RunDirectory(path=path, ranks=ranks)
+
+
+def _require_seen(path: Path) -> None:
+    if not (path / "config.yaml").is_file():
+        raise RunError(
+            f"output: {path.absolute()} is not there on {platform.node()}; name a directory that all ranks share"
+        )
+
+
+@contextmanager
+def _held(recipe: Recipe, path: Path) -> Iterator[None]:
+    kind = kind_of(recipe)
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
@@ -154,7 +205,7 @@ def open_run(recipe: Recipe) -> Iterator[RunDirectory]:
             _require_same(load_run_recipe(path), recipe, config)
         write_atomically(config, f"# tiercel {kind}\n" + recipe_to_yaml(recipe))
         write_atomically(path / "env.json", json.dumps(environment(), indent=1, sort_keys=True))
-        yield RunDirectory(path=path)
+        yield
     finally:
         os.close(lock)
 

@@ -1,5 +1,6 @@
 """What a person sees while a run goes: a live line on a terminal, plain lines elsewhere, all of it in log.txt."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -24,15 +25,15 @@ SHOWN = (
 
 
 class Progress:
-    """Prints to stderr, keeps log.txt; a context manager."""
+    """Prints to stderr, keeps log.txt; a context manager. Without a log it is silent: another rank speaks."""
 
-    def __init__(self, log: Path, total_steps: int, log_every: int):
+    def __init__(self, log: Path | None, total_steps: int, log_every: int):
         self.total_steps = total_steps
         self.log_every = log_every
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=log is None)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._is_terminal = sys.stderr.isatty()
-        self._file: IO[str] = log.open("a", encoding="utf-8")
+        self._is_terminal = sys.stderr.isatty() and log is not None
+        self._file: IO[str] = Path(os.devnull if log is None else log).open("a", encoding="utf-8")  # noqa: SIM115
         self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> "Progress":

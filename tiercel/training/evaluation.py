@@ -3,19 +3,23 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
-from tiercel.data.reading import read_rows, require_few_bad
-from tiercel.learner.batch import conversation_item, packed_bins
-from tiercel.learner.layout import pack
+from tiercel.data.reading import RowTable, read_rows, require_few_bad
+from tiercel.data.rows import Purpose
+from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.models.family import Family
 from tiercel.rewards.metrics import reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
+from tiercel.runs.directory import gathered_groups
 from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.training.setup import steps_of
+from tiercel.training.sharing import conversation_passes
 from tiercel.training.update import Engine
 from tiercel.types import Row, ScoredGroup
 
@@ -63,52 +67,76 @@ class Evaluation:
         return text
 
 
-def evaluate(sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer) -> Evaluation | None:
-    """Greedy completions of every row of data.eval, scored; None where the recipe has no such rows."""
+def evaluate(
+    sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
+) -> Evaluation | None:
+    """Greedy completions of every row of data.eval, scored; None where the recipe has no such rows. With ranks, each
+    takes its share, and the first has the result."""
     if recipe.data.eval is None:
         return None
-    table = read_rows(recipe.data.eval, recipe.data, "grpo")
-    require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+    scored, rejected = heldout_groups(sampler, family, recipe, scorer, ranks)
+    return judge([group for group, _ in gathered_groups(ranks, scored, [[None]] * len(scored))], rejected)
+
+
+def heldout_groups(
+    sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks
+) -> tuple[list[ScoredGroup], int]:
+    """This rank's share of the held-out rows, completed and scored, and how many rows all ranks rejected."""
+    if recipe.data.eval is None:
+        return [], 0
+    table = heldout_rows(recipe, "grpo", ranks)
     params = greedy_params(recipe.rollout)
     encode = prompt_encoder(family, recipe.data, recipe.data.eval)
     scored: list[ScoredGroup] = []
     rejected = list(table.rejected)
-    with _loader(table.rows, encode, recipe) as loader:
-        for batch in loader:
+    with _loader(table.rows, encode, recipe, ranks) as loader:
+        for batch in steps_of(loader, ranks):
             groups = sampler.sample(batch.prompts, params, [0] * len(batch.prompts))
-            scored += scorer.score(groups)
+            scored += ranks.together(partial(scorer.score, groups))
             rejected += batch.rejected
-    require_few_bad(len(rejected), table.total, recipe.data, rejected)
+    ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))
+    return scored, len(rejected)
+
+
+def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
+    """The numbers of an evaluation, from all ranks' groups."""
     means = {name: value for name, value in reward_statistics(scored).items() if name.endswith("/mean")}
     verdicts = [group.completions[0].is_correct for group in scored]
     knows = any(verdict is not None for verdict in verdicts)
     return Evaluation(
         scored=tuple(scored),
         right=sum(verdict is True for verdict in verdicts) if knows else None,
-        rejected=len(rejected),
+        rejected=rejected,
         reward_means=means,
     )
+
+
+def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable:
+    """The rows of data.eval. Raises DataError where too many cannot be used."""
+    assert recipe.data.eval is not None
+    file = recipe.data.eval
+    table = ranks.together(lambda: read_rows(file, recipe.data, purpose))
+    ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
+    return table
 
 
 def heldout_loss(engine: Engine, recipe: SftRecipe) -> dict[str, float]:
     """`eval/loss`, mean negative logprob per scored token of data.eval; nothing where there are no such rows."""
     if recipe.data.eval is None:
         return {}
-    table = read_rows(recipe.data.eval, recipe.data, "sft")
-    require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+    ranks = engine.ranks
+    table = heldout_rows(recipe, "sft", ranks)
     encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.eval)
-    total, tokens = 0.0, 0
-    with _loader(table.rows, encode, recipe) as loader, torch.no_grad():
-        for batch in loader:
-            items = [conversation_item(conversation) for conversation in batch.prompts]
-            for bin_ in packed_bins(items, engine.learner.form, recipe.learner.max_tokens_per_microbatch):
-                packed = pack([items[i] for i in bin_])
+    sums = {"loss": 0.0, "tokens": 0.0}
+    with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():
+        for batch in steps_of(loader, ranks):
+            for packed, _ in conversation_passes(engine, batch.prompts, recipe):
                 features_KH = engine.vision.features(packed.images)
-                scores = engine.learner(packed, features_KH, 1.0)
-                total -= float(scores.logprobs_N.sum())
-                tokens += len(packed.targets_N)
+                sums["loss"] -= float(engine.learner(packed, features_KH, 1.0).logprobs_N.sum())
+                sums["tokens"] += len(packed.targets_N)
             engine.vision.end_step()
-    return {"eval/loss": total / max(1, tokens), "eval/count": len(table.rows)}
+    sums = ranks.sum(sums)
+    return {"eval/loss": sums["loss"] / max(1, sums["tokens"]), "eval/count": len(table.rows)}
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
@@ -121,7 +149,17 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _loader(rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe) -> StepLoader[Encoded]:
-    order = StepOrder(row_count=len(rows), seed=0, shuffle=False, prompts_per_step=ROWS_AT_ONCE, end=len(rows))
-    steps = math.ceil(len(rows) / ROWS_AT_ONCE)
+def _loader(
+    rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks
+) -> StepLoader[Encoded]:
+    order = StepOrder(
+        row_count=len(rows),
+        seed=0,
+        shuffle=False,
+        prompts_per_step=ROWS_AT_ONCE * ranks.world_size,
+        end=len(rows),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+    )
+    steps = math.ceil(len(rows) / order.prompts_per_step)
     return StepLoader(rows, encode, order, start=0, stop=steps, workers=recipe.data.workers)

@@ -2,21 +2,25 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
 from tiercel.algorithms import ADVANTAGES, Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.loader import StepLoader
+from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import (
     AdvantageGroup,
     PolicyUnit,
     advantage_groups,
+    empty_unit,
     policy_units,
     totals_of,
     without_zero_groups,
 )
-from tiercel.rewards.metrics import require_few_failures, reward_statistics
+from tiercel.learner.forms import packed_length
+from tiercel.rewards.metrics import FailureStats, count_failures, reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local import LocalSampler
@@ -25,8 +29,9 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import Progress
 from tiercel.training import setup
 from tiercel.training.encoding import prompt_encoder
-from tiercel.training.evaluation import evaluate
-from tiercel.training.optimizer import learning_rate, set_learning_rate
+from tiercel.training.evaluation import heldout_groups, judge
+from tiercel.training.schedule import learning_rate
+from tiercel.training.sharing import balanced, minibatch_shares, padding_item, passes_to_add
 from tiercel.training.update import Engine, Update, policy_update, unit_logprobs
 from tiercel.types import ScoredGroup
 
@@ -38,10 +43,11 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         if start >= steps:
             session.progress.say("nothing left to do")
             return
-        engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature, session.progress.say)
+        ranks, say = session.ranks, session.progress.say
+        engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature, say, ranks)
         family = engine.policy.family
-        sampler = LocalSampler(engine.policy, engine.vision)
-        order = setup.step_order(recipe, session, engine)
+        sampler = LocalSampler(engine.policy, engine.vision, may_capture=engine.strategy.passes_are_private)
+        order = setup.step_order(recipe, session)
         encode = prompt_encoder(family, recipe.data, recipe.data.train)
         workers, rejected = recipe.data.workers, set[str]()
         with (
@@ -51,22 +57,23 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
             if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
                 run.record({"step": 0, **row})
             clock = Clock()
-            for batch in loader:  # step updates are done; this makes one more
+            for batch in setup.steps_of(loader, ranks):  # step updates are done; this makes one more
                 step = batch.step
                 clock.lap("data")
                 setup.check_rejected(batch, session.table, rejected, recipe, run)
                 sampler.load_policy(step, None)
                 seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in batch.prompts]
-                groups = sampler.sample(batch.prompts, sampling_params(recipe.rollout), seeds)
+                with engine.strategy.whole_policy():
+                    groups = sampler.sample(batch.prompts, sampling_params(recipe.rollout), seeds)
                 clock.lap("rollout")
-                scored = scorer.score(groups)
-                require_few_failures(scored, recipe.reliability.max_failed_reward_fraction)
+                scored = ranks.together(partial(scorer.score, groups))
+                require_few_failures(ranks, scored, recipe)
                 clock.lap("reward")
                 learnable = advantage_groups(scored, ADVANTAGES[recipe.algorithm.advantage])
-                run.record_groups("rollouts", step + 1, family, scored, shown_advantages(scored, learnable))
+                everyone = run.record_groups("rollouts", step + 1, family, scored, shown_advantages(scored, learnable))
                 rate = learning_rate(recipe.optim, step, steps)
-                set_learning_rate(engine.optimizer, rate)
-                setup.seed_step(recipe.train.seed, step)
+                engine.strategy.set_learning_rate(rate)
+                setup.seed_step(recipe.train.seed, step, ranks.rank)
                 updates = learn(engine, learnable, recipe)
                 engine.vision.end_step()
                 clock.lap("learn")
@@ -74,12 +81,12 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     "step": step + 1,
                     "lr": rate,
                     **update_metrics(updates),
-                    **reward_statistics(scored),
-                    **completion_metrics(scored),
+                    **reward_statistics(everyone),
+                    **completion_metrics(everyone),
                     "policy_version": step,
                     "rows/rejected": len(batch.rejected),
-                    "group/skipped": skipped_groups(learnable, recipe),
-                    "memory/peak_bytes": setup.peak_memory(engine.policy.device),
+                    "group/skipped": int(ranks.sum({"": skipped_groups(learnable, recipe)})[""]),
+                    "memory/peak_bytes": ranks.largest(setup.peak_memory(engine.policy.device)),
                     **clock.metrics(),
                 }
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
@@ -94,16 +101,9 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
 
 def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Update]:
     """One update per minibatch. Old logprobs are computed, before the first, only where there are several."""
-    count = min(recipe.optim.minibatches, max(1, len(groups)))
-    minibatches: list[tuple[Totals, list[PolicyUnit]]] = []
-    for number in range(count):
-        part = groups[len(groups) * number // count : len(groups) * (number + 1) // count]
-        totals = engine.strategy.global_totals(totals_of(part))
-        learnt = without_zero_groups(part) if skips_zero_groups(recipe) else part
-        budget = recipe.learner.max_tokens_per_microbatch
-        units = policy_units(learnt, totals, engine.learner.form, budget, engine.strategy.keeps_learner_whole)
-        minibatches.append((totals, units))
-    is_on_policy = count == 1
+    shares = minibatch_shares(engine.ranks, groups, recipe.optim.minibatches)
+    minibatches = [minibatch_units(engine, share, recipe) for share in shares]
+    is_on_policy = len(minibatches) == 1
     old = [
         [[None] * len(unit.batches) if is_on_policy else unit_logprobs(engine, unit) for unit in units]
         for _, units in minibatches
@@ -113,6 +113,22 @@ def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) 
         for (totals, units), old_logprobs in zip(minibatches, old, strict=True)
         if totals.tokens
     ]
+
+
+def minibatch_units(
+    engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe
+) -> tuple[Totals, list[PolicyUnit]]:
+    """The minibatch's totals over all ranks, and what this rank computes of it."""
+    ranks, form, strategy = engine.ranks, engine.learner.form, engine.strategy
+    totals = sum(ranks.gather(totals_of(groups)), Totals(tokens=0, completions=0, groups=0))
+    learnt = without_zero_groups(groups) if skips_zero_groups(recipe) else groups
+    learnt = balanced(
+        ranks, learnt, lambda group: packed_length(group.item, form), lambda group: group.item.prompt, engine.vision
+    )
+    budget = recipe.learner.max_tokens_per_microbatch
+    units = ranks.together(lambda: policy_units(learnt, totals, form, budget, strategy.passes_are_private))
+    missing = passes_to_add(ranks, len(units), passes_are_private=strategy.passes_are_private)
+    return totals, units + [empty_unit(padding_item(engine.policy.family), totals)] * missing
 
 
 def skipped_groups(groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> int:
@@ -125,6 +141,12 @@ def skips_zero_groups(recipe: GrpoRecipe) -> bool:
     return recipe.learner.skip_zero_advantage and recipe.algorithm.kl.coef == 0
 
 
+def require_few_failures(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> None:
+    """Raises TrainingError, on all ranks, where too many completions of all ranks have a failed reward."""
+    failures = sum(ranks.gather(count_failures(scored)), FailureStats(completions=0, failed=0, first_failure=None))
+    ranks.together(lambda: failures.require_at_most(recipe.reliability.max_failed_reward_fraction))
+
+
 def evaluation_row(
     run: RunDirectory,
     step: int,
@@ -135,14 +157,16 @@ def evaluation_row(
     progress: Progress,
 ) -> dict[str, float]:
     """Evaluate, keep the completions, say the score."""
+    if recipe.data.eval is None:
+        return {}
     started = time.perf_counter()
     sampler.load_policy(step, None)
-    evaluation = evaluate(sampler, engine.policy.family, recipe, scorer)
+    with engine.strategy.whole_policy():
+        scored, rejected = heldout_groups(sampler, engine.policy.family, recipe, scorer, engine.ranks)
     engine.vision.end_step()
-    if evaluation is None:
-        return {}
-    no_advantages = [[None] for _ in evaluation.scored]
-    run.record_groups("evaluations", step, engine.policy.family, evaluation.scored, no_advantages)
+    no_advantages = [[None] for _ in scored]
+    everyone = run.record_groups("evaluations", step, engine.policy.family, scored, no_advantages)
+    evaluation = judge(everyone, rejected)
     progress.say(f"held out, step {step}: {evaluation.summary()}")
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 

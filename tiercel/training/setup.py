@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.data.loader import StepBatch, StepOrder
+from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
 from tiercel.data.rows import Purpose
-from tiercel.distributed.strategy import STRATEGIES
+from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.distributed.strategy import SHARDING, build_strategy
 from tiercel.errors import DataError, RunError, Terminated
 from tiercel.learner.forms import chosen_form
+from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import build_policy
@@ -26,10 +28,9 @@ from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
 from tiercel.runs.directory import RunDirectory, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
-from tiercel.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from tiercel.training.choice import chosen_strategy
+from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
-
-FIRST_LOSS_SCALE = 2.0**16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +43,9 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A run that is under way: its rows, how far it is, whom it tells, and whether it was asked to stop."""
+    """A run that is under way: its ranks and rows, how far it is, whom it tells, and whether it was asked to stop."""
 
+    ranks: Ranks
     table: RowTable
     length: Length
     found: FoundCheckpoint | None
@@ -65,13 +67,16 @@ class Session:
 def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Iterator[Session]:
     """Read the rows, find the newest valid checkpoint, cut off what is past it."""
     set_up_numerics(recipe)
-    table = read_training_rows(recipe, purpose, run)
+    ranks = run.ranks
+    table = ranks.together(lambda: read_training_rows(recipe, purpose, run))
     length = run_length(recipe, len(table.rows))
-    with Progress(run.path / "log.txt", length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
-        found = resume_point(run, progress.say)
-        session = Session(table=table, length=length, found=found, progress=progress, stop=stop)
+    log = run.path / "log.txt" if ranks.is_first else None
+    with Progress(log, length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
+        found = ranks.on_first(lambda: resume_point(run, progress.say))
+        session = Session(ranks=ranks, table=table, length=length, found=found, progress=progress, stop=stop)
         origin = f"going on from step {session.start}" if found else "a new run"
-        progress.say(f"{run.path}: {origin}, {length.steps} steps")
+        many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
+        progress.say(f"{run.path}: {origin}, {length.steps} steps{many}")
         yield session
         progress.say(f"done: {run.path}")
 
@@ -90,7 +95,8 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
 def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RowTable:
     """The training rows; rejected ones are recorded before they can stop the run."""
     table = read_rows(recipe.data.train, recipe.data, purpose)
-    write_bad_rows(table.rejected, run.bad_rows_file)
+    if run.ranks.is_first:
+        write_bad_rows(table.rejected, run.bad_rows_file)
     require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
     return table
 
@@ -107,7 +113,7 @@ def run_length(recipe: BaseRecipe, row_count: int) -> Length:
     )
 
 
-def step_order(recipe: BaseRecipe, session: Session, engine: Engine) -> StepOrder:
+def step_order(recipe: BaseRecipe, session: Session) -> StepOrder:
     """The training rows' order for this rank."""
     return StepOrder(
         row_count=len(session.table.rows),
@@ -115,8 +121,8 @@ def step_order(recipe: BaseRecipe, session: Session, engine: Engine) -> StepOrde
         shuffle=recipe.data.shuffle,
         prompts_per_step=recipe.optim.prompts_per_step,
         end=session.length.end,
-        rank=engine.strategy.rank,
-        world_size=engine.strategy.world_size,
+        rank=session.ranks.rank,
+        world_size=session.ranks.world_size,
     )
 
 
@@ -125,55 +131,62 @@ def build_engine(
     found: FoundCheckpoint | None,
     temperature: float,
     say: Callable[[str], None] = lambda text: None,
+    ranks: Ranks = ALONE,
 ) -> Engine:
     """Policy, learner and optimiser, as new or as a checkpoint left them. `say` hears why prompts are not shared."""
     device = training_device()
     weights = found.path / "model" if found and recipe.lora is None else None
-    policy = build_policy(recipe, device, weights)
-    parameters = policy.trained_parameters()
-    strategy = STRATEGIES[recipe.train.strategy]()
-    optimizer = build_optimizer(parameters, recipe.optim)
+    name = chosen_strategy(recipe, ranks, device, say)
+    policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
+    if found is not None and policy.peft is not None:
+        restore_adapter(policy, found.path / "adapter")
     obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
     form = chosen_form(recipe.learner.form, device, obstacle)
     if obstacle:
         say(f"every completion computes its prompt anew (learner.form: repeated): this model cannot share, {obstacle}")
     learner = Learner(policy, form, recipe.learner.gradient_checkpointing)
-    is_half = policy.compute_dtype == torch.float16
-    scaler = torch.amp.GradScaler(device.type, init_scale=FIRST_LOSS_SCALE, enabled=is_half)
+    strategy = build_strategy(name, recipe, ranks, policy, learner)
     if found is not None:
-        if policy.peft is not None:
-            restore_adapter(policy, found.path / "adapter")
-        restore_optimizer(optimizer, parameters, load_file(found.path / "optimizer.safetensors"))
-        scaler.load_state_dict(found.state["loss_scaler"])
-    return Engine(
+        strategy.restore(load_file(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
+    engine = Engine(
         policy=policy,
-        learner=strategy.wrap(learner).eval(),
+        learner=strategy.learner,
         vision=VisionStore(policy, recipe.model.vision_cache_bytes),
         strategy=strategy,
-        parameters=parameters,
-        optimizer=optimizer,
-        scaler=scaler,
         max_grad_norm=recipe.optim.max_grad_norm,
         temperature=temperature,
     )
+    engine.learner.eval()
+    if not strategy.passes_are_private:
+        # FSDP2 takes the module that is called first for the root; the sampler must not be the one to call.
+        with torch.no_grad():
+            engine.learner(pack([padding_item(policy.family)]), None, temperature)
+    return engine
 
 
 def save(run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:
     """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed."""
 
-    def write(directory: Path) -> None:
-        save_trained(engine.policy, directory)
-        save_file(optimizer_tensors(engine.optimizer, engine.parameters), directory / "optimizer.safetensors")
-
+    strategy = engine.strategy
+    weights = strategy.model_weights() if recipe.lora is None else strategy.trained_weights()
+    moments = strategy.optimizer_tensors()
     state: dict[str, Any] = {
         "next_index": step * recipe.optim.prompts_per_step,
-        "loss_scaler": engine.scaler.state_dict(),
+        "loss_scaler": strategy.scaler_state(),
     }
-    try:
-        save_checkpoint(run.checkpoints, step, write, state)
-    except OSError as error:
-        raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
-    prune(run.checkpoints, step, recipe.train.keep)
+
+    def write(directory: Path) -> None:
+        save_trained(engine.policy, directory, weights)
+        save_file(moments, directory / "optimizer.safetensors")
+
+    def save_and_prune() -> None:
+        try:
+            save_checkpoint(run.checkpoints, step, write, state)
+        except OSError as error:
+            raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
+        prune(run.checkpoints, step, recipe.train.keep)
+
+    engine.ranks.on_first(save_and_prune)
 
 
 def is_due(step: int, every: int | None, last: int) -> bool:
@@ -181,28 +194,39 @@ def is_due(step: int, every: int | None, last: int) -> bool:
     return step == last or (every is not None and step % every == 0)
 
 
+def steps_of(loader: StepLoader[Encoded], ranks: Ranks) -> Iterator[StepBatch[Encoded]]:
+    """The loader's steps: this rank's prompts, and the rejected rows of all ranks."""
+    for _ in range(loader.steps_left):
+        batch = ranks.together(lambda: next(loader))
+        rejected = tuple(row for rows in ranks.gather(batch.rejected) for row in rows)
+        yield replace(batch, rejected=rejected)
+
+
 def check_rejected(batch: StepBatch, table: RowTable, known: set[str], recipe: BaseRecipe, run: RunDirectory) -> None:
     """Record the step's rejected rows; stop where they are too many. `known` collects their ids over the run."""
     if not batch.rejected:
         return
-    write_bad_rows(batch.rejected, run.bad_rows_file)
+    if run.ranks.is_first:
+        write_bad_rows(batch.rejected, run.bad_rows_file)
     known.update(row.id for row in batch.rejected)
-    require_few_bad(len(table.rejected) + len(known), table.total, recipe.data, batch.rejected)
-    if not batch.prompts:
+    run.ranks.together(
+        lambda: require_few_bad(len(table.rejected) + len(known), table.total, recipe.data, batch.rejected)
+    )
+    if not run.ranks.any(bool(batch.prompts)):
         first = batch.rejected[0]
         raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
 
 
 def stop_if_asked(stop: StopRequest, run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:
     """After SIGTERM or SIGINT: save and end with exit code 75."""
-    if stop.is_set:
+    if engine.ranks.any(stop.is_set):
         save(run, recipe, engine, step)
         raise Terminated(f"stopped after step {step}, saved; the same command goes on from there")
 
 
-def seed_step(seed: int, step: int) -> None:
-    """Dropout is a function of (seed, step), so that a resumed run repeats it."""
-    torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Dropout is a function of (seed, step, rank), so that a resumed run repeats it."""
+    torch.manual_seed((seed * 1_000_003 + step + rank * 7_919_000_003) % 2**63)
 
 
 def peak_memory(device: torch.device) -> int:

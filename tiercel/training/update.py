@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tiercel.algorithms import KL_ESTIMATORS, LOSSES, LossInput, Totals
 from tiercel.config.schema import Algorithm
+from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
 from tiercel.errors import TrainingError
 from tiercel.learner.batch import PolicyBatch, PolicyUnit
@@ -23,7 +24,6 @@ from tiercel.learner.learner import Learner
 from tiercel.learner.prefix import PrefixPass
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.training.optimizer import clip_gradients, gradient_norm
 
 SMALLEST_LOSS_SCALE = 2.0**-10
 
@@ -36,11 +36,12 @@ class Engine:
     learner: Learner  # wrapped by the strategy
     vision: VisionStore
     strategy: Strategy
-    parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.AdamW
-    scaler: torch.amp.GradScaler  # disabled unless the policy computes in float16
     max_grad_norm: float
     temperature: float
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.strategy.ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,65 +157,76 @@ def opened_prefix(engine: Engine, unit: PolicyUnit) -> Iterator[tuple[Tensor | N
         prefix.backward()
 
 
-def sft_update(engine: Engine, batches: Sequence[PackedTokens], row_ids: Sequence[tuple[str, ...]]) -> Update:
-    """One update by the negative mean logprob of the scored tokens of all ranks."""
-    tokens = engine.strategy.global_sums({"tokens": torch.tensor(sum(len(b.targets_N) for b in batches))})["tokens"]
+def sft_update(engine: Engine, microbatches: Sequence[tuple[PackedTokens, tuple[str, ...]]]) -> Update:
+    """One update by the negative mean logprob of the scored tokens of all ranks; with each microbatch its row ids."""
+    tokens = engine.ranks.sum({"tokens": sum(len(packed.targets_N) for packed, _ in microbatches)})["tokens"]
 
     def contributions(packed: PackedTokens, rows: tuple[str, ...]) -> Iterator[Contribution]:
         with training_mode(engine.learner):
             features_KH = engine.vision.features(packed.images, with_gradient=True)
             scores = engine.learner(packed, features_KH, engine.temperature)
         yield Contribution(
-            loss=-scores.logprobs_N.sum() / tokens,
+            loss=-scores.logprobs_N.sum() / max(1, tokens),
             loss_sums={},
-            pass_sums={"entropy/mean": scores.entropy_N.sum()},
+            pass_sums={
+                "entropy/mean": scores.entropy_N.sum(),
+                "tokens/packed": torch.tensor(len(packed.token_ids_T) if rows else 0),
+            },
             tokens=len(scores.logprobs_N),
             row_ids=rows,
         )
 
-    passes = [partial(contributions, packed, rows) for packed, rows in zip(batches, row_ids, strict=True)]
-    with engine.vision.update([packed.images for packed in batches]):
+    passes = [partial(contributions, packed, rows) for packed, rows in microbatches]
+    with engine.vision.update([packed.images for packed, _ in microbatches]):
         return _apply(engine, passes, int(tokens))
 
 
 def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]], tokens: int) -> Update:
-    """Backward through every microbatch, check, clip, step."""
-    engine.optimizer.zero_grad(set_to_none=True)
+    """Backward through every microbatch, reduce, check, clip, step. All ranks step, or none does."""
+    strategy = engine.strategy
+    strategy.zero_gradients()
     loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
     pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
     rows: list[str] = []
-    for contributions in passes:
+    faulty: list[str] = []
+    for number, contributions in enumerate(passes):
         for part in contributions():
             rows += part.row_ids
             if not bool(torch.isfinite(part.loss)):
-                names = ", ".join(part.row_ids)
-                raise TrainingError(f"the loss is {float(part.loss)} for rows {names}; no parameter was changed")
-            engine.strategy.backward(engine.scaler.scale(part.loss))
+                faulty += part.row_ids
+            strategy.backward(part.loss, is_last=number + 1 == len(passes))
             _add(loss_sums, {"loss": part.loss.detach(), **part.loss_sums})
             _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
     engine.vision.backward()
-    engine.strategy.reduce_gradients(list(engine.parameters.values()))
-    engine.scaler.unscale_(engine.optimizer)
-    norm = gradient_norm(engine.parameters)
-    overflowed = not math.isfinite(float(norm))
-    if overflowed and not engine.scaler.is_enabled():
-        names = ", ".join(dict.fromkeys(rows))
-        raise TrainingError(f"the gradient norm is {float(norm)} for rows {names}; no parameter was changed")
-    if not overflowed:
-        clip_gradients(engine.parameters, norm, engine.max_grad_norm)
-    engine.scaler.step(engine.optimizer)
-    engine.scaler.update()
-    if overflowed and engine.scaler.get_scale() < SMALLEST_LOSS_SCALE:
+    norm = strategy.reduce_gradients()
+    in_loss = engine.ranks.sum({name: float(value) for name, value in loss_sums.items()})
+    _require_finite(engine, in_loss["loss"], norm, faulty, rows)
+    was_updated = strategy.update(norm, engine.max_grad_norm)
+    if not was_updated and strategy.loss_scale < SMALLEST_LOSS_SCALE:
         raise TrainingError("float16 gradients overflow at every loss scale; use model.dtype: bfloat16 or float32")
-    totals = engine.strategy.global_sums(loss_sums)
     return Update(
-        loss=totals.pop("loss"),
-        grad_norm=float(norm) if not overflowed else 0.0,
-        loss_sums=totals,
+        loss=in_loss.pop("loss"),
+        grad_norm=norm if was_updated else 0.0,
+        loss_sums=in_loss,
         tokens=tokens,
-        pass_sums=engine.strategy.global_sums(pass_sums),
-        was_skipped=overflowed,
+        pass_sums=engine.ranks.sum({name: float(value) for name, value in pass_sums.items()}),
+        was_skipped=not was_updated,
     )
+
+
+def _require_finite(engine: Engine, loss: float, norm: float, faulty: Sequence[str], rows: Sequence[str]) -> None:
+    """Raises TrainingError, on every rank, where the loss is not finite, or the gradient but for float16's overflow.
+    `faulty`: rows of this rank whose microbatch's loss is not finite; `rows`: all of them."""
+    if math.isfinite(loss) and (math.isfinite(norm) or engine.policy.compute_dtype == torch.float16):
+        return
+    at_fault = engine.ranks.gather(list(dict.fromkeys(rows if math.isfinite(loss) else faulty)))
+    named = [
+        ", ".join(names) + (f" (rank {rank})" if engine.ranks.world_size > 1 else "")
+        for rank, names in enumerate(at_fault)
+        if names
+    ]
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+    raise TrainingError(f"{what} for rows {', '.join(named)}; no parameter was changed")
 
 
 def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,103 @@
+"""Every strategy makes the same updates as one process, and none hangs, whatever lies on which rank."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.distributed.worker import STEPS
+from tests.tiny_models import FAMILY_NAMES
+from tests.training.test_loops import write_rows
+
+pytestmark = pytest.mark.scale
+
+WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("zero3", 2), ("zero3-offload", 2))
+
+
+def run_ranks(count: int, *arguments: str, timeout: float = 400) -> str:
+    """What the workers print. They end by themselves: their collectives wait a minute at most."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [*command, "-m", "tests.distributed.worker", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_checkpoints, tmp_path_factory) -> list[str]:
+    """Arguments that all launches share."""
+    root = tmp_path_factory.mktemp("scale")
+    rows = write_rows(root)
+    return ["--checkpoints", str(next(iter(tiny_checkpoints.values())).parent), "--rows", str(rows)]
+
+
+@pytest.fixture(scope="module")
+def alone(shared, tmp_path_factory) -> dict[str, torch.Tensor]:
+    """Gradients of one process."""
+    out = tmp_path_factory.mktemp("alone") / "gradients.safetensors"
+    run_ranks(1, "equal", "--strategy", "single", "--out", str(out), *shared)
+    return load_file(out)
+
+
+@pytest.mark.parametrize(("strategy", "count"), WORLDS)
+def test_gradients_before_clipping_are_those_of_one_process(strategy, count, shared, alone, tmp_path):
+    out = tmp_path / "gradients.safetensors"
+    run_ranks(count, "equal", "--strategy", strategy, "--out", str(out), *shared)
+    found = load_file(out)
+    assert (
+        set(found)
+        == set(alone)
+        == {f"{family}.{kind}.{step}" for family in FAMILY_NAMES for kind in ("grpo", "sft") for step in range(STEPS)}
+    )
+    errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
+    assert all(bool(gradient.any()) for gradient in alone.values())
+    worst = max(errors, key=lambda name: errors[name])
+    print(f"{strategy} x{count}: worst relative error {errors[worst]:.1e} ({worst})")
+    assert errors[worst] < 1e-5, errors
+
+
+FULL = (
+    ("ddp", "all"),
+    ("fsdp2", "all"),
+    ("fsdp2", "adapter of the tower"),
+    ("zero2", "language"),
+    ("zero3", "language"),
+)
+
+
+@pytest.fixture(scope="module")
+def full_alone(shared, tmp_path_factory) -> dict[str, dict[str, torch.Tensor]]:
+    """Gradients of one process, by what is trained."""
+    root = tmp_path_factory.mktemp("full")
+    found = {}
+    for number, trained in enumerate(sorted({trained for _, trained in FULL})):
+        out = root / f"{number}.safetensors"
+        run_ranks(1, "equal", "--strategy", "single", "--trained", trained, "--out", str(out), *shared)
+        found[trained] = load_file(out)
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "trained"), FULL)
+def test_gradients_of_other_parts_are_those_of_one_process_too(strategy, trained, shared, full_alone, tmp_path):
+    out = tmp_path / "gradients.safetensors"
+    run_ranks(2, "equal", "--strategy", strategy, "--trained", trained, "--out", str(out), *shared)
+    found, alone = load_file(out), full_alone[trained]
+    errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
+    print(f"{strategy} x2, {trained}: worst relative error {max(errors.values()):.1e}")
+    assert set(found) == set(alone) and max(errors.values()) < 1e-5, errors
+
+
+@pytest.mark.parametrize("strategy", ("ddp", "fsdp2", "zero3"))
+def test_no_arrangement_of_rows_over_two_ranks_hangs(strategy, shared):
+    printed = run_ranks(2, "arrangements", "--strategy", strategy, *shared)
+    assert printed.count("learnt from") == 9 + 4

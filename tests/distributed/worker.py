@@ -1,0 +1,204 @@
+"""One rank of the tests of strategies, started by torch's launcher.
+
+    torchrun --nproc-per-node 2 -m tests.distributed.worker arrangements --strategy fsdp2 --checkpoints DIR --rows FILE
+
+`equal` makes updates on recorded rollouts and keeps their gradients; `arrangements` samples and learns from every
+pair of kinds of rows on two ranks, and from ranks that have nothing.
+"""
+
+import argparse
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from tests.tiny_models import FAMILY_NAMES
+from tests.training.test_loops import grpo_recipe, sft_recipe
+from tiercel.algorithms import ADVANTAGES
+from tiercel.data.order import rank_slice
+from tiercel.data.reading import read_rows
+from tiercel.distributed.ranks import Ranks, joined_ranks
+from tiercel.learner.batch import advantage_groups
+from tiercel.models.family import Family
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.sampler import sampling_params
+from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.training.grpo import learn
+from tiercel.training.setup import build_engine
+from tiercel.training.sharing import conversation_passes
+from tiercel.training.update import Engine, sft_update
+from tiercel.types import Completion, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
+
+STEPS = 5
+PROMPTS = 4
+TIMEOUT_SECONDS = 60.0
+KINDS = {"text": 0, "image": 1, "images": 2}  # row numbers that `write_rows` makes so
+STRATEGIES = {
+    "single": {"strategy": "single"},
+    "ddp": {"strategy": "ddp"},
+    "fsdp2": {"strategy": "fsdp2"},
+    "zero2": {"strategy": "deepspeed", "deepspeed": {"stage": 2}},
+    "zero3": {"strategy": "deepspeed"},
+    "zero3-offload": {
+        "strategy": "deepspeed",
+        "deepspeed": {"offload_parameters": True, "offload_optimizer": True},
+    },
+}
+TRAINED = {
+    "adapter": {},
+    "adapter of the tower": {"lora": {"rank": 4, "alpha": 8, "targets": "vision"}},
+    "language": {"lora": None, "freeze": ["vision", "projector"]},
+    "all": {"lora": None, "freeze": []},
+}
+
+
+def recorded_group(prompt: EncodedPrompt, family: Family, step: int, *, size: int = 3) -> ScoredGroup:
+    """A group with random completions and rewards: a function of (step, prompt) and nothing else."""
+    draws = random.Random(1000 * step + prompt.index)
+    words = [i for i in range(family.vocabulary_size) if i not in family.placeholder_ids]
+    completions = []
+    for number in range(size):
+        ids = [draws.choice(words) for _ in range(draws.randint(1, 9))]
+        completion = Completion(
+            token_ids_C=torch.tensor(ids),
+            logprobs_C=torch.tensor([-draws.random() for _ in ids]),
+            text="",
+            is_truncated=False,
+            seed=number,
+        )
+        completions.append(ScoredCompletion(completion=completion, rewards={}, total=draws.random(), is_correct=None))
+    return scored_group(prompt, completions)
+
+
+def scored_group(prompt: EncodedPrompt, completions: Sequence[ScoredCompletion]) -> ScoredGroup:
+    group = Group(prompt=prompt, completions=tuple(c.completion for c in completions), policy_version=0)
+    return ScoredGroup(group=group, completions=tuple(completions))
+
+
+def keep_gradients(engine: Engine) -> list[torch.Tensor]:
+    """The flat gradient of every update from now on, before clipping; on the first rank."""
+    kept: list[torch.Tensor] = []
+    update = engine.strategy.update
+
+    def recording(norm: float, max_norm: float) -> bool:
+        gradients = engine.strategy.gradients()
+        if gradients:
+            kept.append(torch.cat([gradients[name].flatten().float() for name in sorted(gradients)]))
+        return update(norm, max_norm)
+
+    engine.strategy.update = recording  # type: ignore[method-assign]
+    return kept
+
+
+def require_share(engine: Engine, ranks: Ranks) -> None:
+    """A strategy that shards, does: what is called one is not whole everywhere."""
+    with engine.strategy.whole_policy():
+        pass  # and let go of again
+    weights = [p for p in engine.policy.family.language_model(engine.policy.model).parameters() if not p.requires_grad]
+    held = sum(_held(weight) for weight in weights)
+    whole = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
+    share = 1.0 if engine.strategy.passes_are_private else 1 / ranks.world_size
+    assert abs(held / whole - share) < 0.05, f"{held} of {whole} weights are on rank {ranks.rank}"
+
+
+def _held(weight: torch.Tensor) -> int:
+    if isinstance(weight, DTensor):
+        return weight.to_local().numel()
+    return weight.ds_tensor.numel() if hasattr(weight, "ds_tensor") else weight.numel()
+
+
+def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Gradients of every step of both loops for every family."""
+    found = {}
+    train = {"steps": STEPS, "threads": 1, **STRATEGIES[options.strategy]}
+    changes = {"train": train, "optim": {"lr": 1e-3}, "learner": {"max_tokens_per_microbatch": 150}}
+    changes |= TRAINED[options.trained]
+    for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
+        checkpoint = options.checkpoints / family_name
+        for kind, make in (("grpo", grpo_recipe), ("sft", sft_recipe)):
+            recipe = make(checkpoint, options.rows, Path("unused"), **changes)
+            engine = build_engine(recipe, None, 1.0, ranks=ranks)
+            family = engine.policy.family
+            rows = read_rows(str(options.rows), recipe.data, kind).rows
+            encoder = prompt_encoder if kind == "grpo" else conversation_encoder
+            encode = encoder(family, recipe.data, str(options.rows))
+            if options.trained == "adapter":
+                require_share(engine, ranks)
+            kept = keep_gradients(engine)
+            for step in range(STEPS):
+                indices = rank_slice(range(step * PROMPTS, (step + 1) * PROMPTS), ranks.rank, ranks.world_size)
+                examples = [encode(rows[index % len(rows)], index) for index in indices]
+                if kind == "grpo":
+                    scored = [recorded_group(prompt, family, step) for prompt in examples]
+                    learn(engine, advantage_groups(scored, ADVANTAGES["group_norm"]), recipe)
+                else:
+                    sft_update(engine, conversation_passes(engine, tuple(examples), recipe))
+                engine.vision.end_step()
+            found |= {f"{family_name}.{kind}.{step}": gradient for step, gradient in enumerate(kept)}
+    return found
+
+
+def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
+    """Three steps of every pair of kinds of rows, and of ranks without prompts or without a scored token."""
+    train = {"steps": STEPS, "threads": 1, **STRATEGIES[options.strategy]}
+    rollout = {"group_size": 2, "max_new_tokens": 4}
+    recipe = grpo_recipe(
+        options.checkpoints / options.family, options.rows, Path("unused"), train=train, rollout=rollout
+    )
+    engine = build_engine(recipe, None, 1.0, ranks=ranks)
+    sampler = LocalSampler(engine.policy, engine.vision)
+    rows = read_rows(str(options.rows), recipe.data, "grpo").rows
+    encode = prompt_encoder(engine.policy.family, recipe.data, str(options.rows))
+    pairs: list[tuple[tuple[str, ...], ...]] = [((a,), (b,)) for a, b in itertools.product(KINDS, repeat=2)]
+    uneven = [
+        (("image", "text", "images"), ()),
+        ((), ("images",)),
+        (("text",), ("masked",)),
+        (("masked",), ("masked",)),
+    ]
+    for arrangement in [*pairs, *uneven]:
+        for _step in range(3):
+            kinds = arrangement[ranks.rank]
+            prompts = [encode(rows[KINDS.get(kind, 1)], place + 10 * ranks.rank) for place, kind in enumerate(kinds)]
+            with engine.strategy.whole_policy():
+                groups = sampler.sample(prompts, sampling_params(recipe.rollout), list(range(len(prompts))))
+            scored = []
+            for group, kind in zip(groups, kinds, strict=True):
+                totals = [None if kind == "masked" else float(i) for i in range(len(group.completions))]
+                completions = [
+                    ScoredCompletion(completion=completion, rewards={}, total=total, is_correct=None)
+                    for completion, total in zip(group.completions, totals, strict=True)
+                ]
+                scored.append(scored_group(group.prompt, completions))
+            learn(engine, advantage_groups(scored, ADVANTAGES["group_norm"]), recipe)
+            engine.vision.end_step()
+        if ranks.is_first:
+            print("learnt from", arrangement, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=("equal", "arrangements"))
+    parser.add_argument("--strategy", choices=STRATEGIES, required=True)
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--family", choices=FAMILY_NAMES, default="qwen2_5_vl")
+    parser.add_argument("--trained", choices=TRAINED, default="adapter")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with joined_ranks(TIMEOUT_SECONDS) as ranks:
+        if options.task == "arrangements":
+            arrangements(options, ranks)
+            return
+        found = equal_updates(options, ranks)
+        if ranks.is_first:
+            save_file(found, options.out)
+
+
+if __name__ == "__main__":
+    main()

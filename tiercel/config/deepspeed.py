@@ -1,0 +1,143 @@
+"""DeepSpeed's config from the recipe, and a user's own, checked against it before any process starts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tiercel.config.problems import Problem
+from tiercel.config.schema import BaseRecipe
+
+Tree = dict[str, Any]
+
+OPTIMIZERS = ("AdamW",)
+DECIDED_HERE = {
+    "train_batch_size": "optim.prompts_per_step",
+    "train_micro_batch_size_per_gpu": "learner.max_tokens_per_microbatch",
+    "gradient_accumulation_steps": "learner.max_tokens_per_microbatch",
+    "gradient_clipping": "optim.max_grad_norm",
+    "scheduler": "optim.schedule",
+    "fp16": "model.dtype",
+    "bf16": "model.dtype",
+}
+
+
+def zero_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
+    """What `deepspeed.initialize` takes: the recipe's, and what a user's file adds."""
+    own = made_config(recipe, on_cpu=on_cpu)
+    file = recipe.train.deepspeed.config
+    return own if file is None else _without_auto(_merged(own, _read(Path(file))))
+
+
+def deepspeed_problems(recipe: BaseRecipe) -> list[Problem]:
+    """What in a user's file the recipe decides otherwise, or ZeRO cannot do here."""
+    file = recipe.train.deepspeed.config
+    if file is None or recipe.train.strategy != "deepspeed":
+        return []
+    try:
+        found = [f"{file}: {text}" for text in _contradictions(_read(Path(file)), recipe)]
+    except (OSError, ValueError) as error:
+        found = [f"{file} cannot be read as a JSON object: {error}"]
+    return [Problem(key="train.deepspeed.config", text=text) for text in found]
+
+
+def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
+    """From the recipe alone."""
+    zero, optim = recipe.train.deepspeed, recipe.optim
+    offload = {"device": "cpu", "pin_memory": not on_cpu}
+    section: Tree = {
+        "stage": zero.stage,
+        "overlap_comm": not on_cpu,
+        "contiguous_gradients": True,
+        "reduce_scatter": not on_cpu,
+    }
+    if zero.stage == 3:
+        # Adapters are small: kept whole they would be most of what is trained. DeepSpeed's own threshold is 1e5.
+        section["stage3_param_persistence_threshold"] = 0
+    if zero.offload_parameters:
+        section["offload_param"] = offload
+    if zero.offload_optimizer:
+        section["offload_optimizer"] = offload
+    adam = {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # how many there are changes from step to step; boundaries are set by hand
+        "gradient_clipping": optim.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "optimizer": {"type": "AdamW", "params": {**adam, "torch_adam": True}},
+        "zero_optimization": section,
+    }
+
+
+def _read(file: Path) -> Tree:
+    tree = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(tree, dict):
+        raise ValueError(f"it is {type(tree).__name__}")
+    return tree
+
+
+def _contradictions(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[str]:
+    """One line for each value of a user's file that the recipe decides otherwise, or that ZeRO cannot do here."""
+    zero, optim = recipe.train.deepspeed, recipe.optim
+    for key, ours in DECIDED_HERE.items():
+        value = theirs.get(key, "auto")
+        is_same = key == "gradient_clipping" and value == optim.max_grad_norm
+        is_off = isinstance(value, dict) and value.get("enabled") in (False, "auto")
+        if value != "auto" and not is_same and not is_off:
+            yield f"{key}: {json.dumps(value)} given; {ours} of the recipe decides it; remove it, or write auto"
+    section = theirs.get("zero_optimization", {})
+    stage = section.get("stage", zero.stage)
+    if stage not in ("auto", zero.stage):
+        yield f"zero_optimization.stage: {stage} given, train.deepspeed.stage is {zero.stage}; make them equal"
+    for key, is_asked, name in (
+        ("offload_param", zero.offload_parameters, "offload_parameters"),
+        ("offload_optimizer", zero.offload_optimizer, "offload_optimizer"),
+    ):
+        device = section.get(key, {}).get("device", "none")
+        if key in section and device not in ("auto", "cpu" if is_asked else "none"):
+            yield (
+                f"zero_optimization.{key}.device: {device} given, train.deepspeed.{name} is {str(is_asked).lower()}; "
+                "make them agree (cpu or none)"
+            )
+    yield from _optimizer_problems(theirs.get("optimizer", {}), recipe)
+
+
+def _optimizer_problems(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[str]:
+    kind = theirs.get("type", "AdamW")
+    if kind not in ("auto", *OPTIMIZERS):
+        yield (
+            f"optimizer.type: {kind} given; ZeRO stage {recipe.train.deepspeed.stage} runs with "
+            f"{', '.join(OPTIMIZERS)} here: checkpoints hold its two moments, and 1-bit and other compressed "
+            "optimisers take no partitioned gradient; write AdamW, or remove it"
+        )
+    ours = {
+        "lr": recipe.optim.lr,
+        "betas": list(recipe.optim.betas),
+        "eps": recipe.optim.eps,
+        "weight_decay": recipe.optim.weight_decay,
+    }
+    for key, value in theirs.get("params", {}).items():
+        if key in ours and value not in ("auto", ours[key]):
+            yield f"optimizer.params.{key}: {value} given, optim.{key} is {ours[key]}; remove it, or write auto"
+
+
+def _merged(ours: Tree, theirs: Mapping[str, Any]) -> Tree:
+    """Theirs over ours, section by section; "auto" leaves ours."""
+    merged = dict(ours)
+    for key, value in theirs.items():
+        if isinstance(value, Mapping):
+            mine = merged.get(key)
+            merged[key] = _merged(mine if isinstance(mine, dict) else {}, value)
+        elif value != "auto" or key not in merged:
+            merged[key] = value
+    return merged
+
+
+def _without_auto(tree: Tree) -> Tree:
+    """What is "auto" and not the recipe's is left to DeepSpeed."""
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if value != "auto"
+    }

@@ -1,0 +1,45 @@
+"""Who learns what: items move from the ranks with more work to those with less, until the work is nearly equal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TOLERANCE = 0.05  # of the mean load; below it an item's move costs more than it gains
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """An item that another rank takes over."""
+
+    item: int  # its place among the sender's own items
+    sender: int
+    receiver: int
+
+
+def balancing_moves(costs_of_ranks: Sequence[Sequence[int]]) -> list[Move]:
+    """Moves after which no rank's load can be lowered by moving one item from the fullest rank to the emptiest.
+
+    `costs_of_ranks`: for each rank the tokens of its items. The same on every rank, since it depends on nothing else;
+    few items move, since each starts at home.
+    """
+    held = [[(cost, rank, item) for item, cost in enumerate(costs)] for rank, costs in enumerate(costs_of_ranks)]
+    loads = [sum(costs) for costs in costs_of_ranks]
+    slack = TOLERANCE * sum(loads) / max(1, len(loads))
+    while True:
+        fullest = max(range(len(loads)), key=lambda rank: (loads[rank], -rank))
+        emptiest = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
+        gap = loads[fullest] - loads[emptiest]
+        movable = [entry for entry in held[fullest] if 0 < entry[0] < gap]
+        if gap <= slack or not movable:
+            break
+        best = min(movable, key=lambda entry: (abs(gap - 2 * entry[0]), entry))
+        held[fullest].remove(best)
+        held[emptiest].append(best)
+        loads[fullest] -= best[0]
+        loads[emptiest] += best[0]
+    moves = [
+        Move(item=item, sender=home, receiver=rank)
+        for rank, entries in enumerate(held)
+        for _, home, item in entries
+        if home != rank
+    ]
+    return sorted(moves, key=lambda move: (move.sender, move.receiver, move.item))

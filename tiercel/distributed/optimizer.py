@@ -1,0 +1,75 @@
+"""AdamW, clipping, and the optimiser's state as tensors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tiercel.config.schema import Optim
+from tiercel.errors import RunError
+
+STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
+
+
+def build_optimizer(parameters: Mapping[str, nn.Parameter], optim: Optim) -> torch.optim.AdamW:
+    """AdamW over all of them at a time."""
+    groups = parameter_groups(parameters, optim)
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, foreach=True)
+
+
+def parameter_groups(parameters: Mapping[str, nn.Parameter], optim: Optim) -> list[dict[str, Any]]:
+    """Weight decay on matrices only; norms and biases keep their scale. What is sharded is a group apart, for no
+    operation takes it together with what is whole."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in parameters.values():
+        groups.setdefault((parameter.ndim > 1, isinstance(parameter, DTensor)), []).append(parameter)
+    return [
+        {"params": members, "weight_decay": optim.weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), members in sorted(groups.items(), key=lambda entry: entry[0], reverse=True)
+    ]
+
+
+def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> Tensor:
+    """L2 norm of all gradients together, fp32."""
+    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in parameters.values() if p.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
+
+
+def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float) -> None:
+    """Scale all gradients so that their norm, which is `norm`, is at most `max_norm`."""
+    scale = min(1.0, max_norm / (norm + 1e-6))
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.mul_(scale)
+
+
+def optimizer_tensors(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The state as `NAME.exp_avg` and so on, in the order of the names."""
+    return {
+        f"{name}.{key}": optimizer.state[parameter][key]
+        for name, parameter in parameters.items()
+        if parameter in optimizer.state
+        for key in STATE_NAMES
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `optimizer_tensors`. Raises RunError where the names differ."""
+    require_known_states(tensors, parameters)
+    for name, parameter in parameters.items():
+        if f"{name}.step" in tensors:
+            state = {key: tensors[f"{name}.{key}"].clone() for key in STATE_NAMES}
+            optimizer.state[parameter] = {
+                key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
+            }
+
+
+def require_known_states(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises RunError where a checkpoint has moments of a parameter that is not trained here."""
+    known = {f"{name}.{key}" for name in parameters for key in STATE_NAMES}
+    if unknown := sorted(set(tensors) - known):
+        raise RunError(f"optimizer.safetensors has state of unknown parameters, such as {unknown[0]}")

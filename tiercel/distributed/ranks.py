@@ -1,0 +1,132 @@
+"""This process among the others: who it is, and what ranks tell each other beside gradients.
+
+Messages are pickled by torch.distributed. Ranks trust each other as processes of one user; no file is read so.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tiercel.errors import EXIT_USER, ElsewhereError, TiercelError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """One of `world_size` processes. Every method is a collective: all ranks call it, in the same order."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the run directory and speaks to the user."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks."""
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value)
+        return found
+
+    def gather_to_first(self, value: T) -> list[T]:
+        """Every rank's value on rank 0, nothing elsewhere."""
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.world_size if self.is_first else None
+        dist.gather_object(value, found)
+        return found or []
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Sums by name; a rank may lack a name. Rounded once, so the ranks' order does not matter."""
+        every = self.gather({name: float(value) for name, value in values.items()})
+        names = sorted({name for each in every for name in each})
+        return {name: _sum([each.get(name, 0.0) for each in every]) for name in names}
+
+    def largest(self, value: int) -> int:
+        return max(self.gather(value))
+
+    def any(self, value: bool) -> bool:
+        return any(self.gather(value))
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Each rank's own result, once all have one. Where the action failed on a rank, all ranks stop: the first of
+        those raises its TiercelError, the others ElsewhereError."""
+        if self.world_size == 1:
+            return action()
+        result: list[T] = []
+        error: TiercelError | None = None
+        try:
+            result.append(action())
+        except TiercelError as raised:
+            error = raised
+        codes = self.gather(None if error is None else error.exit_code)
+        failed = [rank for rank, code in enumerate(codes) if code is not None]
+        if not failed:
+            return result[0]
+        if error is not None and failed[0] == self.rank:
+            raise error
+        raise ElsewhereError(failed[0], codes[failed[0]] or EXIT_USER)
+
+    def on_first(self, action: Callable[[], T]) -> T:
+        """Rank 0's result of an action that it alone performs, on every rank."""
+        if self.world_size == 1:
+            return action()
+        outcome = [self.together(lambda: action() if self.is_first else None)]
+        dist.broadcast_object_list(outcome)
+        return outcome[0]  # type: ignore[return-value]
+
+    def send(self, moves: Sequence[tuple[int, int]], payloads: Mapping[int, Any]) -> dict[int, Any]:
+        """Hand objects from rank to rank. `moves`: (sender, receiver), the same sequence on every rank; `payloads`: by
+        number of the move, those that this rank sends. Returns, by number, those that it received."""
+        received: dict[int, Any] = {}
+        for number, (sender, receiver) in enumerate(moves):
+            if self.rank == sender:
+                dist.send_object_list([payloads[number]], dst=receiver)
+            elif self.rank == receiver:
+                slot: list[Any] = [None]
+                dist.recv_object_list(slot, src=sender)
+                received[number] = slot[0]
+        return received
+
+
+ALONE = Ranks()
+
+
+def _sum(values: Sequence[float]) -> float:
+    """Exactly rounded; NaN and infinities pass through."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+@contextmanager
+def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
+    """Join the ranks that a launcher started, or stay alone. A collective that waits longer than the timeout fails:
+    NCCL on GPU, gloo for what lies on the CPU."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+        yield ALONE
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
+    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size())
+    dist.destroy_process_group()  # not after an error: the others may still be in a collective
+
+
+def require_group(device: torch.device) -> None:
+    """A group of one, where nobody launched this process: FSDP2 and DeepSpeed want one in any case."""
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(device.type == "cuda"), store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _backend(has_gpu: bool) -> str:
+    return "cpu:gloo,cuda:nccl" if has_gpu else "gloo"

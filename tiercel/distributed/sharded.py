@@ -1,0 +1,101 @@
+"""FSDP2: each rank holds its share of every decoder layer, gathered for the layer's pass and let go after it.
+
+With an adapter only the frozen base is sharded; the adapter is whole on every rank and its gradient is summed as in
+`ddp`. In full fine-tuning weights, gradients and moments are sharded. The vision tower is no part of the learner and
+stays whole on every rank: sharded, each rank would have to call it as often as any other, pictures or not.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.distributed.optimizer import restore_optimizer
+from tiercel.distributed.ranks import Ranks, require_group
+from tiercel.distributed.replicated import Replicated, sum_over_ranks
+from tiercel.models.policy import Policy
+
+
+class Sharded(Replicated):
+    """`fsdp2`."""
+
+    passes_are_private = False
+
+    def __init__(self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any):
+        require_group(policy.device)
+        options: dict[str, Any] = {"mesh": init_device_mesh(policy.device.type, (ranks.world_size,))}
+        if policy.peft is not None:
+            options["ignored_params"] = {p for p in learner.parameters() if p.requires_grad}
+        elif policy.needs_autocast:
+            # Autocast would keep a cast copy of every gathered weight until the backward pass.
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
+            learner.autocast = learner.head_autocast = nullcontext
+        self.layers = list(learner.language_model.layers)
+        for layer in self.layers:
+            fully_shard(layer, reshard_after_forward=True, **options)
+        fully_shard(learner, **options)
+        for module in _sharded_modules(learner):
+            module.set_gradient_divide_factor(1.0)  # a sum over the ranks, not a mean
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
+        policy.model.to(policy.device)  # what is not sharded; the layers went one by one
+        super().__init__(recipe, ranks, policy, learner)
+
+    def reduce_gradients(self) -> float:
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+        shares = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+        sum_over_ranks(whole)
+        self.scaler.unscale_(self.optimizer)
+        of_shares = _square_sum(shares, self.policy.device)
+        dist.all_reduce(of_shares)
+        return float((_square_sum(whole, self.policy.device) + of_shares).sqrt())
+
+    def model_weights(self) -> dict[str, Tensor]:
+        self.learner.reset_iter_state()  # after an evaluation the root is still gathered
+        return super().model_weights()
+
+    def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
+        mine = {}
+        for name, tensor in tensors.items():
+            parameter = self.parameters.get(name.rpartition(".")[0])
+            if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+                value = tensor.to(self.policy.device)
+                tensor = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            mine[name] = tensor
+        restore_optimizer(self.optimizer, self.parameters, mine)
+        self.scaler.load_state_dict(dict(scaler_state))
+
+    @contextmanager
+    def whole_policy(self) -> Iterator[None]:
+        modules = _sharded_modules(self.learner)
+        for module in modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        yield
+        # What sampling did is no part of a pass: ranks that sampled more would prefetch otherwise than the others.
+        self.learner.reset_iter_state()
+        for layer in self.layers:
+            layer.set_reshard_after_forward(True, recurse=False)
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded_modules(learner: nn.Module) -> list[FSDPModule]:
+    return [module for module in learner.modules() if isinstance(module, FSDPModule)]
+
+
+def _square_sum(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """fp32; 0 of none."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
+    return torch.stack(norms).square().sum() if norms else torch.zeros((), device=device)

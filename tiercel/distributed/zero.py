@@ -1,0 +1,182 @@
+"""DeepSpeed's ZeRO: it owns what it partitions, weights, gradients and moments; saving gathers them.
+
+DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. What it was seen to do on two
+ranks, and which mistakes hang, is in docs/architecture.md.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tiercel.config.deepspeed import zero_config
+from tiercel.config.schema import BaseRecipe
+from tiercel.distributed.optimizer import STATE_NAMES, parameter_groups, require_known_states
+from tiercel.distributed.ranks import Ranks, require_group
+from tiercel.distributed.replicated import saved_tensors
+from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.models.policy import Policy
+
+
+class Zero:
+    """`deepspeed`."""
+
+    passes_are_private = False
+    loss_scale = 1.0
+
+    def __init__(self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any):
+        deepspeed = _import_deepspeed(policy.device)
+        self.ranks = ranks
+        self.policy = policy
+        self.parameters = policy.trained_parameters()
+        inside = set(map(id, learner.parameters()))
+        if outside := [name for name, p in self.parameters.items() if id(p) not in inside]:
+            raise ModelError(
+                f"train.strategy: deepspeed trains the language model only, and {outside[0]} is not part of it; write "
+                "train.strategy: fsdp2, or other lora.targets"
+            )
+        config = zero_config(recipe, on_cpu=policy.device.type == "cpu")
+        self.stage = config["zero_optimization"]["stage"]
+        groups = parameter_groups(self.parameters, recipe.optim)
+        require_group(policy.device)
+        self.learner, *_ = deepspeed.initialize(model=learner, model_parameters=groups, config=config)
+        if policy.device.type == "cuda":
+            for name, module in policy.model.named_modules():  # the tower, which DeepSpeed does not know
+                if policy.family.part_of(name + ".") in ("vision", "projector"):
+                    module.to(policy.device)
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.learner.optimizer.param_groups:
+            group["lr"] = rate
+
+    def zero_gradients(self) -> None:
+        """DeepSpeed drops them in its step."""
+
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        self.learner.set_gradient_accumulation_boundary(is_last)
+        self.learner.backward(loss * self.ranks.world_size)
+
+    def reduce_gradients(self) -> float:
+        from deepspeed.utils import safe_get_full_grad, safe_get_local_grad
+
+        if self.stage < 3:  # the ranks share parameters out, but each sees every whole gradient
+            norms = [torch.linalg.vector_norm(safe_get_full_grad(p)) for p in self.parameters.values()]
+            return float(torch.stack(norms).square().sum().sqrt())
+        shares = [safe_get_local_grad(p) for p in self.parameters.values()]
+        total = torch.stack([torch.linalg.vector_norm(share, dtype=torch.float32) for share in shares]).square().sum()
+        dist.all_reduce(total)
+        return float(total.sqrt())
+
+    def gradients(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_grad
+
+        return self._on_first({name: safe_get_full_grad(p) for name, p in self.parameters.items()})
+
+    def update(self, norm: float, max_norm: float) -> bool:
+        """DeepSpeed clips by itself, to the norm that its config has from the recipe."""
+        if math.isfinite(norm):
+            self.learner.step()
+        return math.isfinite(norm)
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        kept: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            kept |= self._on_first({name: safe_get_full_fp32_param(parameter)})
+        return kept
+
+    def model_weights(self) -> dict[str, Tensor]:
+        import deepspeed
+
+        kept: dict[str, Tensor] = {}
+        for name, tensor in saved_tensors(self.policy.model).items():
+            if name in self.parameters:
+                continue
+            with deepspeed.zero.GatheredParameters([tensor]):
+                kept |= self._on_first({name: tensor})
+        return kept | self.trained_weights()
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        kept: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            for key in STATE_NAMES[1:]:
+                value = safe_get_full_optimizer_state(parameter, key)
+                if value is not None:
+                    kept |= self._on_first({f"{name}.{key}": value.reshape(self._shape(parameter))})
+            kept |= self._on_first({f"{name}.step": self._step_count()})
+        return kept
+
+    def scaler_state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
+        require_known_states(tensors, self.parameters)
+        steps = [tensor for name, tensor in tensors.items() if name.endswith(".step")]
+        if not steps:
+            return
+        outer = self.learner.optimizer
+        flats = outer.fp32_partitioned_groups_flat if self.stage == 3 else outer.single_partition_of_fp32_groups
+        for flat in flats:  # DeepSpeed makes its state at the first step
+            moments = {key: torch.zeros_like(flat, requires_grad=False) for key in STATE_NAMES[1:]}
+            outer.optimizer.state[flat] = {"step": steps[0].clone(), **moments}
+        if self.stage < 3:
+            outer._lazy_init_hp_params_optimizer_state()
+        for name, parameter in self.parameters.items():
+            for key in STATE_NAMES[1:]:
+                self._set_moment(parameter, key, tensors[f"{name}.{key}"])
+
+    @contextmanager
+    def whole_policy(self) -> Iterator[None]:
+        from deepspeed.runtime.zero import unwrap_model_for_generation
+
+        if self.stage < 3:
+            yield
+            return
+        with unwrap_model_for_generation(self.learner):
+            yield
+
+    def _set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+        value = value.to(self.policy.device)
+        if self.stage < 3:
+            safe_set_full_optimizer_state(parameter, value, key)
+            return
+        share = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        padded = value.new_zeros(share * self.ranks.world_size)
+        padded[: value.numel()] = value.flatten()
+        safe_set_local_optimizer_state(parameter, padded[share * self.ranks.rank :][:share], key)
+
+    def _step_count(self) -> Tensor:
+        counts = [state["step"] for state in self.learner.optimizer.optimizer.state.values()]
+        return torch.as_tensor(counts[0], dtype=torch.float32)
+
+    @staticmethod
+    def _shape(parameter: nn.Parameter) -> torch.Size:
+        return getattr(parameter, "ds_shape", parameter.shape)
+
+    def _on_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not self.ranks.is_first:
+            return {}
+        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _import_deepspeed(device: torch.device) -> Any:
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"train.strategy: deepspeed, but it cannot be imported ({error}); pip install deepspeed, or write "
+            "train.strategy: fsdp2, which needs nothing installed"
+        ) from error
+    return deepspeed

@@ -1,0 +1,44 @@
+"""Which strategy a run takes, and why."""
+
+from collections.abc import Callable
+
+import torch
+
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.distributed.ranks import Ranks
+from tiercel.errors import EnvironmentProblem
+from tiercel.planning.plan import Machine, Plan, make_plan
+from tiercel.planning.seconds import DEVICES
+
+
+def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> str:
+    """The name of the strategy to run; `auto` takes the plan's. Raises EnvironmentProblem where the recipe's does not
+    go with the ranks, or where the plan finds none that fits."""
+    asked = recipe.train.strategy
+    if asked == "single" and ranks.world_size > 1:
+        raise EnvironmentProblem(
+            f"train.strategy: single with {ranks.world_size} ranks; write auto, ddp, fsdp2 or deepspeed, or start one"
+        )
+    if asked != "auto":
+        return asked
+    if ranks.world_size == 1:
+        return "single"
+    if device.type == "cpu":
+        say("train.strategy: ddp; ranks on CPUs share their machine's memory, so no plan was made")
+        return "ddp"
+    name, reason = ranks.on_first(lambda: _planned(recipe, ranks, device))
+    say(f"train.strategy: {name}, {reason}")
+    return name
+
+
+def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> tuple[str, str]:
+    assert isinstance(recipe, SftRecipe | GrpoRecipe)
+    memory = torch.cuda.get_device_properties(device).total_memory
+    plan: Plan = make_plan(recipe, Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"]))
+    if plan.chosen is None:
+        change = f"; this fits: {plan.change}" if plan.change else ""
+        raise EnvironmentProblem(
+            f"train.strategy: auto, but the plan finds no strategy that fits into {memory / 1e9:.0f} GB on "
+            f"{ranks.world_size} ranks{change}; name a strategy to try it all the same"
+        )
+    return plan.chosen, plan.reason
