@@ -1,5 +1,6 @@
 """The plan's bytes against the peak of live bytes of the real code, all layers of it, on fake tensors."""
 
+import gc
 import statistics
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def real_peak(subject: Subject) -> int:
             for _ in range(2):  # the second microbatch finds gradients there
                 learner.train()
                 learner(packed, None, 1.0).logprobs_N.sum().backward()
+                gc.collect()
     return module_bytes(policy.model) + live.peak
 
 

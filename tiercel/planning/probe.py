@@ -5,6 +5,7 @@ buffers. L decoder layers, T packed tokens.
 """
 
 import copy
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,11 +46,11 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Tensor):  # what was there before is not counted, nor are its views
-                self._known.add(value.untyped_storage()._cdata)
+                self._count(value.untyped_storage(), is_new=False)
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
             if isinstance(value, Tensor):
-                self._count(value.untyped_storage())
+                self._count(value.untyped_storage(), is_new=True)
         return result
 
     def start_again(self) -> int:
@@ -57,11 +58,11 @@ class LiveBytes(TorchDispatchMode):
         self.peak = self.now
         return self.now
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+    def _count(self, storage: torch.UntypedStorage, *, is_new: bool) -> None:
+        key = storage._cdata  # an address, which another storage may have once this one is gone
         if key in self._known:
             return
-        size = storage.nbytes()
+        size = storage.nbytes() if is_new else 0
         self._known.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -226,6 +227,7 @@ def update_bytes(
             scores = learner(packed, None, 1.0)
             scores.logprobs_N.sum().backward()
             del scores
+            gc.collect()  # what a cycle of references holds would count or not, as it happens
         learn = live.peak - resident
         live.start_again()
         optimizer.step()
