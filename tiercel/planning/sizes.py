@@ -71,7 +71,7 @@ def _fetched(model: Model) -> Path:
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(model.path, "config.json", revision=model.revision)).parent
-    except Exception as error:  # hubs raise classes of their own for what all comes down to this
+    except (ImportError, OSError, ValueError) as error:  # which the hubs' own errors derive from
         raise EnvironmentProblem(
             f"model.path: {model.path}: its config.json could not be fetched ({type(error).__name__}: {error}); give a "
             "directory that holds it"
