@@ -13,6 +13,7 @@ from tiercel.planning.probe import Composition, fitted, packed_case, update_byte
 from tiercel.planning.seconds import Device, phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
+MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
 PREFERENCE = ("single", "ddp", "fsdp2", "deepspeed")  # the first that fits: less communication before more
 
 
@@ -261,6 +262,7 @@ def _smaller(subject: Subject, measured: Measured, machine: Machine, names: Sequ
     if not usable:
         return None
     count, name = max(usable, key=lambda entry: entry[0])
+    count = max(subject.smallest_tokens, count * MARGIN // 16)
     return f"train.strategy: {name}, learner.max_tokens_per_microbatch: {count}"
 
 

@@ -187,7 +187,7 @@ def with_layers(config: Any, layers: int) -> Any:
     text = small.get_text_config()
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
-        text.layer_types = list(text.layer_types[:layers])
+        text.layer_types = (list(text.layer_types) * layers)[:layers]
     return small
 
 

@@ -1,0 +1,69 @@
+"""`tiercel plan` through the command line, on a tiny model's config.json alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_loops import grpo_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.cli.plan import read_bytes
+from tiercel.config import recipe_to_yaml
+from tiercel.errors import EnvironmentProblem
+from tiercel.planning.probe import Composition, LinearBytes, fitted
+
+
+@pytest.fixture
+def recipe(tiny_checkpoints, tmp_path) -> Path:
+    bare = tmp_path / "config only"
+    bare.mkdir()
+    shutil.copy(tiny_checkpoints["qwen2_5_vl"] / "config.json", bare)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe_to_yaml(grpo_recipe(bare, write_rows(tmp_path), tmp_path / "run")))
+    return file
+
+
+def test_a_plan_that_fits_says_what_it_chose(recipe, capsys):
+    assert main(["plan", str(recipe), "--gpus", "2", "--gpu-memory", "80GB"]) == 0
+    said = capsys.readouterr().out
+    assert "train.strategy: ddp, the least communication" in said and "most during rollout" in said
+
+
+def test_json_has_every_strategy(recipe, capsys):
+    assert main(["plan", str(recipe), "--gpus", "2", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [option["memory"]["strategy"] for option in plan["options"]] == ["ddp", "fsdp2", "deepspeed"]
+    assert plan["chosen"] == "ddp" and plan["options"][0]["fits"] and plan["options"][0]["largest_tokens"] > 1000
+
+
+def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
+    words = ["learner.max_tokens_per_microbatch=20000", "train.strategy=single"]
+    assert main(["plan", str(recipe), *words, "--gpu-memory", "1.6GB"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "does not fit into 1 GPUs of 1.6GB; this fits: train.strategy: single, learner.max_tokens_per_microbatch: "
+        in said
+    )
+    tokens = said.strip().rpartition(" ")[2]
+    words = [f"learner.max_tokens_per_microbatch={tokens}", "train.strategy=single"]
+    assert main(["plan", str(recipe), *words, "--gpu-memory", "1.6GB"]) == 0
+
+
+def test_sizes_of_memory_in_any_unit():
+    assert read_bytes("80GB") == 80 * 10**9 and read_bytes("1.5GiB") == 3 * 2**29 and read_bytes("7") == 7
+    with pytest.raises(EnvironmentProblem, match="write a size such as 80GB"):
+        read_bytes("lots")
+
+
+def test_the_fit_goes_through_what_was_measured():
+    assert fitted(lambda layers, tokens: 5 + 7 * layers + 2 * tokens + 3 * layers * tokens, 100) == LinearBytes(
+        constant=5, per_layer=7, per_token=2, per_layer_token=3
+    )
+
+
+@pytest.mark.parametrize("tokens", (12, 13, 40, 41, 99, 1000))
+def test_a_microbatch_has_the_tokens_asked_for(tokens):
+    items = Composition(prompt_tokens=10, completion_tokens=2, group_size=4).items(tokens, 3)
+    assert sum(item.shared_length for item in items) == tokens
+    assert all(1 <= len(item.continuations) <= 4 for item in items)
