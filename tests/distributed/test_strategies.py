@@ -18,7 +18,7 @@ WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("zero3", 2), ("zero3-offload", 
 
 
 def run_ranks(count: int, *arguments: str, timeout: float = 400) -> str:
-    """What the workers print. They end by themselves: their collectives wait a minute at most."""
+    """What the workers print. They end by themselves: their collectives wait three minutes at most."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
