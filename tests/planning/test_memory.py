@@ -21,7 +21,6 @@ from tiercel.planning.probe import (
     empty_policy,
     fake_tensors,
     fill_with_fakes,
-    module_bytes,
     packed_case,
 )
 
@@ -69,6 +68,12 @@ def recipe_of(directory: Path, changes: dict[str, Any]) -> GrpoRecipe:
     for section, values in changes.items():
         tree[section] = {**tree[section], **values} if isinstance(values, dict) and tree[section] else values
     return GrpoRecipe.model_validate(tree)
+
+
+def module_bytes(module: torch.nn.Module) -> int:
+    """Of parameters and buffers, a shared one once."""
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def real_peak(subject: Subject) -> int:

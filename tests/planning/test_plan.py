@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.training.test_loops import grpo_recipe, write_rows
-from tiercel.cli.main import main
+from tiercel.cli.main import DEVICE_NAMES, main
 from tiercel.cli.plan import read_bytes
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.probe import Composition, LinearBytes, fitted
+from tiercel.planning.seconds import DEVICES
 
 
 @pytest.fixture
@@ -48,6 +49,10 @@ def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
     tokens = said.strip().rpartition(" ")[2]
     words = [f"learner.max_tokens_per_microbatch={tokens}", "train.strategy=single"]
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.6GB"]) == 0
+
+
+def test_the_command_line_knows_every_device_without_loading_them():
+    assert set(DEVICES) == set(DEVICE_NAMES)
 
 
 def test_sizes_of_memory_in_any_unit():

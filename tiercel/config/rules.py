@@ -51,19 +51,23 @@ def _pixels(recipe: BaseRecipe) -> Problems:
 def _vision_cache(recipe: BaseRecipe) -> Problems:
     """Features are taken after the projector, so both it and the tower must stay as they are."""
     given = recipe.model.vision_cache_bytes
-    is_trained = (
-        recipe.lora.targets in ("vision", "projector", "all")
-        if recipe.lora is not None
-        else not {"vision", "projector"} <= set(recipe.freeze)
-    )
-    if given > 0 and is_trained:
-        changing = f"lora.targets {recipe.lora.targets}" if recipe.lora else f"freeze {shown(list(recipe.freeze))}"
+    changing = _what_trains_vision(recipe)
+    if given > 0 and changing:
         yield Problem(
             key="model.vision_cache_bytes",
             text=f"{given} given with {changing}; kept features would be those of an older vision tower or projector; "
             "write model.vision_cache_bytes: 0, or train the language model only",
             also=("lora", "freeze"),
         )
+
+
+def _what_trains_vision(recipe: BaseRecipe) -> str | None:
+    """The key and value that make tower or projector change, as far as words tell."""
+    if recipe.lora is not None:
+        is_trained = recipe.lora.targets in ("vision", "projector", "all")
+        return f"lora.targets {recipe.lora.targets}" if is_trained else None
+    is_frozen = {"vision", "projector"} <= set(recipe.freeze)
+    return None if is_frozen else f"freeze {shown(list(recipe.freeze))}"
 
 
 def _lora_targets(recipe: BaseRecipe) -> Problems:
@@ -331,9 +335,7 @@ def _strategy(recipe: BaseRecipe) -> Problems:
         )
     if recipe.model.dtype == "float16":
         yield _half_precision(recipe)
-    targets = recipe.lora.targets if recipe.lora is not None else None
-    if targets in ("vision", "projector", "all") or (targets is None and {"vision", "projector"} - set(recipe.freeze)):
-        changing = f"lora.targets {targets}" if targets else f"freeze {shown(list(recipe.freeze))}"
+    if changing := _what_trains_vision(recipe):
         yield Problem(
             key="train.strategy",
             text=f"deepspeed given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "

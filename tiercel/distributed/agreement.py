@@ -3,7 +3,6 @@
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -11,10 +10,10 @@ import torch
 from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import EnvironmentProblem
+from tiercel.distributed.versions import installed_versions
+from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
 from tiercel.models.loading import resolve
 
-PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "pillow", "deepspeed", "vllm")
 SAMPLED_BYTES = 2**20  # at each end of a file too large to be read whole
 
 
@@ -22,28 +21,29 @@ def require_agreement(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
     """Raises EnvironmentProblem that names the ranks and their values where one differs."""
     if ranks.world_size == 1:
         return
-    every = ranks.gather(ranks.together(lambda: facts(recipe)))
-    ranks.together(lambda: require_equal(every))
+    lines = differences(ranks.gather(ranks.together(lambda: facts(recipe))))
+    if lines and ranks.is_first:
+        raise EnvironmentProblem("\n  ".join(["the ranks differ; make them equal and start again", *lines]))
+    if lines:
+        raise ElsewhereError(0, EXIT_USER)
 
 
-def require_equal(facts_of_ranks: Sequence[Mapping[str, str]]) -> None:
-    """The judgement of `require_agreement`, on the facts of all ranks in their order."""
-    names = sorted({name for each in facts_of_ranks for name in each})
+def differences(facts_of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
+    """A line for each fact that is not equal on all ranks, whose facts stand in their order."""
     lines = []
-    for name in names:
+    for name in sorted({name for each in facts_of_ranks for name in each}):
         ranks_of: dict[str, list[int]] = {}
         for rank, each in enumerate(facts_of_ranks):
             ranks_of.setdefault(each.get(name, "none"), []).append(rank)
         if len(ranks_of) > 1:
             parts = [f"{value} on {_ranks(ranks)}" for value, ranks in ranks_of.items()]
-            lines.append(f"  {name}: {', '.join(parts)}")
-    if lines:
-        raise EnvironmentProblem("the ranks differ; make them equal and start again\n" + "\n".join(lines))
+            lines.append(f"{name}: {', '.join(parts)}")
+    return lines
 
 
 def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
     """What must be equal on all ranks, by the name that an error gives it."""
-    found = {"python": platform.python_version(), **_versions()}
+    found = {"python": platform.python_version(), **installed_versions()}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
@@ -76,16 +76,6 @@ def fingerprint(files: Sequence[Path]) -> str:
                 file.seek(size - SAMPLED_BYTES)
             digest.update(file.read(SAMPLED_BYTES))
     return digest.hexdigest()[:16]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("tiercel", *PACKAGES):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _ranks(ranks: Sequence[int]) -> str:

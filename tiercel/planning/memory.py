@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.models.loading import DTYPES
+from tiercel.models.policy import weights_dtype
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local import TOKENS_IN_FLIGHT
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = 8  # AdamW's two, float32
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; measured on no card here, so stated
@@ -65,7 +67,7 @@ def rank_memory(
 ) -> RankMemory:
     """What a rank of `ranks` holds with microbatches of `tokens`."""
     is_lora = recipe.lora is not None
-    weight_bytes = BYTES[recipe.model.dtype] if is_lora else 4
+    weight_bytes = weights_dtype(recipe).itemsize
     base = weight_bytes * sizes.language_weights
     layer, root = weight_bytes * sizes.layer_weights, weight_bytes * sizes.root_weights
     vision = weight_bytes * sizes.vision_weights

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
+
+import torch
 
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
-from tiercel.learner.forms import AUTO
+from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
 from tiercel.planning.memory import Measured, RankMemory, Rollout, rank_memory, step_rollout
-from tiercel.planning.probe import Composition, fitted, packed_case, update_bytes
+from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
 from tiercel.planning.seconds import Device, phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
@@ -108,18 +111,14 @@ def measure(subject: Subject) -> Measured:
     """Run the learner on fake tensors at four points. FlexAttention has no form without a GPU; what it keeps for the
     backward pass is what the CPU's form keeps: queries, keys, values, outputs and their log-sum-exp."""
     recipe, family = subject.recipe, subject.family
-    form: str = recipe.learner.form
-    if form == "auto":
-        form = "repeated" if subject.sizes.obstacle else AUTO["cpu"]
-    form = "split" if form == "flex" else form
+    asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
+    form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
     tokens = max(recipe.learner.max_tokens_per_microbatch, subject.smallest_tokens)
-    cache: dict[tuple[int, int], Any] = {}
 
-    def at(layers: int, count: int) -> Any:
-        if (layers, count) not in cache:
-            packed = packed_case(subject.composition, count, family.position_dimensions)
-            cache[layers, count] = update_bytes(recipe, family, subject.config, layers, packed, form)
-        return cache[layers, count]
+    @cache
+    def at(layers: int, count: int) -> UpdateBytes:
+        packed = packed_case(subject.composition, count, family.position_dimensions)
+        return update_bytes(recipe, family, subject.config, layers, packed, form)
 
     return Measured(
         learn=fitted(lambda layers, count: at(layers, count).learn, tokens),

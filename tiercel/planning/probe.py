@@ -238,9 +238,3 @@ def update_bytes(
 
 def packed_case(composition: Composition, tokens: int, dimensions: int) -> PackedTokens:
     return pack(composition.items(tokens, dimensions))
-
-
-def module_bytes(module: nn.Module) -> int:
-    """Of parameters and buffers, a shared one once."""
-    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -76,7 +76,7 @@ def phase_seconds(
         gathered = 0.0
         if strategy in ("fsdp2", "deepspeed"):
             weights = width * sizes.language_weights * share
-            gathered = (passes if recipe.learner.gradient_checkpointing else 2) * microbatches * weights / speed
+            gathered = 2 * microbatches * weights / speed  # forward and backward; recomputing takes what is there
         seconds["waiting for weights"] = max(0.0, gathered - learn)
         seconds["summing gradients"] = summed
     return seconds

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ import torch
 from tiercel.config import flatten, load_recipe, recipe_to_yaml
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RunError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
@@ -35,18 +35,6 @@ MAY_DIFFER = (
     "train.keep",
     "train.strategy",
     "output",
-)
-PACKAGES = (
-    "tiercel",
-    "torch",
-    "transformers",
-    "peft",
-    "safetensors",
-    "pillow",
-    "numpy",
-    "pydantic",
-    "vllm",
-    "deepspeed",
 )
 LOCK_PATIENCE_SECONDS = 5.0
 Recipe = SftRecipe | GrpoRecipe
@@ -269,16 +257,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def environment() -> dict[str, Any]:
     """Versions and devices, for env.json; no environment variables."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "packages": versions,
+        "packages": installed_versions(),
         "cpu_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
