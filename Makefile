@@ -7,7 +7,7 @@
 # make docs            what is generated in docs/
 # make bench-exact     every form of the learner against plain transformers in float64
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
-# make bench-scaling   step time against group size and prompt length
+# make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -78,6 +78,7 @@ bench-learner: venv
 	.venv/bin/python -m benchmarks.learner
 
 bench-scaling: venv
+	.venv/bin/python -m benchmarks.prompt_scaling
 	.venv/bin/python -m benchmarks.scaling
 
 bench-peers: venv .venv-trl/.made .venv-swift/.made

@@ -1,363 +1,242 @@
-"""What one more completion costs the learner, against the length of the prompt and the size of the group.
+"""How the time of a step falls with more ranks: measured on this machine's cores, foretold for GPUs.
 
     make bench-scaling
-    python -m benchmarks.scaling --layers 2 --prompts 100 1000 4000 --repetitions 3
+    python -m benchmarks.scaling --rounds 1 --steps 2
+    python -m benchmarks.scaling --only gpus
 
-A random Qwen2.5-VL-shaped decoder (512 wide, vocabulary 32,768, LoRA 16) in float32 on CPU; a step is the Learner's
-forward and backward over one group of text. All steps take turns within a repetition, so that a busy machine slows
-them alike; a completion's cost is the difference of two steps of one repetition, by the completions between them. The
-repeated form's cost is linear in its rows, so where a step would exceed --repeated-tokens it takes smaller groups; it
-runs in the first --repeated-repetitions alone, for it is slow.
+Measured is `tiercel grpo` on a random Qwen2.5-VL-shaped checkpoint (512 wide, 8 layers, vocabulary 32,768, float32),
+one thread for each rank, the same prompts in a step whatever their number. All arrangements take turns in every round,
+and the first step of a process does not count. Efficiency is seconds of one rank by N times the seconds of N ranks.
 
-The cost of the shared form may grow with the prompt by the attention to it and by nothing else. That shows in the
-ratio of measured to modelled operations, and in the straight line through the costs: its intercept is a completion's
-cost without its prompt, its slope what attention to a prompt's token costs.
-
-P prompt tokens, C tokens of a completion, G completions of a group.
+Foretold is what `tiercel plan` says of 8 to 1,024 H100: figures of a data sheet, no measurement.
 """
 
 import argparse
+import json
 import os
-import time
-import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-from transformers.utils import logging
-
-from benchmarks.flops import DecoderShape, Flops, decoder_shape, decoder_update, group_pairs, head_update
 from benchmarks.peers import machine
 from benchmarks.peers_report import rounded, spread
-from benchmarks.random_groups import random_group, random_prompt
-from benchmarks.shapes import save_checkpoint
+from benchmarks.published import save_config
+from benchmarks.shapes import save_checkpoint, save_images
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
-from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-from tiercel.learner.layout import PackedTokens, pack
-from tiercel.learner.learner import Learner
-from tiercel.models.policy import Policy, build_policy
+from tiercel.config import recipe_to_yaml
+from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train, Vllm
+from tiercel.planning.plan import Machine, admitted, measure, option, study
+from tiercel.planning.seconds import DEVICES
 
-VOCABULARY = 32_768
-LORA_RANK = 16
-PAIR = (8, 16)  # group sizes whose difference makes a completion's cost
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What to measure; lengths in tokens."""
-
-    prompts: tuple[int, ...]
-    group_sizes: tuple[int, ...]  # at `prompt`
-    prompt: int
-    completion: int
-    repetitions: int
-    repeated_repetitions: int  # the first ones, in which the repeated form takes its turns as well
-    repeated_tokens: int  # largest step of the repeated form
-    clock: str
+ROOT = Path(__file__).parents[1]
+REWARDS = (Reward(call="benchmarks.scaling_reward:score"),)
+PHASES = ("time/step", "time/rollout", "time/learn")
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
+PROMPTS_PER_STEP = 1024  # on GPUs: one for each of the most
+GPU_MEMORY = 80 * 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One step to be timed."""
+class Arrangement:
+    """Ranks under a strategy."""
 
-    form: str
-    prompt: int
-    group_size: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.form}, P {self.prompt}, G {self.group_size}"
+    strategy: str
+    ranks: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timings:
-    """Seconds of every step, one number for each repetition."""
-
-    seconds: dict[Step, list[float]]
-
-    def added(self, form: str, prompt: int, pair: tuple[int, int]) -> list[float]:
-        """Seconds of one more completion, for each repetition."""
-        less, more = (self.seconds[Step(form=form, prompt=prompt, group_size=size)] for size in pair)
-        return [(b - a) / (pair[1] - pair[0]) for a, b in zip(less, more, strict=True)]
+ARRANGEMENTS = tuple(
+    Arrangement(strategy=strategy, ranks=ranks) for strategy, ranks in (("single", 1), ("ddp", 2), ("fsdp2", 2))
+)
 
 
-def load_policy(checkpoint: Path) -> Policy:
-    """The policy as a recipe asks for it, float32."""
-    recipe = SftRecipe(
-        model=Model(path=str(checkpoint), dtype="float32"),
-        lora=Lora(rank=LORA_RANK, alpha=2 * LORA_RANK),
-        data=Data(train="rows.jsonl"),
-        train=Train(steps=1),
-        output="run",
-    )
-    return build_policy(recipe, torch.device("cpu"))
-
-
-def repeated_pair(prompt: int, options: Options) -> tuple[int, int] | None:
-    """The largest group sizes G / 2 and G, at most PAIR, whose steps are not too large for the repeated form."""
-    less, more = PAIR
-    while less >= 1:
-        if more * (prompt + options.completion) <= options.repeated_tokens:
-            return less, more
-        less, more = less // 2, less
-    return None
-
-
-def steps_of(options: Options) -> list[Step]:
-    """Every step once."""
-    steps = [Step(form="split", prompt=prompt, group_size=size) for prompt, sizes in _cells(options) for size in sizes]
-    for prompt in options.prompts:
-        pair = repeated_pair(prompt, options)
-        steps += [Step(form="repeated", prompt=prompt, group_size=size) for size in pair or ()]
-    for size in options.group_sizes:
-        if size * (options.prompt + options.completion) <= options.repeated_tokens:
-            steps.append(Step(form="repeated", prompt=options.prompt, group_size=size))
-    return list(dict.fromkeys(steps))
-
-
-def _cells(options: Options) -> Iterable[tuple[int, tuple[int, ...]]]:
-    yield from ((prompt, PAIR) for prompt in options.prompts)
-    yield options.prompt, options.group_sizes
-
-
-def measure(policy: Policy, options: Options, say: Callable[[str], None] = print) -> Timings:
-    """Time all steps in turn, after a step of each form that does not count."""
-    learners = {form: Learner(policy, form, gradient_checkpointing=False).train() for form in ("split", "repeated")}
-    steps = steps_of(options)
-    batches = {step: _batch(policy, step, options.completion) for step in steps}
-    for form in learners:
-        first = next(step for step in steps if step.form == form)
-        _seconds(policy, learners[form], batches[first], options.clock)
-    seconds: dict[Step, list[float]] = {step: [] for step in steps}
-    for number in range(options.repetitions):
-        start = time.perf_counter()
-        # Backwards every other time, so that no step always follows the same one.
-        for step in steps if number % 2 == 0 else reversed(steps):
-            if step.form == "split" or number < options.repeated_repetitions:
-                seconds[step].append(_seconds(policy, learners[step.form], batches[step], options.clock))
-        say(f"repetition {number + 1} of {options.repetitions}: {time.perf_counter() - start:.0f} s")
-    return Timings(seconds=seconds)
-
-
-def _batch(policy: Policy, step: Step, completion: int) -> PackedTokens:
-    generator = torch.Generator().manual_seed(step.prompt)
-    prompt = random_prompt(policy.family, step.prompt, 0, generator)
-    return pack([random_group(policy.family, prompt, completion, step.group_size, generator).item])
-
-
-def _seconds(policy: Policy, learner: Learner, batch: PackedTokens, clock: str) -> float:
-    policy.model.zero_grad(set_to_none=True)
-    now = CLOCKS[clock]
-    start = now()
-    (-learner(batch, None, 1.0).logprobs_N.mean()).backward()
-    return now() - start
-
-
-def modelled(shape: DecoderShape, prompt: int, completion: int, group_size: int) -> Flops:
-    """Operations of a step of the shared form."""
-    lengths = [completion] * group_size
-    tokens = prompt + sum(lengths)
-    return decoder_update(shape, tokens, group_pairs(prompt, lengths)) + head_update(shape, sum(lengths))
-
-
-def added_flops(shape: DecoderShape, prompt: int, completion: int) -> Flops:
-    """Operations of one more completion in the shared form."""
-    one, two = (modelled(shape, prompt, completion, size) for size in (1, 2))
-    return Flops(
-        linear=two.linear - one.linear,
-        lora=two.lora - one.lora,
-        attention=two.attention - one.attention,
-        head=two.head - one.head,
+def measured_recipe(work: Path, arrangement: Arrangement, output: Path, steps: int) -> GrpoRecipe:
+    """Four prompts with a picture each, eight completions of 64 tokens."""
+    return GrpoRecipe(
+        model=Model(path=str(work / "model"), dtype="float32"),
+        lora=Lora(rank=16, alpha=32),
+        data=Data(train=str(work / "rows.jsonl"), image_root=str(work / "images"), workers=0),
+        rewards=REWARDS,
+        rollout=Rollout(group_size=8, min_new_tokens=64, max_new_tokens=64),
+        learner=Learner(skip_zero_advantage=False),
+        optim=Optim(lr=1e-5, prompts_per_step=4),
+        train=Train(steps=steps, strategy=arrangement.strategy, threads=1),  # type: ignore[arg-type]
+        output=str(output),
     )
 
 
-def prompt_rows(timings: Timings, shape: DecoderShape, options: Options) -> list[dict[str, Any]]:
-    """A completion's cost at each length of the prompt. `normalised`: seconds by modelled operations, over the same at
-    the shortest prompt."""
-    rows: list[dict[str, Any]] = []
-    for prompt in options.prompts:
-        seconds = timings.added("split", prompt, PAIR)
-        flops = added_flops(shape, prompt, options.completion)
-        pair = repeated_pair(prompt, options)
-        repeated = None if pair is None else timings.added("repeated", prompt, pair)
-        row = {
-            "P": prompt,
-            "split_seconds": spread(seconds),
-            "modelled_flops": {**asdict(flops), "total": flops.total},
-            "flops_per_second": rounded(flops.total / median(seconds)),
-            "repeated_group_sizes": pair,
-            "repeated_seconds": None if repeated is None else spread(repeated),
-            "repeated_ratio": None if repeated is None else rounded(median(repeated) / median(seconds)),
-        }
-        first = rows[0] if rows else row
-        row["normalised"] = rounded(first["flops_per_second"] / row["flops_per_second"])
-        rows.append(row)
-    return rows
-
-
-def straight_line(timings: Timings, shape: DecoderShape, options: Options) -> dict[str, float] | None:
-    """Median cost against P, least squares; None with fewer than three prompts, through which a line says nothing.
-    `largest_deviation`: of a measured cost from the line, relative."""
-    if len(options.prompts) < 3:
-        return None
-    costs = [median(timings.added("split", prompt, PAIR)) for prompt in options.prompts]
-    slope, intercept = linear_regression(options.prompts, costs)
-    deviations = [
-        abs(intercept + slope * prompt - cost) / cost for prompt, cost in zip(options.prompts, costs, strict=True)
+def prepare(work: Path) -> None:
+    """The checkpoint, pictures and rows."""
+    save_checkpoint(work / "model", 32_768, 8)
+    save_images(work / "images", 448, 8)
+    rows = [
+        {"images": [f"{number:02d}.png"], "messages": [{"role": "user", "content": "<image>What is it?"}]}
+        for number in range(8)
     ]
-    ends = [added_flops(shape, prompt, options.completion).attention for prompt in (0, 1)]
+    (work / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def run(work: Path, arrangement: Arrangement, number: int, steps: int) -> list[dict[str, float]]:
+    """The phases' seconds of every step but the first."""
+    name = f"{arrangement.strategy}-{arrangement.ranks}-{number}"
+    file = work / f"{name}.yaml"
+    recipe = measured_recipe(work, arrangement, work / name, 1 + steps)
+    file.write_text(recipe_to_yaml(recipe), encoding="utf-8")
+    command = [sys.executable, "-m", "tiercel", "grpo", str(file)]
+    if arrangement.ranks > 1:
+        command += ["--nproc", str(arrangement.ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    lines = (work / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{phase: row[phase] for phase in PHASES} for row in rows if row["step"] > 1]
+
+
+def measured(rounds: int, steps: int, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """Every arrangement's seconds and efficiency; the efficiency is of each round by itself."""
+    found: dict[Arrangement, list[list[dict[str, float]]]] = {arrangement: [] for arrangement in ARRANGEMENTS}
+    with TemporaryDirectory() as directory:
+        prepare(Path(directory))
+        for number in range(rounds):
+            for arrangement in ARRANGEMENTS if number % 2 == 0 else reversed(ARRANGEMENTS):
+                found[arrangement].append(run(Path(directory), arrangement, number, steps))
+                say(f"round {number + 1} of {rounds}: {arrangement.strategy} on {arrangement.ranks} done")
+    return [measured_row(arrangement, found[arrangement], found[ARRANGEMENTS[0]]) for arrangement in ARRANGEMENTS]
+
+
+def measured_row(
+    arrangement: Arrangement, mine: list[list[dict[str, float]]], alone: list[list[dict[str, float]]]
+) -> dict[str, Any]:
+    """Spread over all steps of all rounds, and the efficiency against one rank."""
+
+    def of_round(steps: Iterable[Mapping[str, float]]) -> float:
+        return median(step["time/step"] for step in steps)
+
+    efficiency = [of_round(a) / (arrangement.ranks * of_round(b)) for a, b in zip(alone, mine, strict=True)]
     return {
-        "intercept_seconds": rounded(intercept),
-        "slope_seconds": rounded(slope),
-        "attention_flops_per_second": rounded((ends[1] - ends[0]) / slope),
-        "largest_deviation": rounded(max(deviations)),
+        "strategy": arrangement.strategy,
+        "ranks": arrangement.ranks,
+        "seconds": {phase: spread([step[phase] for steps in mine for step in steps]) for phase in PHASES},
+        "efficiency": spread(efficiency),
     }
 
 
-def group_rows(timings: Timings, shape: DecoderShape, options: Options) -> list[dict[str, Any]]:
-    """Step seconds against G, and what is modelled."""
-    rows = []
-    for size in options.group_sizes:
-        split = timings.seconds[Step(form="split", prompt=options.prompt, group_size=size)]
-        repeated = timings.seconds.get(Step(form="repeated", prompt=options.prompt, group_size=size))
-        flops = modelled(shape, options.prompt, options.completion, size)
-        rows.append(
-            {
-                "G": size,
-                "split_seconds": spread(split),
-                "modelled_flops": flops.total,
-                "flops_per_second": rounded(flops.total / median(split)),
-                "repeated_seconds": None if repeated is None else spread(repeated),
-                "repeated_ratio": None if repeated is None else rounded(median(repeated) / median(split)),
-            }
-        )
+def gpu_recipe(size: str, directory: Path) -> GrpoRecipe:
+    """LoRA with one long prompt for each of the most GPUs. What is too large for the local engine samples by vLLM."""
+    is_large = size == "72b"
+    vllm = Vllm(tensor_parallel=8, gpu_memory_utilization=0.4) if is_large else Vllm()
+    return GrpoRecipe(
+        model=Model(path=str(save_config("qwen2_5_vl", size, directory))),
+        lora=Lora(rank=16 if is_large else 64),
+        data=Data(train="rows.jsonl", max_prompt_tokens=1536),
+        rewards=(Reward(name="exact"),),
+        rollout=Rollout(engine="vllm" if is_large else "local", vllm=vllm, group_size=8, max_new_tokens=512),
+        learner=Learner(gradient_checkpointing=is_large, max_tokens_per_microbatch=8192),
+        optim=Optim(prompts_per_step=PROMPTS_PER_STEP),
+        train=Train(steps=1),
+        output="run",
+    )
+
+
+def foretold(sizes: Iterable[str]) -> list[dict[str, Any]]:
+    """For each size of model and number of GPUs the first strategy that fits, and its seconds."""
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        with TemporaryDirectory() as directory:
+            recipe = gpu_recipe(size, Path(directory))
+            subject = study(recipe, None)
+            bytes_of_passes = measure(subject)
+        first: tuple[int, float] | None = None
+        for ranks in GPUS:
+            gpus = Machine(ranks=ranks, memory_bytes=GPU_MEMORY, device=DEVICES["h100"])
+            tokens = recipe.learner.max_tokens_per_microbatch
+            options = [option(subject, bytes_of_passes, gpus, name, tokens) for name in admitted(recipe, ranks)]
+            chosen = next(each for each in options if each.fits)
+            total = sum(chosen.seconds.values())
+            first = first or (ranks, total)
+            rows.append(
+                {
+                    "model": size,
+                    "gpus": ranks,
+                    "strategy": chosen.memory.strategy,
+                    "peak_bytes": chosen.memory.peak,
+                    "seconds": {name: rounded(seconds) for name, seconds in chosen.seconds.items()},
+                    "step_seconds": rounded(total),
+                    "efficiency": rounded(first[0] * first[1] / (ranks * total)),
+                }
+            )
     return rows
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """Costs against P, the line through them, step times against G."""
-    shape = results["shape"]
-    by_prompt = markdown_table(
-        (
-            "P",
-            "one more completion, ms",
-            "modelled, GFLOP (linear and LoRA + head + attention)",
-            "GFLOP/s",
-            f"measured / modelled, P = {results['by_prompt'][0]['P']} as 1",
-            "repeated form, ms",
-            "repeated / split",
-        ),
-        [_prompt_cells(row) for row in results["by_prompt"]],
-    )
-    by_group = markdown_table(
-        ("G", "step, s", "modelled, GFLOP", "GFLOP/s", "repeated form, s", "repeated / split"),
-        [
-            (
-                str(row["G"]),
-                _spread(row["split_seconds"], 1),
-                f"{row['modelled_flops'] / 1e9:.1f}",
-                f"{row['flops_per_second'] / 1e9:.1f}",
-                _spread(row["repeated_seconds"], 1),
-                _ratio(row["repeated_ratio"]),
-            )
-            for row in results["by_group"]
-        ],
-    )
-    text = (
-        f"{shape['layers']} layers of {shape['hidden']}, vocabulary {shape['vocabulary']:,}, "
-        f"C = {results['completion']}, float32, {results['threads']} thread(s), {results['clock']} clock, load "
-        f"{results['load']:.1f} before; medians (min to max) of {results['repetitions']} repetitions, of the repeated "
-        f"form {results['repeated_repetitions']}.\n\n{by_prompt}"
-    )
-    if line := results["line"]:
+def markdown(results: Mapping[str, Any]) -> str:
+    """Both tables."""
+    text = ""
+    if rows := results.get("measured"):
         text += (
-            f"\nThe line through the costs: {line['intercept_seconds'] * 1e3:.1f} ms without the prompt, "
-            f"{line['slope_seconds'] * 1e6:.2f} microseconds for each of its tokens, which is attention at "
-            f"{line['attention_flops_per_second'] / 1e9:.1f} GFLOP/s; no cost is further than "
-            f"{line['largest_deviation']:.1%} from it.\n"
+            f"Measured on {results['machine']['cores']} cores ({results['machine']['processor']}), one thread for each "
+            f"rank, load {results['load']:.1f} before; medians (min to max) of {results['rounds']} rounds of "
+            f"{results['steps']} steps, efficiency by rounds.\n\n"
         )
-    return f"{text}\nP = {results['prompt']}:\n\n{by_group}"
+        text += markdown_table(
+            ("strategy", "ranks", "step, s", "rollout, s", "learning, s", "efficiency"),
+            [
+                (row["strategy"], str(row["ranks"]))
+                + tuple(_spread(row["seconds"][phase], "{:.2f}") for phase in PHASES)
+                + (_spread(row["efficiency"], "{:.2f}"),)
+                for row in rows
+            ],
+        )
+    if rows := results.get("foretold"):
+        phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))
+        text += (
+            "\nForetold by the plan for H100s of 80 GB (8 in a machine, 450 GB/s within it, 50 GB/s and GPU between "
+            f"machines; the shares of them that are assumed are in `tiercel/planning/seconds.py`): {PROMPTS_PER_STEP:,} "
+            "prompts of 1,536 tokens a step, 8 completions of 512; images and rewards are not in it. No measurement.\n\n"
+        )
+        text += markdown_table(
+            ("Qwen2.5-VL", "GPUs", "strategy", "GB at most", *(f"{name}, s" for name in phases), "step, s", "efficiency"),
+            [
+                (row["model"], f"{row['gpus']:,}", row["strategy"], f"{row['peak_bytes'] / 1e9:.0f}")
+                + tuple(f"{row['seconds'].get(phase, 0.0):.2f}" for phase in phases)
+                + (f"{row['step_seconds']:.1f}", f"{row['efficiency']:.2f}")
+                for row in rows
+            ],
+        )
+    return text
 
 
-def _prompt_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    flops = row["modelled_flops"]
-    parts = (flops["linear"] + flops["lora"], flops["head"], flops["attention"])
-    return (
-        str(row["P"]),
-        _spread(row["split_seconds"], 1e3),
-        f"{flops['total'] / 1e9:.2f} ({' + '.join(f'{part / 1e9:.2f}' for part in parts)})",
-        f"{row['flops_per_second'] / 1e9:.1f}",
-        f"{row['normalised']:.2f}",
-        _spread(row["repeated_seconds"], 1e3),
-        _ratio(row["repeated_ratio"]),
-    )
-
-
-def _spread(value: dict[str, Any] | None, factor: float) -> str:
-    if value is None:
-        return "-"
-    middle, low, high = (value[key] * factor for key in ("median", "min", "max"))
-    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _spread(value: Mapping[str, Any], form: str) -> str:
+    middle, low, high = (form.format(value[key]) for key in ("median", "min", "max"))
+    return f"{middle} ({low} to {high})"
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[100, 280, 1000, 2000, 4000], help="P")
-    parser.add_argument("--group-sizes", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="G, at --prompt")
-    parser.add_argument("--prompt", type=int, default=280)
-    parser.add_argument("--completion", type=int, default=64, help="C")
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--repeated-repetitions", type=int, default=2, help="in which the repeated form runs as well")
-    parser.add_argument("--repeated-tokens", type=int, default=8200, help="largest step of the repeated form")
-    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: for one thread on a busy machine")
+    parser.add_argument("--only", choices=("ranks", "gpus"), help="the one table; the other one is kept as it is")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3, help="counted in each round")
+    parser.add_argument("--models", nargs="+", default=["7b", "72b"], help="for the GPUs' table")
     parser.add_argument("--results", type=Path, default=RESULTS / "scaling.json")
-    arguments = parser.parse_args()
-    if not 1 <= arguments.repeated_repetitions <= arguments.repetitions:
-        parser.error("--repeated-repetitions must be from 1 to --repetitions")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    load = os.getloadavg()[0]
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
-    logging.disable_progress_bar()
-    options = Options(
-        prompts=tuple(arguments.prompts),
-        group_sizes=tuple(arguments.group_sizes),
-        prompt=arguments.prompt,
-        completion=arguments.completion,
-        repetitions=arguments.repetitions,
-        repeated_repetitions=arguments.repeated_repetitions,
-        repeated_tokens=arguments.repeated_tokens,
-        clock=arguments.clock,
-    )
-    with TemporaryDirectory() as directory:
-        save_checkpoint(Path(directory), VOCABULARY, arguments.layers)
-        policy = load_policy(Path(directory))
-    shape = decoder_shape(policy.family.checkpoint.config.get_text_config(), LORA_RANK)
-    timings = measure(policy, options)
-    results = {
-        "machine": machine(),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "load": load,
-        "shape": asdict(shape),
-        **asdict(options),
-        "by_prompt": prompt_rows(timings, shape, options),
-        "line": straight_line(timings, shape, options),
-        "by_group": group_rows(timings, shape, options),
-    }
+    results: dict[str, Any] = {}
+    if arguments.results.exists():
+        results = json.loads(arguments.results.read_text(encoding="utf-8"))
+    if arguments.only != "gpus":
+        results |= {"machine": machine(), "versions": versions(), "load": os.getloadavg()[0]}
+        results |= {"rounds": arguments.rounds, "steps": arguments.steps}
+        results["measured"] = measured(arguments.rounds, arguments.steps)
+    if arguments.only != "ranks":
+        results["foretold"] = foretold(arguments.models)
     text = markdown(results)
     print(text)
     write_results(arguments.results, results, text)

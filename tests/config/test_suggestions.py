@@ -73,4 +73,4 @@ def test_nearest_word():
     assert nearest_word("optim.schedule", "cosne", schedules).key == "cosine"
     assert nearest_word("optim.schedule", "xyz", schedules).key is None
     assert nearest_word(f"rewards.{ENTRY}.name", "acuracy", ("exact", "iou")).key == "exact"
-    assert nearest_word("rollout.engine", "vllm", ("local",)).hint == "vllm is not in this version"
+    assert nearest_word("rollout.engine", "sglang", ("local",)).hint == "sglang is not in this version"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from tests.planning.shapes import save_config
+from benchmarks.published import save_config
 from tiercel.config.schema import GrpoRecipe
 from tiercel.learner.head import GPU_TILE
 from tiercel.models.attention import route_attention

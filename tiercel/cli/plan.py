@@ -57,8 +57,8 @@ def show(plan: Plan, name: str) -> None:
         f"microbatches of {plan.tokens:,} tokens, prompts of {plan.prompt_tokens:,}"
     )
     table = Table("GB on each rank", *(option.memory.strategy for option in plan.options))
-    for component in plan.options[0].memory.components:
-        values = [option.memory.components[component] for option in plan.options]
+    for component in dict.fromkeys(name for option in plan.options for name in option.memory.components):
+        values = [option.memory.components.get(component, 0) for option in plan.options]
         if any(values):
             table.add_row(component, *map(_gigabytes, values))
     table.add_section()
@@ -67,6 +67,8 @@ def show(plan: Plan, name: str) -> None:
     table.add_row(f"fits into {_gigabytes(plan.machine.memory_bytes)}", *map(_verdict, plan.options))
     table.add_row("largest microbatch", *(f"{option.largest_tokens:,}" for option in plan.options))
     console.print(table)
+    for obstacle in dict.fromkeys(option.memory.obstacle for option in plan.options if option.memory.obstacle):
+        console.print(obstacle)
     if plan.options[0].seconds and plan.machine.device is not None:
         device = plan.machine.device
         times = Table("seconds of a step", *(option.memory.strategy for option in plan.options))

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiercel.config.keys import ENTRY, shown
 from tiercel.config.problems import Problem
-from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, Reward, SftRecipe
+from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, Reward, SftRecipe, Vllm
 from tiercel.config.suggestions import nearest_word
 
 REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -190,6 +190,17 @@ def _stop_strings(recipe: GrpoRecipe) -> Problems:
         yield Problem(key="rollout.stop", text='"" given; every text holds it, so no completion could be made')
 
 
+def _engine(recipe: GrpoRecipe) -> Problems:
+    rollout = recipe.rollout
+    if rollout.engine != "vllm" and rollout.vllm != Vllm():
+        yield Problem(
+            key="rollout.vllm",
+            text=f"given with rollout.engine {rollout.engine}, which does not read it; write rollout.engine: vllm, or "
+            "remove it",
+            also=("rollout.engine",),
+        )
+
+
 def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
     rollout, minibatches = recipe.rollout, recipe.optim.minibatches
     cuts = {"rollout.top_p": (rollout.top_p, rollout.top_p < 1), "rollout.top_k": (rollout.top_k, rollout.top_k > 0)}
@@ -368,6 +379,7 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _group_size,
     _completion_length,
     _stop_strings,
+    _engine,
     _truncated_sampling,
     _reference,
     _dropout,

@@ -106,11 +106,24 @@ class Reward(Section):
     """A row counts as right for eval/accuracy from this value on; null takes the built-in's own (iou 0.5, else 1)."""
 
 
+class Vllm(Section):
+    """The engine of `rollout.engine: vllm`, in the ranks' own processes."""
+
+    tensor_parallel: PositiveInt = 1
+    """Ranks of one machine that share an engine, each with a part of every weight; 1 is an engine for each rank."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of a GPU's memory for the engine: its weights, its keys and values, its workspace."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """While the learner works the engine keeps everything (0), moves its weights to the host's memory (1), or drops
+    them and reads them from disk again (2); 1 and 2 free its keys and values."""
+
+
 class Rollout(Section):
     """How completions are sampled."""
 
-    engine: Literal["local"] = "local"
-    """Who samples: local is the trained model itself, by transformers."""
+    engine: Literal["local", "vllm"] = "local"
+    """Who samples: local is the trained model itself, by transformers; vllm an engine beside it in each rank."""
+    vllm: Vllm = Vllm()
     group_size: PositiveInt = 8
     """Completions sampled for each prompt."""
     min_new_tokens: NonNegativeInt = 1

@@ -26,6 +26,7 @@ PARENT_CHECK_SECONDS = 1.0
 def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
     """Run `python -m tiercel ARGUMENTS` as ranks on this machine. Raises ElsewhereError with the exit code of the rank
     that failed first, which has said why, and TrainingError where a rank was killed and could not."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -44,6 +45,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
             rdzv_endpoint="127.0.0.1:0",
             local_addr="127.0.0.1",
             max_restarts=max_restarts,
+            logs_specs=DefaultLogsSpecs(log_dir=notes),
             signals_to_handle="SIGQUIT",  # the others are handed on below, once, and ranks take the time they need
         )
         try:

@@ -18,19 +18,25 @@ MOMENT_BYTES = 8  # AdamW's two, float32
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; measured on no card here, so stated
 FRAGMENTATION = 0.05  # of what PyTorch allocates; likewise
+VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; likewise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """Who samples beside the learner, and how much of it lies on this rank."""
 
-    engine: str  # local or vllm
+    engine: str
     prompts: int  # of this rank in a step
     prompt_tokens: int
     completion_tokens: int
     group_size: int
-    engine_ranks: int = 1  # tensor-parallel ranks that share one vLLM engine
-    engine_cache_bytes: int = 0  # KV cache of a vLLM engine on this rank
+    tensor_parallel: int = 1  # ranks that share one vLLM engine
+    awake_bytes: int = 0  # what a vLLM engine takes of this rank
+    asleep_bytes: int = 0  # and while the learner works
+
+    @property
+    def row_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +46,14 @@ class RankMemory:
     strategy: str
     components: Mapping[str, int]
     phases: Mapping[str, int]  # the most that lives at a time, in each
+    obstacle: str | None = None  # what keeps it from working however much memory there is
 
     @property
     def peak(self) -> int:
         return max(self.phases.values())
+
+    def fits(self, memory_bytes: int) -> bool:
+        return self.obstacle is None and self.peak <= memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,19 +98,22 @@ def rank_memory(
         if strategy == "deepspeed" and zero.offload_optimizer:
             moments = 0
     flat = 4 * sizes.trained if strategy == "ddp" or (strategy == "fsdp2" and is_lora) else 0
-    features = kv = engine = decoding = 0
+    resident = base + vision + adapter + moments + (CONTEXT_BYTES if on_gpu else 0)
+    features = sampling = asleep = 0
+    engine: dict[str, int] = {}
     if rollout is not None:
         features = BYTES[recipe.model.dtype] * sizes.hidden * rollout.prompts * rollout.prompt_tokens
+        asleep = rollout.asleep_bytes
         if rollout.engine == "local":
-            kv, decoding = _local_engine(recipe, sizes, rollout)
+            engine = _local_engine(recipe, sizes, rollout)
+            engine["weights gathered for the rollout"] = weight_bytes * sizes.language_weights - base
         else:
-            engine = BYTES[recipe.model.dtype] * sizes.weights // rollout.engine_ranks + rollout.engine_cache_bytes
-    resident = base + vision + adapter + moments + engine + (CONTEXT_BYTES if on_gpu else 0)
-    whole = weight_bytes * sizes.language_weights - base if strategy in ("fsdp2", "deepspeed") else 0
+            engine = {"vLLM, awake": rollout.awake_bytes, "vLLM, asleep": asleep}
+        sampling = sum(engine.values()) - asleep
     phases = {
-        "rollout": resident + features + (kv + decoding + whole if engine == 0 and rollout is not None else 0),
-        "learn": resident + features + gathered + learn,
-        "update": resident + features + max(step, flat + 4 * sizes.trained),
+        "rollout": resident + features + sampling,
+        "learn": resident + features + gathered + learn + asleep,
+        "update": resident + features + max(step, flat + 4 * sizes.trained) + asleep,
     }
     if rollout is None:
         del phases["rollout"]
@@ -115,33 +128,64 @@ def rank_memory(
             "forward, backward and gradients": learn,
             "gradient buffer": flat,
             "vision features of a step": features,
-            "weights gathered for the rollout": whole if engine == 0 and rollout is not None else 0,
-            "keys and values of the rollout": kv,
-            "decoding": decoding,
-            "vLLM, its keys and values included": engine,
+            **engine,
             "CUDA and NCCL": CONTEXT_BYTES if on_gpu else 0,
         },
         phases={name: round(value * slack) for name, value in phases.items()},
+        obstacle=_obstacle(recipe, sizes, rollout, ranks),
     )
 
 
-def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> tuple[int, int]:
+def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> dict[str, int]:
     """Bytes of keys and values, and of the logits that are drawn from, of the largest batch of prompts."""
-    width = BYTES[recipe.model.dtype]
-    row = rollout.prompt_tokens + rollout.completion_tokens
-    prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * row)))
+    prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
-    keys_and_values = 2 * width * sizes.layers * sizes.key_heads * sizes.head_size * held
-    return keys_and_values, rows * sizes.vocabulary * (width + 3 * 4)
+    return {
+        "keys and values of the rollout": cache_token_bytes(recipe, sizes, 1) * held,
+        "decoding": rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
+    }
 
 
-def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int) -> Rollout:
-    """The recipe's rollout on one of the ranks, with prompts of this length."""
+def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: int) -> int:
+    """Bytes of one token's keys and values on one of the ranks that share its heads."""
+    heads = max(1, sizes.key_heads // tensor_parallel)
+    return 2 * BYTES[recipe.model.dtype] * sizes.layers * heads * sizes.head_size
+
+
+def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
+    """Prompts with a completion that a vLLM engine holds at a time; each with its own prompt, to be on the safe side."""
+    weights = BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
+    room = rollout.awake_bytes - VLLM_WORKSPACE - weights
+    return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
+
+
+def _obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ranks: int) -> str | None:
+    if rollout is None or rollout.engine != "vllm":
+        return None
+    for count, what in ((ranks, "ranks"), (sizes.heads, "attention heads")):
+        if count % rollout.tensor_parallel:
+            return f"rollout.vllm.tensor_parallel: {rollout.tensor_parallel} does not divide {count} {what}"
+    if cached_rows(recipe, sizes, rollout) == 0:
+        weights = BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
+        return (
+            f"rollout.vllm.gpu_memory_utilization: {rollout.awake_bytes / 1e9:.1f} GB hold {weights / 1e9:.1f} GB of "
+            f"weights, {VLLM_WORKSPACE / 1e9:.0f} GB of workspace and not one row of {rollout.row_tokens} tokens"
+        )
+    return None
+
+
+def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> Rollout:
+    """The recipe's rollout on one of the ranks, with prompts of this length and this much memory."""
+    asked, vllm = recipe.rollout, recipe.rollout.vllm
+    awake = round(memory_bytes * vllm.gpu_memory_utilization) if asked.engine == "vllm" else 0
     return Rollout(
-        engine=recipe.rollout.engine,
+        engine=asked.engine,
         prompts=-(-recipe.optim.prompts_per_step // ranks),
         prompt_tokens=prompt_tokens,
-        completion_tokens=recipe.rollout.max_new_tokens,
-        group_size=recipe.rollout.group_size,
+        completion_tokens=asked.max_new_tokens,
+        group_size=asked.group_size,
+        tensor_parallel=vllm.tensor_parallel,
+        awake_bytes=awake,
+        asleep_bytes=awake if vllm.sleep_level == 0 else min(awake, VLLM_WORKSPACE),
     )

@@ -1,6 +1,6 @@
 """The plan of a recipe on given GPUs: what each strategy would hold, which to take, what to change where none fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,12 +11,13 @@ from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
-from tiercel.planning.memory import Measured, RankMemory, Rollout, rank_memory, step_rollout
+from tiercel.planning.memory import Measured, RankMemory, Rollout, cached_rows, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
 from tiercel.planning.seconds import Device, phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
 MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
+ENOUGH_ROWS = 16  # that a vLLM engine should hold at a time before it is advised
 PREFERENCE = ("single", "ddp", "fsdp2", "deepspeed")  # the first that fits: less communication before more
 
 
@@ -71,10 +72,10 @@ class Subject:
     sizes: ModelSizes
     prompt_tokens: int
 
-    def rollout(self, ranks: int) -> Rollout | None:
+    def rollout(self, machine: Machine) -> Rollout | None:
         if not isinstance(self.recipe, GrpoRecipe):
             return None
-        return step_rollout(self.recipe, ranks, self.prompt_tokens)
+        return step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
 
     @property
     def smallest_tokens(self) -> int:
@@ -167,7 +168,7 @@ def strategy_problems(recipe: SftRecipe | GrpoRecipe, name: str) -> list[str]:
 
 def option(subject: Subject, measured: Measured, machine: Machine, strategy: str, tokens: int) -> Option:
     """One strategy with microbatches of so many tokens."""
-    rollout = subject.rollout(machine.ranks)
+    rollout = subject.rollout(machine)
 
     def held(count: int) -> RankMemory:
         return rank_memory(
@@ -195,8 +196,8 @@ def option(subject: Subject, measured: Measured, machine: Machine, strategy: str
         )
     return Option(
         memory=memory,
-        fits=memory.peak <= machine.memory_bytes,
-        largest_tokens=_largest(lambda count: held(count).peak <= machine.memory_bytes, subject.smallest_tokens),
+        fits=memory.fits(machine.memory_bytes),
+        largest_tokens=_largest(lambda count: held(count).fits(machine.memory_bytes), subject.smallest_tokens),
         seconds=seconds,
     )
 
@@ -216,30 +217,60 @@ def _largest(fits: Any, smallest: int) -> int:
 
 def nearest_change(subject: Subject, measured: Measured, machine: Machine) -> str | None:
     """The first of these that fits, in the order of what they cost: smaller microbatches, checkpointing, another
-    strategy, offloading, more GPUs. None where none of them does."""
-    recipe = subject.recipe
-    names = admitted(recipe, machine.ranks)
+    strategy, vLLM over several ranks, offloading, more GPUs; each keeps what was written before it except where it
+    replaces it. None where none of them does."""
+    names = admitted(subject.recipe, machine.ranks)
     if text := _smaller(subject, measured, machine, names):
         return text
-    checkpointed = _changed(subject, learner={"gradient_checkpointing": True})
-    again = measured if recipe.learner.gradient_checkpointing else measure(checkpointed)
-    prefix = "" if recipe.learner.gradient_checkpointing else "learner.gradient_checkpointing: true"
-    if prefix and (text := _fitting(checkpointed, again, machine, names)):
-        return _joined(prefix, text)
-    if machine.ranks > 1:
-        others = [name for name in PREFERENCE[1:] if name not in names and not strategy_problems(recipe, name)]
-        if text := _fitting(checkpointed, again, machine, others):
+    prefix = ""
+    if not subject.recipe.learner.gradient_checkpointing:
+        prefix = "learner.gradient_checkpointing: true"
+        subject = _changed(subject, learner={"gradient_checkpointing": True})
+        measured = measure(subject)
+        if text := _fitting(subject, measured, machine, names):
             return _joined(prefix, text)
-        zero = {"stage": 3, "offload_parameters": True, "offload_optimizer": True}
-        offloaded = _changed(checkpointed, train={"strategy": "deepspeed", "deepspeed": zero})
-        may_offload = not strategy_problems(offloaded.recipe, "deepspeed")
-        if may_offload and (text := _fitting(offloaded, again, machine, ["deepspeed"])):
-            extra = "train.deepspeed.offload_parameters: true, train.deepspeed.offload_optimizer: true"
-            return _joined(prefix, text, extra)
+    if machine.ranks > 1:
+        others = [name for name in PREFERENCE[1:] if name not in names and not strategy_problems(subject.recipe, name)]
+        if text := _fitting(subject, measured, machine, others):
+            return _joined(prefix, text)
+        for change, engine in _shared_engines(subject, machine):
+            if text := _fitting(engine, measured, machine, [*names, *others]):
+                return _joined(prefix, change, text)
+        if text := _offloaded(subject, measured, machine):
+            return _joined(prefix, text)
     for factor in (2, 4, 8, 16, 32):
         more = replace(machine, ranks=machine.ranks * factor)
-        if text := _fitting(checkpointed, again, more, [*names] if recipe.train.strategy != "auto" else ["fsdp2"]):
+        wanted = names if subject.recipe.train.strategy != "auto" else ["fsdp2"]
+        if text := _fitting(subject, measured, more, wanted):
             return _joined(f"{more.ranks} GPUs", prefix, text)
+    return None
+
+
+def _shared_engines(subject: Subject, machine: Machine) -> Iterator[tuple[str, Subject]]:
+    """vLLM over ever more ranks of a machine, each time with the least memory that holds some rows at once."""
+    if not isinstance(subject.recipe, GrpoRecipe) or machine.device is None:
+        return
+    for ranks in (1, 2, 4, 8):
+        if ranks > machine.device.per_machine or machine.ranks % ranks:
+            continue
+        for tenths in range(1, 10):
+            options = {"tensor_parallel": ranks, "gpu_memory_utilization": tenths / 10}
+            changed = _changed(subject, rollout={"engine": "vllm", "vllm": options})
+            rollout = changed.rollout(machine)
+            assert rollout is not None
+            if cached_rows(changed.recipe, changed.sizes, rollout) >= ENOUGH_ROWS:
+                words = ", ".join(f"rollout.vllm.{key}: {value}" for key, value in options.items())
+                yield f"rollout.engine: vllm, {words}", changed
+                break
+
+
+def _offloaded(subject: Subject, measured: Measured, machine: Machine) -> str | None:
+    zero = {"stage": 3, "offload_parameters": True, "offload_optimizer": True}
+    changed = _changed(subject, train={"strategy": "deepspeed", "deepspeed": zero})
+    if strategy_problems(changed.recipe, "deepspeed"):
+        return None
+    if text := _fitting(changed, measured, machine, ["deepspeed"]):
+        return _joined(text, "train.deepspeed.offload_parameters: true, train.deepspeed.offload_optimizer: true")
     return None
 
 

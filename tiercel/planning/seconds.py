@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.planning.memory import BYTES, Rollout
+from tiercel.planning.memory import BYTES, Rollout, cache_token_bytes, cached_rows
 from tiercel.planning.sizes import ModelSizes
 
 CHECKPOINTED_PASSES = 1  # forward passes more
+REDUCE_SECONDS = 15e-6  # of one sum over tensor-parallel ranks, however small; stated, not measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +60,7 @@ def phase_seconds(
     passes += CHECKPOINTED_PASSES if recipe.learner.gradient_checkpointing else 0
     learn = 2 * packed * (passes * sizes.language_weights + 3 * sizes.adapter) / flops
     microbatches = max(1, -(-packed // tokens))
-    seconds = {"learn": learn}
-    if rollout.engine == "local":
-        rows = rollout.prompts * rollout.group_size
-        prefill = 2 * rollout.prompts * rollout.prompt_tokens * sizes.language_weights / flops
-        cache = 2 * width * sizes.layers * sizes.key_heads * sizes.head_size
-        read = width * sizes.language_weights + cache * (
-            rollout.prompts * rollout.prompt_tokens + rows * rollout.completion_tokens / 2
-        )
-        computed = 2 * rows * sizes.language_weights / flops
-        seconds["rollout"] = prefill + rollout.completion_tokens * max(read / bandwidth, computed)
+    seconds = {"rollout": rollout_seconds(recipe, sizes, rollout, device), "learn": learn}
     if ranks > 1:
         speed = link_speed(device, ranks)
         share = (ranks - 1) / ranks
@@ -77,6 +69,30 @@ def phase_seconds(
         if strategy in ("fsdp2", "deepspeed"):
             weights = width * sizes.language_weights * share
             gathered = 2 * microbatches * weights / speed  # forward and backward; recomputing takes what is there
+            if rollout.engine == "local":
+                seconds["rollout"] += weights / speed
         seconds["waiting for weights"] = max(0.0, gathered - learn)
         seconds["summing gradients"] = summed
     return seconds
+
+
+def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, device: Device) -> float:
+    """Of one rank's engine, or of the one that it shares. A decoding step reads the weights and all keys and values
+    that it attends to; with many rows at once its products take longer than that."""
+    shared = rollout.tensor_parallel
+    flops = device.reached_flops * device.flops * shared
+    bandwidth = device.reached_bandwidth * device.bandwidth
+    width = BYTES[recipe.model.dtype]
+    prompts = rollout.prompts * shared
+    rows = prompts * rollout.group_size
+    at_once = rows if rollout.engine == "local" else max(1, min(rows, cached_rows(recipe, sizes, rollout)))
+    prefill = 2 * prompts * rollout.prompt_tokens * sizes.language_weights / flops
+    held = at_once * rollout.completion_tokens / 2 + at_once / rollout.group_size * rollout.prompt_tokens
+    read = width * sizes.language_weights / shared + cache_token_bytes(recipe, sizes, shared) * held
+    computed = 2 * at_once * sizes.language_weights / flops
+    summed = 0.0
+    if shared > 1:  # after attention and after the MLP of each layer
+        moved = 2 * width * at_once * sizes.hidden * (shared - 1) / shared
+        summed = 2 * sizes.layers * (moved / link_speed(device, shared) + REDUCE_SECONDS)
+    waves = -(-rows // at_once)
+    return prefill + waves * rollout.completion_tokens * (max(read / bandwidth, computed) + summed)

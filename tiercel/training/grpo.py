@@ -23,8 +23,7 @@ from tiercel.learner.forms import packed_length
 from tiercel.rewards.metrics import FailureStats, count_failures, reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
-from tiercel.rollout.local import LocalSampler
-from tiercel.rollout.sampler import sampling_params
+from tiercel.rollout.sampler import Sampler, sampling_params
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import Progress
 from tiercel.training import setup
@@ -46,7 +45,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         ranks, say = session.ranks, session.progress.say
         engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature, say, ranks)
         family = engine.policy.family
-        sampler = LocalSampler(engine.policy, engine.vision, may_capture=engine.strategy.passes_are_private)
+        sampler = setup.build_sampler(recipe, engine)
         order = setup.step_order(recipe, session)
         encode = prompt_encoder(family, recipe.data, recipe.data.train)
         workers, rejected = recipe.data.workers, set[str]()
@@ -150,7 +149,7 @@ def require_few_failures(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: Gr
 def evaluation_row(
     run: RunDirectory,
     step: int,
-    sampler: LocalSampler,
+    sampler: Sampler,
     engine: Engine,
     recipe: GrpoRecipe,
     scorer: Scorer,

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import SHARDING, build_strategy
-from tiercel.errors import DataError, RunError, Terminated
+from tiercel.errors import DataError, EnvironmentProblem, RunError, Terminated
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
@@ -24,6 +24,8 @@ from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.sampler import Sampler
 from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
 from tiercel.runs.directory import RunDirectory, resume_point
 from tiercel.runs.progress import Progress
@@ -162,6 +164,15 @@ def build_engine(
         with torch.no_grad():
             engine.learner(pack([padding_item(policy.family)]), None, temperature)
     return engine
+
+
+def build_sampler(recipe: GrpoRecipe, engine: Engine) -> Sampler:
+    """The recipe's engine."""
+    if recipe.rollout.engine == "vllm":
+        raise EnvironmentProblem(
+            "rollout.engine: vllm can be planned for, but this version cannot sample by it yet; write local"
+        )
+    return LocalSampler(engine.policy, engine.vision, may_capture=engine.strategy.passes_are_private)
 
 
 def save(run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.flops import decoder_shape
 from benchmarks.gpu_models import MODELS, random_policy
-from benchmarks.scaling import (
+from benchmarks.prompt_scaling import (
     Options,
     Step,
     Timings,

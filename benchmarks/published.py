@@ -1,4 +1,4 @@
-"""Configs of published checkpoints, as their config.json says it, for plans that need nothing else of them."""
+"""Configs of published checkpoints, as their config.json says it, for plans, which need nothing else of them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,0 +1,78 @@
+"""The sampler beside the learner: what a vLLM engine takes of a rank, and layouts of models too large for one GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published import save_config
+from tiercel.cli.main import main
+from tiercel.config.schema import GrpoRecipe, Vllm
+from tiercel.planning.memory import VLLM_WORKSPACE, cache_token_bytes, cached_rows, step_rollout
+from tiercel.planning.plan import study
+from tiercel.planning.seconds import DEVICES, rollout_seconds
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "qwen25vl-72b-grpo.yaml"
+
+
+def recipe_of(directory: Path, vllm: Vllm) -> GrpoRecipe:
+    return GrpoRecipe.model_validate(
+        {
+            "model": {"path": str(directory)},
+            "lora": {"rank": 16, "alpha": 32},
+            "data": {"train": "rows.jsonl", "max_prompt_tokens": 1000},
+            "rewards": [{"name": "exact"}],
+            "rollout": {"engine": "vllm", "vllm": vllm, "max_new_tokens": 1000, "group_size": 4},
+            "optim": {"prompts_per_step": 16},
+            "train": {"steps": 1},
+            "output": "run",
+        }
+    )
+
+
+def test_an_engine_holds_as_many_rows_as_its_share_of_the_memory_leaves(tmp_path):
+    vllm = Vllm(tensor_parallel=2, gpu_memory_utilization=0.25, sleep_level=1)
+    recipe = recipe_of(save_config("qwen2_5_vl", "7b", tmp_path), vllm)
+    sizes = study(recipe, None).sizes
+    rollout = step_rollout(recipe, ranks=4, prompt_tokens=1000, memory_bytes=80 * 10**9)
+    assert (rollout.prompts, rollout.awake_bytes, rollout.asleep_bytes) == (4, 20 * 10**9, VLLM_WORKSPACE)
+    # Keys and values of 28 layers, two of the 4 heads of 128, two bytes each.
+    assert cache_token_bytes(recipe, sizes, 2) == 2 * 2 * 28 * 2 * 128
+    room = 20 * 10**9 - VLLM_WORKSPACE - sizes.weights  # half of the weights, two bytes each
+    assert cached_rows(recipe, sizes, rollout) == room // (28_672 * 2000)
+
+
+def test_rows_that_do_not_fit_at_once_take_turns(tmp_path):
+    directory = save_config("qwen2_5_vl", "7b", tmp_path)
+    seconds, rows = [], []
+    for share in (0.27, 0.5):
+        recipe = recipe_of(directory, Vllm(gpu_memory_utilization=share))
+        sizes = study(recipe, None).sizes
+        rollout = step_rollout(recipe, ranks=1, prompt_tokens=1000, memory_bytes=80 * 10**9)
+        seconds.append(rollout_seconds(recipe, sizes, rollout, DEVICES["h100"]))
+        rows.append(cached_rows(recipe, sizes, rollout))
+    assert rows[0] < 64 < rows[1]  # 16 prompts with 4 completions each
+    assert seconds[0] > 1.5 * seconds[1]
+
+
+@pytest.mark.scale
+def test_72b_with_vllm_over_eight_gpus_beside_the_learner_fits_without_offload(tmp_path, capsys):
+    path = f"model.path={save_config('qwen2_5_vl', '72b', tmp_path)}"
+    assert main(["plan", str(RECIPE), path, "--gpus", "8", "--gpu-memory", "80GB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["chosen"] == "fsdp2"
+    (layout,) = [option for option in plan["options"] if option["memory"]["strategy"] == "fsdp2"]
+    components = layout["memory"]["components"]
+    # All of it stays on the GPUs: the engine does not sleep, and neither weights nor moments are offloaded.
+    assert components["vLLM, awake"] == components["vLLM, asleep"] == 32 * 10**9
+    assert components["weights"] > 147 * 10**9 / 8
+    assert max(layout["memory"]["phases"].values()) <= 80 * 10**9
+
+
+@pytest.mark.scale
+def test_what_the_local_engine_cannot_gather_is_advised_to_sample_by_vllm(tmp_path, capsys):
+    path = f"model.path={save_config('qwen2_5_vl', '72b', tmp_path)}"
+    assert main(["plan", str(RECIPE), path, "rollout.engine=local", "rollout.vllm={}", "--gpus", "8"]) == 2
+    advice = capsys.readouterr().err
+    assert "this fits: rollout.engine: vllm, rollout.vllm.tensor_parallel: " in advice
+    assert "train.strategy: fsdp2" in advice
