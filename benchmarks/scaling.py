@@ -130,7 +130,7 @@ def measured_row(
 def gpu_recipe(size: str, directory: Path) -> GrpoRecipe:
     """LoRA with one long prompt for each of the most GPUs. What is too large for the local engine samples by vLLM."""
     is_large = size == "72b"
-    vllm = Vllm(tensor_parallel=8, gpu_memory_utilization=0.4) if is_large else Vllm()
+    vllm = Vllm(tensor_parallel=8, gpu_memory_utilization=0.3) if is_large else Vllm()
     return GrpoRecipe(
         model=Model(path=str(save_config("qwen2_5_vl", size, directory))),
         lora=Lora(rank=16 if is_large else 64),
@@ -186,9 +186,12 @@ def markdown(results: Mapping[str, Any]) -> str:
         text += markdown_table(
             ("strategy", "ranks", "step, s", "rollout, s", "learning, s", "efficiency"),
             [
-                (row["strategy"], str(row["ranks"]))
-                + tuple(_spread(row["seconds"][phase], "{:.2f}") for phase in PHASES)
-                + (_spread(row["efficiency"], "{:.2f}"),)
+                (
+                    row["strategy"],
+                    str(row["ranks"]),
+                    *(_spread(row["seconds"][phase]) for phase in PHASES),
+                    _spread(row["efficiency"]),
+                )
                 for row in rows
             ],
         )
@@ -196,23 +199,38 @@ def markdown(results: Mapping[str, Any]) -> str:
         phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))
         text += (
             "\nForetold by the plan for H100s of 80 GB (8 in a machine, 450 GB/s within it, 50 GB/s and GPU between "
-            f"machines; the shares of them that are assumed are in `tiercel/planning/seconds.py`): {PROMPTS_PER_STEP:,} "
-            "prompts of 1,536 tokens a step, 8 completions of 512; images and rewards are not in it. No measurement.\n\n"
+            "machines; the shares of them that are assumed are in `tiercel/planning/seconds.py`): "
+            f"{PROMPTS_PER_STEP:,} prompts of 1,536 tokens a step, 8 completions of 512; images and rewards are not in "
+            "it. No measurement.\n\n"
         )
         text += markdown_table(
-            ("Qwen2.5-VL", "GPUs", "strategy", "GB at most", *(f"{name}, s" for name in phases), "step, s", "efficiency"),
+            (
+                "Qwen2.5-VL",
+                "GPUs",
+                "strategy",
+                "GB at most",
+                *(f"{name}, s" for name in phases),
+                "step, s",
+                "efficiency",
+            ),
             [
-                (row["model"], f"{row['gpus']:,}", row["strategy"], f"{row['peak_bytes'] / 1e9:.0f}")
-                + tuple(f"{row['seconds'].get(phase, 0.0):.2f}" for phase in phases)
-                + (f"{row['step_seconds']:.1f}", f"{row['efficiency']:.2f}")
+                (
+                    row["model"],
+                    f"{row['gpus']:,}",
+                    row["strategy"],
+                    f"{row['peak_bytes'] / 1e9:.0f}",
+                    *(f"{row['seconds'].get(phase, 0.0):.2f}" for phase in phases),
+                    f"{row['step_seconds']:.1f}",
+                    f"{row['efficiency']:.2f}",
+                )
                 for row in rows
             ],
         )
     return text
 
 
-def _spread(value: Mapping[str, Any], form: str) -> str:
-    middle, low, high = (form.format(value[key]) for key in ("median", "min", "max"))
+def _spread(value: Mapping[str, Any]) -> str:
+    middle, low, high = (f"{value[key]:.2f}" for key in ("median", "min", "max"))
     return f"{middle} ({low} to {high})"
 
 

@@ -166,11 +166,9 @@ SYNONYMS: dict[str, Suggestion] = {
     "vllm_mode": _to("rollout.engine", "local or vllm"),
     "rollout.name": _to("rollout.engine", "local or vllm"),
     "vllm_gpu_memory_utilization": _to("rollout.vllm.gpu_memory_utilization"),
-    "gpu_memory_utilization": _to("rollout.vllm.gpu_memory_utilization"),
     "vllm_max_model_len": _none("it is data.max_prompt_tokens + rollout.max_new_tokens"),
     "vllm_tensor_parallel_size": _to("rollout.vllm.tensor_parallel"),
     "tensor_model_parallel_size": _to("rollout.vllm.tensor_parallel"),
-    "sleep_level": _to("rollout.vllm.sleep_level"),
     "vllm_server_host": _none(OWN_ROLLOUT),
     "vllm_server_port": _none(OWN_ROLLOUT),
     # algorithm

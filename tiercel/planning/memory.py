@@ -154,7 +154,7 @@ def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: in
 
 
 def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
-    """Prompts with a completion that a vLLM engine holds at a time; each with its own prompt, to be on the safe side."""
+    """Prompts with a completion that a vLLM engine holds at a time, none of them shared, to be on the safe side."""
     weights = BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
     room = rollout.awake_bytes - VLLM_WORKSPACE - weights
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)

@@ -52,7 +52,6 @@ def phase_seconds(
 ) -> Mapping[str, float]:
     """Of one step on the rank with the most prompts: rollout, learn, communication that learning does not hide."""
     flops = device.reached_flops * device.flops
-    bandwidth = device.reached_bandwidth * device.bandwidth
     width = BYTES[recipe.model.dtype]
     group = rollout.prompt_tokens + rollout.group_size * rollout.completion_tokens
     packed = rollout.prompts * group
