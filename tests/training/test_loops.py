@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.errors import DataError, RunError, TrainingError
+from tiercel.errors import DataError, EnvironmentProblem, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
 
@@ -225,3 +225,10 @@ def test_another_recipe_in_the_same_directory_is_refused(tiny_checkpoints, tmp_p
         run_sft(
             sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None}, optim={"lr": 0.02})
         )
+
+
+def test_an_engine_that_can_only_be_planned_for_is_refused_before_weights_are_read(tmp_path):
+    recipe = grpo_recipe(tmp_path / "no checkpoint", write_rows(tmp_path), tmp_path / "run")
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
+    with pytest.raises(EnvironmentProblem, match="vllm can be planned for"):
+        run_grpo(recipe)

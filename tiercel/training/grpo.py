@@ -37,6 +37,7 @@ from tiercel.types import ScoredGroup
 
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    setup.require_known_engine(recipe)
     with setup.open_session(recipe, "grpo", run) as session:
         start, steps = session.start, session.steps
         if start >= steps:

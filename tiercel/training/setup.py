@@ -166,12 +166,16 @@ def build_engine(
     return engine
 
 
-def build_sampler(recipe: GrpoRecipe, engine: Engine) -> Sampler:
-    """The recipe's engine."""
+def require_known_engine(recipe: GrpoRecipe) -> None:
+    """Before any weight is loaded. Raises EnvironmentProblem for an engine that can be planned for and no more."""
     if recipe.rollout.engine == "vllm":
         raise EnvironmentProblem(
             "rollout.engine: vllm can be planned for, but this version cannot sample by it yet; write local"
         )
+
+
+def build_sampler(recipe: GrpoRecipe, engine: Engine) -> Sampler:
+    """The recipe's engine."""
     return LocalSampler(engine.policy, engine.vision, may_capture=engine.strategy.passes_are_private)
 
 
