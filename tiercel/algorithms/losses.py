@@ -40,6 +40,7 @@ class LossInput:
     clip_low: float
     clip_high: float
     kl_coef: float
+    weights_N: Tensor | None = None  # importance weights of the policy-gradient term, detached; None is 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class LossOutput:
 
 
 def grpo(batch: LossInput) -> LossOutput:
-    """-min(ratio A, clip(ratio) A) + kl_coef KL: mean over each completion's tokens, then over completions.
+    """-w min(ratio A, clip(ratio) A) + kl_coef KL: mean over each completion's tokens, then over completions.
 
     DeepSeekMath (2024), equation 3, with a lower and an upper clip of their own (DAPO, 2025).
     """
@@ -59,6 +60,8 @@ def grpo(batch: LossInput) -> LossOutput:
     advantages_N = batch.advantages_C[batch.completion_of_N]
     clipped_N = ratio_N.clamp(1 - batch.clip_low, 1 + batch.clip_high)
     token_loss_N = -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+    if batch.weights_N is not None:
+        token_loss_N = batch.weights_N * token_loss_N
     token_sums = {
         "clip/low_fraction": ((ratio_N < 1 - batch.clip_low) & (advantages_N < 0)).sum(),
         "clip/high_fraction": ((ratio_N > 1 + batch.clip_high) & (advantages_N > 0)).sum(),
