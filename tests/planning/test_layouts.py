@@ -8,9 +8,12 @@ import pytest
 from benchmarks.published import save_config
 from tiercel.cli.main import main
 from tiercel.config.schema import GrpoRecipe, Vllm
+from tiercel.errors import EnvironmentProblem
 from tiercel.planning.memory import VLLM_WORKSPACE, cache_token_bytes, cached_rows, step_rollout
-from tiercel.planning.plan import study
-from tiercel.planning.seconds import DEVICES, rollout_seconds
+from tiercel.planning.plan import Machine, gathering_problem, study
+from tiercel.planning.seconds import DEVICES, phase_seconds, rollout_seconds
+from tiercel.training import choice
+from tiercel.training.setup import build_engine
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen25vl-72b-grpo.yaml"
 
@@ -76,3 +79,43 @@ def test_what_the_local_engine_cannot_gather_is_advised_to_sample_by_vllm(tmp_pa
     advice = capsys.readouterr().err
     assert "this fits: rollout.engine: vllm, rollout.vllm.tensor_parallel: " in advice
     assert "train.strategy: fsdp2" in advice
+
+
+@pytest.mark.parametrize(("gigabytes", "fits"), ((24, True), (16, False)))
+def test_a_shared_policy_that_no_rank_can_gather_is_refused_before_it_is_read(tmp_path, gigabytes, fits):
+    """7.6 billion weights in two bytes are 15.2 GB."""
+    recipe = recipe_of(save_config("qwen2_5_vl", "7b", tmp_path), Vllm())
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "local"})})
+    machine = Machine(ranks=8, memory_bytes=gigabytes * 10**9, device=DEVICES["h100"])
+    problem = gathering_problem(recipe, machine, "fsdp2")
+    assert (problem is None) == fits
+    if problem is not None:
+        assert "train.strategy: fsdp2 with rollout.engine: local gathers the whole policy" in problem
+        assert "sample by vLLM: rollout.engine: vllm, rollout.vllm.tensor_parallel: 2" in problem
+
+
+def test_a_run_whose_policy_cannot_be_gathered_ends_before_weights_are_read(tmp_path, monkeypatch):
+    directory = save_config("qwen2_5_vl", "7b", tmp_path)
+    recipe = recipe_of(directory, Vllm())
+    rollout = recipe.rollout.model_copy(update={"engine": "local"})
+    train = recipe.train.model_copy(update={"strategy": "fsdp2"})
+    monkeypatch.setattr(choice, "rank_memory_bytes", lambda device: 8 * 10**9)
+    recipe = recipe.model_copy(update={"rollout": rollout, "train": train})
+    with pytest.raises(EnvironmentProblem, match=r"rollout\.engine: vllm-server, on other machines"):
+        build_engine(recipe, None, 1.0)  # the directory has no weights
+
+
+def test_servers_take_no_memory_of_the_ranks_and_sampling_ahead_hides_behind_learning(tmp_path):
+    recipe = recipe_of(save_config("qwen2_5_vl", "7b", tmp_path), Vllm())
+    served = {"engine": "vllm-server", "urls": ("http://a:1", "http://b:1")}
+    seconds = {}
+    for lookahead in (0, 1):
+        rollout = recipe.rollout.model_copy(update={**served, "lookahead": lookahead})
+        subject = study(recipe.model_copy(update={"rollout": rollout}), None)
+        planned = step_rollout(subject.recipe, ranks=4, prompt_tokens=1000, memory_bytes=80 * 10**9)
+        assert (planned.prompts, planned.engine_prompts) == (4, 8)
+        assert (planned.awake_bytes, planned.asleep_bytes, planned.engine_bytes) == (0, 0, 72 * 10**9)
+        seconds[lookahead] = phase_seconds(
+            subject.recipe, subject.sizes, planned, DEVICES["h100"], strategy="ddp", ranks=4, tokens=16384
+        )
+    assert seconds[1]["rollout"] == max(0, seconds[0]["rollout"] - seconds[0]["learn"])

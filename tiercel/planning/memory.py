@@ -18,6 +18,7 @@ MOMENT_BYTES = 8  # AdamW's two, float32
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; measured on no card here, so stated
 FRAGMENTATION = 0.05  # of what PyTorch allocates; likewise
+SERVER_SHARE = 0.9  # of its GPU that a vLLM server takes where it is not told otherwise
 VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; likewise
 
 
@@ -33,6 +34,9 @@ class Rollout:
     tensor_parallel: int = 1  # ranks that share one vLLM engine
     awake_bytes: int = 0  # what a vLLM engine takes of this rank
     asleep_bytes: int = 0  # and while the learner works
+    engine_prompts: int = 0  # that one vLLM engine completes: of all ranks that share it, or of a server
+    engine_bytes: int = 0  # of one GPU, for that engine
+    lookahead: int = 0
 
     @property
     def row_tokens(self) -> int:
@@ -104,7 +108,9 @@ def rank_memory(
     if rollout is not None:
         features = BYTES[recipe.model.dtype] * sizes.hidden * rollout.prompts * rollout.prompt_tokens
         asleep = rollout.asleep_bytes
-        if rollout.engine == "local":
+        if rollout.engine == "vllm-server":  # on GPUs of its own
+            engine = {}
+        elif rollout.engine == "local":
             engine = _local_engine(recipe, sizes, rollout)
             engine["weights gathered for the rollout"] = weight_bytes * sizes.language_weights - base
         else:
@@ -156,7 +162,7 @@ def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: in
 def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
     """Prompts with a completion that a vLLM engine holds at a time, none of them shared, to be on the safe side."""
     weights = BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
-    room = rollout.awake_bytes - VLLM_WORKSPACE - weights
+    room = rollout.engine_bytes - VLLM_WORKSPACE - weights
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
 
 
@@ -176,12 +182,20 @@ def _obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ra
 
 
 def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> Rollout:
-    """The recipe's rollout on one of the ranks, with prompts of this length and this much memory."""
+    """The recipe's rollout on one of the ranks, with prompts of this length and this much memory. A server is taken to
+    be one GPU of the same kind."""
     asked, vllm = recipe.rollout, recipe.rollout.vllm
     awake = round(memory_bytes * vllm.gpu_memory_utilization) if asked.engine == "vllm" else 0
+    prompts = -(-recipe.optim.prompts_per_step // ranks)
+    is_served = asked.engine == "vllm-server"
     return Rollout(
         engine=asked.engine,
-        prompts=-(-recipe.optim.prompts_per_step // ranks),
+        prompts=prompts,
+        engine_prompts=-(-recipe.optim.prompts_per_step // len(asked.urls))
+        if is_served
+        else prompts * vllm.tensor_parallel,
+        engine_bytes=round(SERVER_SHARE * memory_bytes) if is_served else awake,
+        lookahead=asked.lookahead,
         prompt_tokens=prompt_tokens,
         completion_tokens=asked.max_new_tokens,
         group_size=asked.group_size,

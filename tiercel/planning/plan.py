@@ -12,7 +12,7 @@ from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
 from tiercel.planning.memory import Measured, RankMemory, Rollout, cached_rows, rank_memory, step_rollout
-from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
+from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, update_bytes
 from tiercel.planning.seconds import Device, phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
@@ -246,9 +246,38 @@ def nearest_change(subject: Subject, measured: Measured, machine: Machine) -> st
     return None
 
 
+def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> str | None:
+    """Why the local engine cannot have the whole policy on a rank that holds a share of it, and what to write instead;
+    None where it can. Judged by the longest prompts that the recipe admits."""
+    subject = study(recipe, None)
+    nothing = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
+    memory = rank_memory(
+        recipe,
+        subject.sizes,
+        Measured(learn=nothing, step=nothing),
+        subject.rollout(machine),
+        strategy=strategy,
+        ranks=machine.ranks,
+        tokens=0,
+        on_gpu=machine.is_gpu,
+    )
+    needed = memory.phases["rollout"]
+    if needed <= machine.memory_bytes:
+        return None
+    change = next(
+        (change for change, _ in _shared_engines(subject, machine)), "rollout.engine: vllm-server, on other machines"
+    )
+    return (
+        f"train.strategy: {strategy} with rollout.engine: local gathers the whole policy on every rank to sample, "
+        f"{needed / 1e9:.1f} GB of {machine.memory_bytes / 1e9:.1f} GB; sample by vLLM: {change}"
+    )
+
+
 def _shared_engines(subject: Subject, machine: Machine) -> Iterator[tuple[str, Subject]]:
     """vLLM over ever more ranks of a machine, each time with the least memory that holds some rows at once."""
     if not isinstance(subject.recipe, GrpoRecipe) or machine.device is None:
+        return
+    if subject.recipe.rollout.engine == "vllm-server":
         return
     for ranks in (1, 2, 4, 8):
         if ranks > machine.device.per_machine or machine.ranks % ranks:

@@ -72,6 +72,8 @@ def phase_seconds(
                 seconds["rollout"] += weights / speed
         seconds["waiting for weights"] = max(0.0, gathered - learn)
         seconds["summing gradients"] = summed
+    if rollout.lookahead:  # the next step's rollout goes on while the learner works
+        seconds["rollout"] = max(0.0, seconds["rollout"] - seconds["learn"])
     return seconds
 
 
@@ -82,7 +84,7 @@ def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, dev
     flops = device.reached_flops * device.flops * shared
     bandwidth = device.reached_bandwidth * device.bandwidth
     width = BYTES[recipe.model.dtype]
-    prompts = rollout.prompts * shared
+    prompts = rollout.engine_prompts or rollout.prompts
     rows = prompts * rollout.group_size
     at_once = rows if rollout.engine == "local" else max(1, min(rows, cached_rows(recipe, sizes, rollout)))
     prefill = 2 * prompts * rollout.prompt_tokens * sizes.language_weights / flops

@@ -1,5 +1,6 @@
 """Which strategy a run takes, and why."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem
-from tiercel.planning.plan import Machine, Plan, make_plan
+from tiercel.planning.plan import Machine, Plan, gathering_problem, make_plan
 from tiercel.planning.seconds import DEVICES
 
 
@@ -20,6 +21,7 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say:
             f"train.strategy: single with {ranks.world_size} ranks; write auto, ddp, fsdp2 or deepspeed, or start one"
         )
     if asked != "auto":
+        ranks.on_first(lambda: _require_gatherable(recipe, ranks, device))
         return asked
     if ranks.world_size == 1:
         return "single"
@@ -31,9 +33,29 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say:
     return name
 
 
+def _require_gatherable(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> None:
+    """Before weights are read. Raises EnvironmentProblem where a sharded policy cannot be gathered to sample from."""
+    train = recipe.train
+    shares = train.strategy == "fsdp2" or (train.strategy == "deepspeed" and train.deepspeed.stage == 3)
+    if not shares or not isinstance(recipe, GrpoRecipe) or recipe.rollout.engine != "local":
+        return
+    kind = DEVICES["h100"] if device.type == "cuda" else None
+    machine = Machine(ranks=ranks.world_size, memory_bytes=rank_memory_bytes(device), device=kind)
+    if problem := gathering_problem(recipe, machine, train.strategy):
+        raise EnvironmentProblem(problem)
+
+
+def rank_memory_bytes(device: torch.device) -> int:
+    """Of this rank's GPU; on CPUs an equal share of the machine's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> tuple[str, str]:
     assert isinstance(recipe, SftRecipe | GrpoRecipe)
-    memory = torch.cuda.get_device_properties(device).total_memory
+    memory = rank_memory_bytes(device)
     plan: Plan = make_plan(recipe, Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"]))
     if plan.chosen is None:
         change = f"; this fits: {plan.change}" if plan.change else ""
