@@ -92,6 +92,7 @@ class EncodedPrompt:
     token_ids_P: Tensor  # int64
     positions_DP: Tensor  # int64
     images: tuple[EncodedImage, ...]
+    messages: tuple[Message, ...] = ()  # the turns that were rendered, for engines that render by themselves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,7 @@ class Completion:
     """One sampled completion, its end token included where it has one."""
 
     token_ids_C: Tensor  # int64
-    logprobs_C: Tensor  # fp32, under the distribution it was drawn from
+    logprobs_C: Tensor  # fp32, under the distribution it was drawn from; NaN where the engine cannot say
     text: str  # without the end token
     is_truncated: bool
     seed: int

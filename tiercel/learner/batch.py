@@ -16,7 +16,7 @@ from tiercel.errors import DataError
 from tiercel.learner.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.models.prompts import completion_positions
-from tiercel.types import EncodedConversation, EncodedImage, EncodedPrompt, Row, ScoredGroup
+from tiercel.types import Completion, EncodedConversation, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,23 +59,27 @@ def advantage_groups(scored: Sequence[ScoredGroup], advantage: Callable[[Tensor]
         scorable = [(c.completion, c.total) for c in group.completions if c.total is not None]
         if len(scorable) < 2:
             continue
-        prompt = group.group.prompt
-        continuations = tuple(
-            Continuation(
-                token_ids_C=completion.token_ids_C,
-                positions_DC=completion_positions(prompt.positions_DP, len(completion.token_ids_C)),
-                is_scored_C=torch.ones(len(completion.token_ids_C), dtype=torch.bool),
-            )
-            for completion, _ in scorable
-        )
         groups.append(
             AdvantageGroup(
-                item=PackItem(prompt=prompt, continuations=continuations),
+                item=group_item(group.group.prompt, [completion for completion, _ in scorable]),
                 advantages_G=advantage(torch.tensor([total for _, total in scorable], dtype=torch.float32)),
                 sampler_logprobs=tuple(completion.logprobs_C for completion, _ in scorable),
             )
         )
     return groups
+
+
+def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> PackItem:
+    """A prompt with completions of it, all tokens of which are scored."""
+    continuations = tuple(
+        Continuation(
+            token_ids_C=completion.token_ids_C,
+            positions_DC=completion_positions(prompt.positions_DP, len(completion.token_ids_C)),
+            is_scored_C=torch.ones(len(completion.token_ids_C), dtype=torch.bool),
+        )
+        for completion in completions
+    )
+    return PackItem(prompt=prompt, continuations=continuations)
 
 
 def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:

@@ -67,6 +67,19 @@ class Family(ABC):
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         """The tokens that stand for one image in the prompt, in the order of its features."""
 
+    def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
+        """Prompt ids with one placeholder for each picture, for engines that make it as many as they need."""
+        ids = token_ids_P.tolist()
+        placeholders = set(self.placeholder_ids)
+        images = iter(plans)
+        kept: list[int] = []
+        place = 0
+        while place < len(ids):
+            is_image = ids[place] in placeholders
+            kept.append(self.placeholder_ids[0] if is_image else ids[place])
+            place += next(images).token_count if is_image else 1
+        return kept
+
     @abstractmethod
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
         """Rotary positions, int64 (D, P), of a sequence that starts at position 0."""

@@ -133,6 +133,7 @@ def encode_prompt(
         token_ids_P=token_ids_P,
         positions_DP=family.positions(token_ids_P, plans),
         images=images,
+        messages=messages,
     )
 
 

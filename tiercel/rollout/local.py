@@ -4,7 +4,8 @@ Shape suffixes: B prompts of a batch, R rows being decoded (B x group size at fi
 completion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,16 +35,41 @@ class _Sequences:
 
 
 class LocalSampler:
-    """Samples with transformers' own forward pass, in batches of prompts."""
+    """Samples with transformers' own forward pass, in batches of prompts. `whole_policy`: inside, this rank holds all
+    weights."""
 
-    def __init__(self, policy: Policy, vision: VisionStore, *, may_capture: bool = True):
+    shares_weights = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        vision: VisionStore,
+        *,
+        may_capture: bool = True,
+        whole_policy: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
         self.policy = policy
         self.family = policy.family
         self.decoder = build_decoder(policy, vision, may_capture=may_capture)
+        self.awake = whole_policy
         self.version = 0
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
         self.version = version
+
+    def require_usable(self, prompt: EncodedPrompt) -> None:
+        """It is what the recipe says."""
+
+    def sample_everywhere(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        return self.sample(prompts, params, seeds)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held beside the trainer's own."""
 
     @torch.no_grad()
     def sample(

@@ -1,6 +1,7 @@
 """What every engine offers, and how a completion is asked for."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,12 +53,31 @@ def greedy_params(rollout: Rollout) -> SamplingParams:
 
 
 class Sampler(Protocol):
-    """An engine that completes prompts."""
+    """An engine that completes prompts. With ranks all of them make the same calls."""
+
+    shares_weights: bool  # it samples with the trainer's own weights, and needs no adapter directory
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Sample from this version from now on. `local` shares the trainer's weights and needs no directory."""
+        """Sample from this version from now on. The directory's name is the policy's, and stays until the next call."""
+
+    def require_usable(self, prompt: EncodedPrompt) -> None:
+        """Raises EnvironmentProblem where the engine was started otherwise than the trainer needs it."""
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Inside it can sample; outside it leaves memory to the learner."""
 
     def sample(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[Group, ...]:
         """`params.group_size` completions of each prompt, sample i of a prompt drawn with its seed + i."""
+
+    def sample_everywhere(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        """Like `sample`, from each engine that stands behind this one."""
+
+    def metrics(self) -> dict[str, float]:
+        """What to say of the engine since the last call; summed over ranks."""
+
+    def close(self) -> None:
+        """Give back what it holds."""

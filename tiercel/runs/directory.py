@@ -34,6 +34,11 @@ MAY_DIFFER = (
     "train.log_every",
     "train.keep",
     "train.strategy",
+    "rollout.urls",
+    "rollout.request_timeout",
+    "rollout.patience",
+    "rollout.vllm.gpu_memory_utilization",
+    "rollout.vllm.sleep_level",
     "output",
 )
 LOCK_PATIENCE_SECONDS = 5.0

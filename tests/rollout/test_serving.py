@@ -1,0 +1,75 @@
+"""The command line of a vLLM server, from a recipe."""
+
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_loops import grpo_recipe
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.models.loading import load_family
+from tiercel.rollout import serving
+from tiercel.rollout.serving import served, server_arguments, server_port, shell_line, watch
+
+DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
+
+
+@pytest.fixture
+def recipe(tiny_checkpoints, tmp_path):
+    return grpo_recipe(
+        tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", tmp_path, data={"template": "own.jinja"}
+    )
+
+
+def test_the_flags_follow_from_the_recipe(recipe):
+    family = load_family(recipe.model.model_copy(update={"max_pixels": 6272}))
+    arguments = server_arguments(recipe, family, 2)
+    flags = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert arguments[0] == "--enable-lora"
+    assert flags["--model"] == family.checkpoint.path and flags["--dtype"] == "float32"
+    assert flags["--max-model-len"] == "206" and flags["--max-lora-rank"] == "8"
+    assert flags["--logprobs-mode"] == "processed_logprobs" and flags["--generation-config"] == "vllm"
+    assert flags["--limit-mm-per-prompt"] == '{"image": 2, "video": 0}'
+    assert '"max_pixels": 6272' in flags["--mm-processor-kwargs"]
+    assert flags["--chat-template"].endswith("/own.jinja")
+
+
+def test_the_line_in_the_documents_has_the_same_flags(recipe):
+    line = shell_line(server_arguments(recipe, load_family(recipe.model), 1), 8000)
+    words = shlex.split(line)
+    assert words[2:4] == ["vllm", "serve"] and words[4] == recipe.model.path
+    written = set(re.findall(r"(?<![\w-])--[a-z-]+", DOCS.read_text(encoding="utf-8").split("| flag |")[0]))
+    ours = {word for word in words if word.startswith("--")} - {"--port", "--chat-template"}
+    assert ours <= written
+
+
+def test_the_port_is_the_one_given_or_the_recipes_own(recipe):
+    assert server_port(recipe, 9000) == 9000 and server_port(recipe, None) == 8000
+    rollout = recipe.rollout.model_copy(update={"urls": ("http://far:1", "http://127.0.0.1:8123/")})
+    assert server_port(recipe.model_copy(update={"rollout": rollout}), None) == 8123
+
+
+def test_a_server_that_ends_before_it_answers_says_so(monkeypatch):
+    monkeypatch.setattr(serving, "find_spec", lambda name: True)
+    monkeypatch.setattr(serving.sys, "executable", "/bin/false")
+    with pytest.raises(EnvironmentProblem, match="ended with exit code 1 before it answered"), served([], 1, "key"):
+        pass
+
+
+def test_without_vllm_it_is_asked_for():
+    if serving.find_spec("vllm") is None:
+        with pytest.raises(EnvironmentProblem, match="pip install vllm"), served([], 1, "key"):
+            pass
+
+
+def test_a_server_that_ends_by_itself_ends_the_command():
+    process = serving.subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+    with pytest.raises(TrainingError, match="ended by itself with exit code 0"):
+        watch(process, lambda: False)
+    sleeping = serving.subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    watch(sleeping, lambda: True)
+    serving.end_group(sleeping)
+    assert sleeping.returncode == -signal.SIGTERM

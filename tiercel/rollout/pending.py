@@ -1,0 +1,74 @@
+"""Groups that were sampled and not yet learnt from, as a checkpoint keeps them: tensors in safetensors, the rest in
+JSON. A prompt is known by its index in the global order, so that any number of ranks can go on."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from tiercel.types import Completion, EncodedPrompt, Group
+
+TENSORS = "pending.safetensors"
+GROUPS = "pending.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingGroup:
+    """A group without its prompt."""
+
+    index: int  # of the prompt in the global order
+    policy_version: int
+    completions: tuple[Completion, ...]
+
+    @classmethod
+    def of(cls, group: Group) -> "PendingGroup":
+        return cls(index=group.prompt.index, policy_version=group.policy_version, completions=group.completions)
+
+    def with_prompt(self, prompt: EncodedPrompt) -> Group:
+        return Group(prompt=prompt, completions=self.completions, policy_version=self.policy_version)
+
+
+def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
+    """Nothing is written where there is none."""
+    if not groups:
+        return
+    tensors, described = {}, []
+    for group in groups:
+        completions: list[dict[str, Any]] = []
+        for number, completion in enumerate(group.completions):
+            tensors[f"{group.index}.{number}.token_ids"] = completion.token_ids_C.contiguous()
+            tensors[f"{group.index}.{number}.logprobs"] = completion.logprobs_C.contiguous()
+            completions.append(
+                {"text": completion.text, "is_truncated": completion.is_truncated, "seed": completion.seed}
+            )
+        described.append({"index": group.index, "policy_version": group.policy_version, "completions": completions})
+    save_file(tensors, directory / TENSORS)
+    (directory / GROUPS).write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+
+
+def load_pending(directory: Path) -> dict[int, PendingGroup]:
+    """By the prompt's index; empty where the checkpoint has none."""
+    if not (directory / GROUPS).exists():
+        return {}
+    tensors = load_file(directory / TENSORS)
+    groups = {}
+    for entry in json.loads((directory / GROUPS).read_text(encoding="utf-8")):
+        index = entry["index"]
+        groups[index] = PendingGroup(
+            index=index,
+            policy_version=entry["policy_version"],
+            completions=tuple(
+                Completion(
+                    token_ids_C=tensors[f"{index}.{number}.token_ids"],
+                    logprobs_C=tensors[f"{index}.{number}.logprobs"],
+                    text=completion["text"],
+                    is_truncated=completion["is_truncated"],
+                    seed=completion["seed"],
+                )
+                for number, completion in enumerate(entry["completions"])
+            ),
+        )
+    return groups

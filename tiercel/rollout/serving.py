@@ -1,0 +1,174 @@
+"""A vLLM server as the `vllm-server` engine needs it: its command line, and a process of it on this machine."""
+
+import ctypes
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+import httpx
+
+from tiercel.config.schema import GrpoRecipe
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.models.family import Family
+from tiercel.rollout.vllm_common import lora_rank_limit, pixel_limits, scheduling
+from tiercel.rollout.vllm_http import KEY_VARIABLE
+
+ADAPTERS = 2  # two runs may share a server
+HEALTH_POLL_SECONDS = 0.5
+NEWS_SECONDS = 20.0
+GRACE_SECONDS = 20.0
+DEFAULT_PORT = 8000
+
+
+def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
+    """What the recipe asks of a server, but for its address."""
+    assert recipe.lora is not None
+    arguments = {
+        "--model": family.checkpoint.path,
+        "--dtype": recipe.model.dtype,
+        "--max-model-len": str(_row_tokens(recipe)),
+        "--max-loras": str(ADAPTERS),
+        "--max-lora-rank": str(lora_rank_limit(recipe.lora.rank)),
+        "--logprobs-mode": "processed_logprobs",
+        "--generation-config": "vllm",
+        "--limit-mm-per-prompt": json.dumps({"image": max(1, images_per_prompt), "video": 0}),
+    }
+    if limits := pixel_limits(family):
+        arguments["--mm-processor-kwargs"] = json.dumps(limits)
+    if recipe.data.template is not None:
+        arguments["--chat-template"] = os.path.abspath(recipe.data.template)
+    return ["--enable-lora", *(word for pair in arguments.items() for word in pair)]
+
+
+def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
+    """The same for a server on this machine, which may have no GPU."""
+    arguments = server_arguments(recipe, family, images_per_prompt)
+    if on_cpu := scheduling(_row_tokens(recipe)):
+        arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(on_cpu["max_num_batched_tokens"])]
+    return arguments
+
+
+def _row_tokens(recipe: GrpoRecipe) -> int:
+    return recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
+
+
+def server_environment(key: str) -> dict[str, str]:
+    """Of the server, beside what it inherits."""
+    return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", KEY_VARIABLE: key}
+
+
+def shell_line(arguments: Sequence[str], port: int) -> str:
+    """The same server, started by hand on another machine."""
+    words = ["vllm", "serve", *_model_first(arguments), "--port", str(port)]
+    return f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {KEY_VARIABLE}=... {shlex.join(words)}"
+
+
+def server_port(recipe: GrpoRecipe, given: int | None) -> int:
+    """The one given, else that of the recipe's first address on this machine, else vLLM's own."""
+    if given is not None:
+        return given
+    local = (urlsplit(url) for url in recipe.rollout.urls)
+    return next((url.port for url in local if url.hostname in ("127.0.0.1", "localhost") and url.port), DEFAULT_PORT)
+
+
+@contextmanager
+def served(
+    arguments: Sequence[str],
+    port: int,
+    key: str,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    is_over: Callable[[], bool] = lambda: False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A server on 127.0.0.1 that answers, and is gone afterwards with all that it started. Raises EnvironmentProblem
+    where it ends before it answers."""
+    if find_spec("vllm") is None:
+        raise EnvironmentProblem("the package vllm is not installed here; pip install vllm")
+    _require_free_port(port)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {}), **server_environment(key)},
+        start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+    )
+    try:
+        _wait_for_health(process, f"http://127.0.0.1:{port}/health", say, is_over)
+        yield process
+    finally:
+        end_group(process)
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM to the server's process group, SIGKILL to what is left of it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def new_key() -> str:
+    """The user's, or a random one."""
+    return os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
+
+
+def watch(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> None:
+    """Until it is over. Raises TrainingError where the server ends before."""
+    while not is_over():
+        if (code := process.poll()) is not None:
+            raise TrainingError(f"the vLLM server ended by itself with exit code {code}; its last lines are above")
+        time.sleep(HEALTH_POLL_SECONDS)
+
+
+def _wait_for_health(
+    process: "subprocess.Popen[bytes]", url: str, say: Callable[[str], None], is_over: Callable[[], bool]
+) -> None:
+    started = news = time.monotonic()
+    while not is_over():
+        if (code := process.poll()) is not None:
+            raise EnvironmentProblem(
+                f"the vLLM server ended with exit code {code} before it answered; its last lines are above"
+            )
+        with suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=HEALTH_POLL_SECONDS, trust_env=False).status_code == 200:
+                return
+        if time.monotonic() - news > NEWS_SECONDS:
+            news = time.monotonic()
+            say(f"waiting for vLLM, {news - started:.0f} s so far")
+        time.sleep(HEALTH_POLL_SECONDS)
+
+
+def _require_free_port(port: int) -> None:
+    """Another server there would answer for this one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EnvironmentProblem(f"127.0.0.1:{port} cannot be had: {error}; give another --port") from error
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when this process dies, even of SIGKILL (prctl's PR_SET_PDEATHSIG, which is 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _model_first(arguments: Sequence[str]) -> list[str]:
+    """`vllm serve` takes the model as its first word."""
+    place = list(arguments).index("--model")
+    return [arguments[place + 1], *arguments[:place], *arguments[place + 2 :]]

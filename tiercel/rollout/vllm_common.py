@@ -1,0 +1,109 @@
+"""What both vLLM engines share: how a completion is asked for, and what is checked of an answer.
+
+vLLM gives each token's logprob among the tokens that could be drawn. Before `min_new_tokens` the end tokens could not,
+so there the number is not the policy's own, and NaN stands for "the engine cannot say".
+
+Shape suffix: C tokens of a completion.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tiercel.errors import EnvironmentProblem
+from tiercel.models.family import Family
+from tiercel.rollout.sampler import SamplingParams
+from tiercel.types import Completion, EncodedPrompt
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+BATCHED_TOKENS = 4096  # of one pass on a CPU
+PROBED_LOGPROB = 1e-4  # of the only token that may be drawn: 0 but for rounding
+
+
+def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
+    """Fields of vLLM's SamplingParams, all of them said: a checkpoint's generation_config.json would fill the gaps.
+    Sample i of the group draws with seed + i."""
+    return {
+        "n": params.group_size,
+        "seed": seed,
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "top_p": 1.0 if params.greedy else params.top_p,
+        "top_k": 0 if params.greedy else params.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": params.min_new_tokens,
+        "stop": list(params.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": list(family.checkpoint.end_token_ids),
+        "bad_words": family.tokenizer.convert_ids_to_tokens(list(family.placeholder_ids)),
+        "skip_special_tokens": False,
+    }
+
+
+def scheduling(row_tokens: int) -> dict[str, Any]:
+    """Engine arguments where there is no GPU: a prompt is taken whole. In parts, vLLM would have to set back the dice
+    of a request with a seed, which it cannot on a CPU ("CPU Generator does not use offset"), and its engine would die.
+    """
+    if torch.cuda.is_available():
+        return {}
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
+
+
+def lora_rank_limit(rank: int) -> int:
+    """The smallest `max_lora_rank` that holds the recipe's rank."""
+    return next((limit for limit in LORA_RANKS if limit >= rank), rank)
+
+
+def make_completion(
+    family: Family,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    finish_reason: str | None,
+    seed: int,
+    min_new_tokens: int,
+) -> Completion:
+    """One completion as every engine gives it: its text is decoded here, so that all engines write it alike."""
+    ids_C = torch.tensor(list(token_ids), dtype=torch.int64)
+    logprobs_C = torch.tensor(list(logprobs), dtype=torch.float32)
+    logprobs_C[:min_new_tokens] = math.nan
+    has_end = bool(token_ids) and token_ids[-1] in family.checkpoint.end_token_ids
+    said = list(token_ids[:-1] if has_end else token_ids)
+    return Completion(
+        token_ids_C=ids_C,
+        logprobs_C=logprobs_C,
+        text=family.tokenizer.decode(said),
+        is_truncated=not has_end and finish_reason != "stop",
+        seed=seed,
+    )
+
+
+def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:
+    """Raises EnvironmentProblem, with the likely cause, where an engine has other prompt ids than the trainer."""
+    here = prompt.token_ids_P.tolist()
+    if list(token_ids) == here:
+        return
+    vision = set(family.placeholder_ids)
+    images = [sum(token in vision for token in ids) for ids in (here, token_ids)]
+    start = f"{source}: row {prompt.row.id}: the engine's prompt is not the trainer's"
+    if images[0] != images[1]:
+        raise EnvironmentProblem(
+            f"{start}: {images[1]} image tokens there, {images[0]} here; its picture limits differ: start vLLM with "
+            f"--mm-processor-kwargs '{json.dumps(pixel_limits(family))}'"
+        )
+    place = next((i for i, (a, b) in enumerate(zip(here, token_ids, strict=False)) if a != b), len(here))
+    texts = [family.tokenizer.decode(list(ids[max(0, place - 4) : place + 8])) for ids in (here, token_ids)]
+    raise EnvironmentProblem(
+        f"{start} from token {place} on: {texts[1]!r} there, {texts[0]!r} here; its chat template or tokenizer "
+        "differs: start vLLM with the same checkpoint, and with --chat-template and the trainer's own"
+    )
+
+
+def pixel_limits(family: Family) -> dict[str, int]:
+    """The family's limits by the names that vLLM's --mm-processor-kwargs has for them."""
+    limits = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
+    return {name: value for name, value in limits.items() if value is not None}

@@ -1,0 +1,227 @@
+"""The `vllm` engine: vLLM in the ranks' own processes, one engine for each rank or tensor-parallel over several.
+
+vLLM is imported when the engine is built and not before.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tiercel.config.schema import GrpoRecipe
+from tiercel.distributed.ranks import Ranks
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.models.family import Family
+from tiercel.models.images import picture_image
+from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.vllm_common import (
+    lora_rank_limit,
+    make_completion,
+    pixel_limits,
+    require_same_prompt,
+    sampling_fields,
+    scheduling,
+)
+from tiercel.types import Completion, EncodedPrompt, Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """A prompt as the ranks of an engine hand it around."""
+
+    token_ids: list[int]  # each picture one placeholder, which vLLM makes as many as it needs
+    pictures: list[Any]
+    seed: int
+
+
+class ProcessSampler:
+    """Every rank of an engine asks for all prompts of its ranks, and keeps its own."""
+
+    shares_weights = False
+
+    def __init__(self, family: Family, recipe: GrpoRecipe, ranks: Ranks, images_per_prompt: int):
+        self.family = family
+        self.rollout = recipe.rollout
+        self.ranks = ranks
+        self.group = _tensor_parallel_group(ranks, recipe.rollout.vllm.tensor_parallel)
+        self.engine = _build_engine(family, recipe, images_per_prompt, ranks.world_size > 1)
+        self.adapter: Any = None
+        self.version = 0
+        self._is_asleep = False
+        self._freed_bytes = 0  # by the last sleep, of this rank's GPU
+
+    def load_policy(self, version: int, adapter_directory: Path | None) -> None:
+        from vllm.lora.request import LoRARequest
+
+        assert adapter_directory is not None
+        self.version = version
+        self.adapter = LoRARequest(adapter_directory.name, version + 1, str(adapter_directory.absolute()))
+
+    def require_usable(self, prompt: EncodedPrompt) -> None:
+        """It was built as the recipe says."""
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        level = self.rollout.vllm.sleep_level
+        if self._is_asleep:
+            self.engine.wake_up()
+            if level == 2:
+                self.engine.collective_rpc("reload_weights")
+            self._is_asleep = False
+        try:
+            yield
+        finally:
+            if level and torch.cuda.is_available():
+                free_before, _ = torch.cuda.mem_get_info()
+                self.engine.sleep(level=level)
+                self._freed_bytes = torch.cuda.mem_get_info()[0] - free_before
+                self._is_asleep = True
+
+    def sample_everywhere(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        return self.sample(prompts, params, seeds)
+
+    def metrics(self) -> dict[str, float]:
+        return {"memory/freed_by_sleep_bytes": self._freed_bytes} if self.rollout.vllm.sleep_level else {}
+
+    def close(self) -> None:
+        if self.ranks.world_size > 1:
+            return  # it would end the ranks' own process group; the end of the process ends the engine
+        self.engine.llm_engine.engine_core.shutdown()
+
+    def sample(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        own = [self._request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        every, start = self._of_engine(own)
+        if not every:
+            return ()
+        outputs = self._generate(every, params)[start : start + len(own)]
+        return tuple(
+            Group(
+                prompt=prompt,
+                completions=self._completions(prompt, output, params, seed),
+                policy_version=self.version,
+            )
+            for prompt, output, seed in zip(prompts, outputs, seeds, strict=True)
+        )
+
+    def _of_engine(self, own: list[_Request]) -> tuple[list[_Request], int]:
+        """The requests of all ranks that share the engine, in their order, and where this rank's begin."""
+        if self.group is None:
+            return own, 0
+        shares: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(shares, own, group=self.group)
+        place = dist.get_rank(self.group)
+        return [request for share in shares for request in share], sum(len(share) for share in shares[:place])
+
+    def _request(self, prompt: EncodedPrompt, seed: int) -> _Request:
+        return _Request(
+            token_ids=self.family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
+            pictures=[picture_image(image.views[0]) for image in prompt.images],
+            seed=seed,
+        )
+
+    def _generate(self, requests: Sequence[_Request], params: SamplingParams) -> list[Any]:
+        from vllm import SamplingParams as VllmParams
+
+        prompts = [
+            {"prompt_token_ids": request.token_ids}
+            | ({"multi_modal_data": {"image": request.pictures}} if request.pictures else {})
+            for request in requests
+        ]
+        asked = [
+            VllmParams(
+                max_tokens=params.max_new_tokens,
+                logprobs=0,
+                detokenize=bool(params.stop),
+                **_known(sampling_fields(self.family, params, request.seed), params),
+            )
+            for request in requests
+        ]
+        try:
+            return self.engine.generate(prompts, asked, lora_request=self.adapter, use_tqdm=False)
+        except (ValueError, RuntimeError) as error:
+            raise TrainingError(f"rollout.engine: vllm failed to sample: {error}") from error
+
+    def _completions(
+        self, prompt: EncodedPrompt, output: Any, params: SamplingParams, seed: int
+    ) -> tuple[Completion, ...]:
+        require_same_prompt(self.family, prompt, output.prompt_token_ids, "rollout.engine: vllm")
+        completions = sorted(output.outputs, key=lambda each: each.index)
+        return tuple(
+            make_completion(
+                self.family,
+                each.token_ids,
+                [step[token].logprob for token, step in zip(each.token_ids, each.logprobs, strict=True)],
+                each.finish_reason,
+                seed + number,
+                params.min_new_tokens,
+            )
+            for number, each in islice(enumerate(completions), params.group_size)
+        )
+
+
+def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
+    """Stop strings are found in text, which vLLM makes only where it is asked to."""
+    if params.stop:
+        return fields
+    return {name: value for name, value in fields.items() if name not in ("stop", "include_stop_str_in_output")}
+
+
+def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is_launched: bool) -> Any:
+    """A `vllm.LLM` as the recipe says; where ranks were launched it takes their process group."""
+    assert recipe.lora is not None
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: seeds and adapters are its own
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise EnvironmentProblem(f"rollout.engine: vllm needs the package vllm ({error}); pip install vllm") from error
+    vllm = recipe.rollout.vllm
+    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    options: dict[str, Any] = dict(
+        model=family.checkpoint.path,
+        dtype=recipe.model.dtype,
+        generation_config="vllm",
+        max_model_len=row_tokens,
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        tensor_parallel_size=vllm.tensor_parallel,
+        distributed_executor_backend="external_launcher" if is_launched else None,
+        enable_sleep_mode=vllm.sleep_level > 0 and torch.cuda.is_available(),
+        enable_lora=True,
+        max_loras=1,
+        max_lora_rank=lora_rank_limit(recipe.lora.rank),
+        limit_mm_per_prompt={"image": images_per_prompt, "video": 0},
+        mm_processor_kwargs=pixel_limits(family) or None,
+        logprobs_mode="processed_logprobs",
+        seed=recipe.train.seed,
+        disable_log_stats=True,
+        **scheduling(row_tokens),
+    )
+    try:
+        return LLM(**options)
+    except (ValueError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"rollout.engine: vllm does not start: {error}; `tiercel plan` says what its share of the memory, "
+            f"rollout.vllm.gpu_memory_utilization ({vllm.gpu_memory_utilization:g}), has to hold"
+        ) from error
+
+
+def _tensor_parallel_group(ranks: Ranks, size: int) -> Any:
+    """The ranks that share this rank's engine, which are neighbours; None for an engine of its own."""
+    if size == 1:
+        return None
+    if ranks.world_size % size:
+        raise EnvironmentProblem(
+            f"rollout.vllm.tensor_parallel: {size} given with {ranks.world_size} ranks, which it does not divide"
+        )
+    mine, _ = dist.new_subgroups(size, backend="gloo")
+    return mine

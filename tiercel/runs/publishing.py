@@ -1,0 +1,59 @@
+"""Versions of the policy as adapter directories, for engines that keep weights of their own.
+
+A directory's name says whose it is, which version, and what is in it: `policy-{run}-{N}-{sha8}`. An engine that has the
+name has the weights.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from tiercel.errors import RunError
+from tiercel.runs.files import file_sha256
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class Publisher:
+    """Writes and removes versions under `root`; only the first rank's is used."""
+
+    def __init__(self, run: Path, root: Path):
+        self.root = root
+        readable = re.sub(r"[^A-Za-z0-9_.]+", "_", run.name)[:40]
+        self.run_name = f"{readable}_{hashlib.sha256(str(run.absolute()).encode()).hexdigest()[:6]}"
+        self.current: Path | None = None
+
+    def publish(self, version: int, write: Callable[[Path], None]) -> Path:
+        """A directory with what `write` makes, complete before it has its name."""
+        try:
+            return self._publish(version, write)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{self.root}: version {version} of the policy cannot be written: {error}") from error
+
+    def _publish(self, version: int, write: Callable[[Path], None]) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True)
+        unfinished = self.root / f"unfinished-{self.run_name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        write(unfinished)
+        name = f"policy-{self.run_name}-{version}-{file_sha256(unfinished / WEIGHTS)[:8]}"
+        directory = self.root / name
+        if directory.exists():
+            shutil.rmtree(unfinished)
+        else:
+            unfinished.rename(directory)
+        return directory
+
+    def keep_only(self, directory: Path) -> None:
+        """Remove the run's other versions."""
+        for other in self.root.glob(f"policy-{self.run_name}-*"):
+            if other != directory:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def close(self) -> None:
+        for directory in (*self.root.glob(f"policy-{self.run_name}-*"), self.root / f"unfinished-{self.run_name}"):
+            shutil.rmtree(directory, ignore_errors=True)
