@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.config import load_recipe
-from tiercel.config.rules import REWARD_OPTIONS
+from tiercel.config.reward_rules import REWARD_OPTIONS
 from tiercel.config.schema import Reward
 
 

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from tests.rewards.samples import reward, sample
-from tiercel.config.rules import REWARD_OPTIONS
+from tiercel.config.reward_rules import REWARD_OPTIONS
 from tiercel.config.schema import RewardName
 from tiercel.errors import DataError
 from tiercel.rewards.builtin import BUILTIN

@@ -30,6 +30,9 @@ class Problem:
         )
 
 
+Problems = Iterator[Problem]
+
+
 def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
     """Each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
     return [

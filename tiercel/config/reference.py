@@ -6,7 +6,7 @@ import sys
 from pydantic_core import PydanticUndefined
 
 from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, shown, type_in_words
-from tiercel.config.rules import REWARD_OPTIONS
+from tiercel.config.reward_rules import REWARD_OPTIONS
 
 HEADER = """\
 # The recipe

@@ -1,33 +1,19 @@
 """Judgements that look at more than one key, or at the files a recipe names. They refuse and never fill in."""
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from os import getcwd
 from os.path import dirname, exists, expanduser, isdir, isfile, join
 from typing import Any
+from urllib.parse import urlsplit
 
 from tiercel.config.keys import ENTRY, shown
-from tiercel.config.problems import Problem
-from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, Reward, SftRecipe, Vllm
+from tiercel.config.problems import Problem, Problems
+from tiercel.config.reward_rules import call_file, regex_fault, reward_entries, reward_names
+from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, SftRecipe, Vllm
 from tiercel.config.suggestions import nearest_word
 
-REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
-    "format": ("pattern", "correct_at"),
-    "exact": ("answer_column", "correct_at"),
-    "number": ("tolerance", "answer_column", "correct_at"),
-    "choice": ("choices", "answer_column", "correct_at"),
-    "iou": ("answer_column", "correct_at"),
-    "length": ("max_tokens", "correct_at"),
-    "call": ("correct_at",),
-}
 TARGET_WORDS = ("language", "vision", "projector", "all")
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
-
-_FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
-_MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
-Problems = Iterator[Problem]
 
 
 def rule_problems(recipe: SftRecipe | GrpoRecipe) -> list[Problem]:
@@ -78,7 +64,7 @@ def _lora_targets(recipe: BaseRecipe) -> Problems:
     meant = nearest_word("lora.targets", targets, TARGET_WORDS).key
     if meant is not None:
         yield Problem(key="lora.targets", text=f"{shown(targets)} given; the words are {words}; write {meant}")
-    elif (fault := _regex_fault(targets)) is not None:
+    elif (fault := regex_fault(targets)) is not None:
         yield Problem(
             key="lora.targets",
             text=f"{shown(targets)} given; must be {words}, or a regular expression on module names ({fault})",
@@ -199,6 +185,77 @@ def _engine(recipe: GrpoRecipe) -> Problems:
             "remove it",
             also=("rollout.engine",),
         )
+    if rollout.engine != "vllm-server" and rollout.urls:
+        yield Problem(
+            key="rollout.urls",
+            text=f"given with rollout.engine {rollout.engine}, which does not read it; write rollout.engine: "
+            "vllm-server, or remove it",
+            also=("rollout.engine",),
+        )
+    if rollout.engine == "vllm-server" and not rollout.urls:
+        yield Problem(
+            key="rollout.urls",
+            text="missing; write the servers' addresses, such as [http://127.0.0.1:8000]",
+            also=("rollout.engine",),
+        )
+    for index, url in enumerate(rollout.urls):
+        if (fault := _address_fault(url)) is not None:
+            yield Problem(key=f"rollout.urls.{index}", text=f"{fault}; write it like http://127.0.0.1:8000")
+    if rollout.lookahead and rollout.engine != "vllm-server":
+        yield Problem(
+            key="rollout.lookahead",
+            text=f"{rollout.lookahead} given with rollout.engine {rollout.engine}, which has no processors of its own "
+            "to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: vllm-server",
+            also=("rollout.engine",),
+        )
+    if rollout.engine != "local" and recipe.lora is None:
+        yield Problem(
+            key="rollout.engine",
+            text=f"{rollout.engine} given without lora; such an engine gets the policy as an adapter; add the section "
+            "lora, or write rollout.engine: local",
+            also=("lora",),
+        )
+    if rollout.engine != "local" and (changing := _what_trains_vision(recipe)):
+        yield Problem(
+            key="rollout.engine",
+            text=f"{rollout.engine} given with {changing}; vLLM would leave out adapters on vision layers; write "
+            "lora.targets: language, or rollout.engine: local",
+            also=("lora.targets",),
+        )
+
+
+def _address_fault(url: str) -> str | None:
+    """What is wrong with a server's address. One with a name and password is not shown."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"{shown(url)} given, which is no address ({error})"
+    if parts.username is not None or parts.password is not None:
+        return "an address with a name or password given, which would be kept in files; a key goes into VLLM_API_KEY"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"{shown(url)} given, which is no address"
+    return None
+
+
+def _correction(recipe: GrpoRecipe) -> Problems:
+    rollout, correction = recipe.rollout, recipe.algorithm.correction
+    if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
+        yield Problem(
+            key="algorithm.correction.level",
+            text=f"none given with rollout.lookahead {rollout.lookahead}, whose completions an older policy drew; "
+            "write token or sequence",
+            also=("rollout.lookahead",),
+        )
+    for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
+        if is_cut and correction.level != "none":
+            yield Problem(
+                key=key,
+                text=f"{rollout.top_p if key == 'rollout.top_p' else rollout.top_k} given with algorithm.correction; "
+                "an engine's probabilities are those after the cut, the learner's those before it; leave it out, or "
+                "write algorithm.correction.level: none",
+                also=("algorithm.correction.level",),
+            )
 
 
 def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
@@ -235,94 +292,6 @@ def _dropout(recipe: GrpoRecipe) -> Problems:
             "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated",
             also=("learner.form",),
         )
-
-
-def _reward_entries(recipe: GrpoRecipe) -> Problems:
-    for index, reward in enumerate(recipe.rewards):
-        key = f"rewards.{index}"
-        if reward.name is None and reward.call is None:
-            yield Problem(key=key, text="has neither name nor call; write one of them")
-        elif reward.name is not None and reward.call is not None:
-            yield Problem(
-                key=key,
-                text=f"has both name ({reward.name}) and call ({reward.call}); write an entry for each",
-            )
-        else:
-            yield from _reward_options(key, reward)
-    if recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
-        keys = tuple(f"rewards.{index}.weight" for index in range(len(recipe.rewards)))
-        yield Problem(
-            key=keys[0],
-            text="0 given, as for every reward; all advantages would be 0; give one a weight",
-            also=keys[1:],
-        )
-
-
-def _reward_options(key: str, reward: Reward) -> Problems:
-    """Problems of one entry that has either a name or a call."""
-    kind = reward.name or "call"
-    named = f"the reward {kind}" if reward.name else "a reward by call"
-    options = sorted({option for every in REWARD_OPTIONS.values() for option in every})
-    for option in options:
-        value = getattr(reward, option)
-        if value is not None and option not in REWARD_OPTIONS[kind]:
-            takers = ", ".join(name for name, its in REWARD_OPTIONS.items() if option in its)
-            yield Problem(
-                key=f"{key}.{option}",
-                text=f"{shown(value)} given, but {named} does not take it; remove it (it belongs to {takers})",
-                also=(f"{key}.name", f"{key}.call"),
-            )
-    for option in ("weight", "correct_at"):
-        value = getattr(reward, option)
-        if value is not None and not math.isfinite(value):
-            yield Problem(key=f"{key}.{option}", text=f"{value} given; must be a finite number")
-    if reward.pattern is not None and (fault := _regex_fault(reward.pattern)) is not None:
-        yield Problem(key=f"{key}.pattern", text=f"{shown(reward.pattern)} is no regular expression: {fault}")
-    if reward.choices is not None and len(set(reward.choices)) < max(2, len(reward.choices)):
-        yield Problem(
-            key=f"{key}.choices", text=f"{shown(reward.choices)} given; must be two or more, each of them once"
-        )
-    if reward.name == "length" and reward.max_tokens is None:
-        yield Problem(
-            key=f"{key}.max_tokens",
-            text="missing; the reward length needs the number of tokens up to which a completion gets all of it",
-            also=(f"{key}.name",),
-        )
-    if reward.call is not None and call_file(reward.call) is None and not _MODULE_CALL.fullmatch(reward.call):
-        yield Problem(
-            key=f"{key}.call",
-            text=f"{shown(reward.call)} given; must be file.py:function or package.module:function",
-        )
-
-
-def _reward_names(recipe: GrpoRecipe) -> Problems:
-    first: dict[str, str] = {}
-    for index, reward in enumerate(recipe.rewards):
-        given = reward.name or reward.call
-        if given is None:
-            continue
-        key = f"rewards.{index}.{'name' if reward.name else 'call'}"
-        if given in first:
-            yield Problem(
-                key=key,
-                text=f"{shown(given)} given, as at {first[given]}; keep one entry, with the sum of the weights",
-                also=(first[given],),
-            )
-        first.setdefault(given, key)
-
-
-def call_file(call: str) -> str | None:
-    """The file of `file.py:function`; None for `package.module:function` and for what is neither."""
-    match = _FILE_CALL.fullmatch(call)
-    return match["file"] if match else None
-
-
-def _regex_fault(pattern: str) -> str | None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        return str(error)
-    return None
 
 
 def _strategy(recipe: BaseRecipe) -> Problems:
@@ -381,10 +350,11 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _stop_strings,
     _engine,
     _truncated_sampling,
+    _correction,
     _reference,
     _dropout,
-    _reward_entries,
-    _reward_names,
+    reward_entries,
+    reward_names,
 )
 
 

@@ -121,9 +121,22 @@ class Vllm(Section):
 class Rollout(Section):
     """How completions are sampled."""
 
-    engine: Literal["local", "vllm"] = "local"
-    """Who samples: local is the trained model itself, by transformers; vllm an engine beside it in each rank."""
+    engine: Literal["local", "vllm", "vllm-server"] = "local"
+    """Who samples: local is the trained model itself, by transformers; vllm an engine beside it in each rank;
+    vllm-server any number of `vllm serve` processes, which share the trainer's file system."""
     vllm: Vllm = Vllm()
+    urls: tuple[str, ...] = ()
+    """Addresses of the servers of vllm-server, such as http://127.0.0.1:8000. Their key is read from VLLM_API_KEY."""
+    request_timeout: PositiveFloat = 300.0
+    """Seconds that a server may take for the completions of one prompt."""
+    patience: PositiveFloat = 600.0
+    """Seconds without an answer from any server before the run ends; it can be resumed."""
+    parity_tolerance: PositiveFloat | None = None
+    """Largest difference between an engine's logprobs and the trainer's before the first step; null takes 1e-3 with
+    model.dtype float32, 0.25 else."""
+    lookahead: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+    """1: vllm-server samples the next step's prompts while the learner works, from the policy that the learner starts
+    from, so that completions are one version old; needs algorithm.correction."""
     group_size: PositiveInt = 8
     """Completions sampled for each prompt."""
     min_new_tokens: NonNegativeInt = 1
@@ -149,6 +162,18 @@ class Kl(Section):
     """Estimator of the divergence, per token (Schulman 2020)."""
 
 
+class Correction(Section):
+    """Importance weights for completions that an engine, or an older version, drew with other probabilities than the
+    policy that learns from them has."""
+
+    level: Literal["none", "token", "sequence"] = "none"
+    """The ratio of the learner's probability to the engine's: of each token, or of the whole completion; none is 1."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """truncate: a ratio above the cap becomes the cap; mask: one above the cap or below 1 / cap becomes 0."""
+    cap: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
+    """Largest ratio."""
+
+
 class Algorithm(Section):
     """The policy-gradient loss."""
 
@@ -161,6 +186,7 @@ class Algorithm(Section):
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped above at 1 + clip_high."""
     kl: Kl = Kl()
+    correction: Correction = Correction()
 
 
 class Learner(Section):

@@ -11,7 +11,6 @@ GLOBAL_BATCH = (
 TOKEN_BUDGET = "packing goes by tokens; the size of a step is optim.prompts_per_step"
 LAUNCHED = "started by `--nproc N`, or by torchrun on several machines; no recipe changes with their number"
 SEQUENCES = "a sequence is not split over ranks; lower learner.max_tokens_per_microbatch"
-OWN_ROLLOUT = "this version samples with the trained model itself; there is nothing to set"
 RESUMES = "the same command goes on from the newest valid checkpoint in `output`"
 NO_QUANTISATION = "this version does not quantise; lora with model.dtype bfloat16 is the smallest form"
 NOT_YET = "not in this version"
@@ -162,16 +161,31 @@ SYNONYMS: dict[str, Suggestion] = {
     "stop_strings": _to("rollout.stop"),
     "repetition_penalty": _none("sampling keeps to the policy's own distribution: temperature, top_p, top_k"),
     "min_p": _none("sampling keeps to the policy's own distribution: temperature, top_p, top_k"),
-    "use_vllm": _to("rollout.engine", "local or vllm"),
-    "vllm_mode": _to("rollout.engine", "local or vllm"),
-    "rollout.name": _to("rollout.engine", "local or vllm"),
+    "use_vllm": _to("rollout.engine", "local, vllm or vllm-server"),
+    "vllm_mode": _to("rollout.engine", "local, vllm or vllm-server"),
+    "rollout.name": _to("rollout.engine", "local, vllm or vllm-server"),
     "vllm_gpu_memory_utilization": _to("rollout.vllm.gpu_memory_utilization"),
     "vllm_max_model_len": _none("it is data.max_prompt_tokens + rollout.max_new_tokens"),
     "vllm_tensor_parallel_size": _to("rollout.vllm.tensor_parallel"),
     "tensor_model_parallel_size": _to("rollout.vllm.tensor_parallel"),
-    "vllm_server_host": _none(OWN_ROLLOUT),
-    "vllm_server_port": _none(OWN_ROLLOUT),
+    "vllm_server_host": _to("rollout.urls", "a list of addresses, such as [http://127.0.0.1:8000]"),
+    "vllm_server_port": _to("rollout.urls", "a list of addresses, such as [http://127.0.0.1:8000]"),
+    "vllm_server_base_url": _to("rollout.urls", "a list of addresses, such as [http://127.0.0.1:8000]"),
+    "vllm_server_timeout": _to("rollout.patience"),
+    "vllm_enable_sleep_mode": _to("rollout.vllm.sleep_level", "0, 1 or 2"),
+    "vllm_limit_mm_per_prompt": _none("the engine takes as many pictures as the rows have"),
+    "vllm_max_lora_rank": _none("it follows lora.rank"),
+    "vllm_enable_lora": _none("a vLLM engine always gets the policy as an adapter"),
+    "async_generate": _to("rollout.lookahead", "1 samples one step ahead"),
     # algorithm
+    "vllm_importance_sampling_correction": _to("algorithm.correction.level", "token or sequence"),
+    "vllm_importance_sampling_mode": _to("algorithm.correction.level", "and algorithm.correction.mode"),
+    "vllm_importance_sampling_cap": _to("algorithm.correction.cap"),
+    "rollout_importance_sampling_mode": _to("algorithm.correction.level", "and algorithm.correction.mode"),
+    "rollout_importance_sampling_threshold": _to("algorithm.correction.cap"),
+    "rollout_is": _to("algorithm.correction.level", "token or sequence"),
+    "rollout_is_threshold": _to("algorithm.correction.cap"),
+    "tis_imp_ratio_cap": _to("algorithm.correction.cap"),
     "beta": _to("algorithm.kl.coef"),
     "kl_coef": _to("algorithm.kl.coef"),
     "kl_coeff": _to("algorithm.kl.coef"),
@@ -353,7 +367,9 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
     },
     "rollout.engine": {
         **dict.fromkeys(("hf", "transformers", "huggingface", "pt"), "local"),
-        **dict.fromkeys(("vllm-server", "sglang", "lmdeploy"), None),
+        **dict.fromkeys(("vllm_server", "server"), "vllm-server"),
+        "colocate": "vllm",
+        **dict.fromkeys(("sglang", "lmdeploy"), None),
     },
     "algorithm.loss": {
         "ppo": "grpo",
