@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
 from tiercel.algorithms import ADVANTAGES
+from tiercel.config import GrpoRecipe
 from tiercel.data.order import rank_slice
 from tiercel.data.reading import read_rows
 from tiercel.distributed.ranks import Ranks, joined_ranks
@@ -28,10 +29,11 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.training.grpo import learn
+from tiercel.training.parity import trainer_logprobs
 from tiercel.training.setup import build_engine
 from tiercel.training.sharing import conversation_passes
 from tiercel.training.update import Engine, sft_update
-from tiercel.types import Completion, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
+from tiercel.types import Completion, EncodedConversation, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
 
 STEPS = 5
 PROMPTS = 4
@@ -105,6 +107,26 @@ def require_share(engine: Engine, ranks: Ranks) -> None:
     assert abs(held / whole - share) < 0.05, f"{held} of {whole} weights are on rank {ranks.rank}"
 
 
+def require_moved(engine: Engine, recipe: GrpoRecipe, example: EncodedPrompt | EncodedConversation) -> None:
+    """Trained weights are moved for a while, for saving and for passes alike, and put back bit by bit."""
+    prompt = example if isinstance(example, EncodedPrompt) else example.prompt
+    group = recorded_group(prompt, engine.policy.family, 0).group
+
+    def seen() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        weights = {name: weight.clone() for name, weight in engine.strategy.trained_weights().items()}
+        return weights, trainer_logprobs(engine, recipe, [group])[0]
+
+    weights, logprobs = seen()
+    with engine.strategy.moved(lambda weight: weight + 0.1):
+        moved_weights, moved_logprobs = seen()
+    weights_after, logprobs_after = seen()
+    assert float((moved_logprobs - logprobs).abs().max()) > 1e-3
+    torch.testing.assert_close(logprobs_after, logprobs)
+    for name, weight in weights.items():  # on the first rank
+        torch.testing.assert_close(moved_weights[name], weight + 0.1)
+        assert torch.equal(weights_after[name], weight)
+
+
 def _held(weight: torch.Tensor) -> int:
     if isinstance(weight, DTensor):
         return weight.to_local().numel()
@@ -128,6 +150,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             encode = encoder(family, recipe.data, str(options.rows))
             if options.trained == "adapter":
                 require_share(engine, ranks)
+                require_moved(engine, recipe, encode(rows[0], ranks.rank))
             kept = keep_gradients(engine)
             for step in range(STEPS):
                 indices = rank_slice(range(step * PROMPTS, (step + 1) * PROMPTS), ranks.rank, ranks.world_size)

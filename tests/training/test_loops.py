@@ -227,8 +227,8 @@ def test_another_recipe_in_the_same_directory_is_refused(tiny_checkpoints, tmp_p
         )
 
 
-def test_an_engine_that_can_only_be_planned_for_is_refused_before_weights_are_read(tmp_path):
+def test_an_engine_that_is_not_installed_is_refused_before_weights_are_read(tmp_path):
     recipe = grpo_recipe(tmp_path / "no checkpoint", write_rows(tmp_path), tmp_path / "run")
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
-    with pytest.raises(EnvironmentProblem, match="vllm can be planned for"):
+    with pytest.raises(EnvironmentProblem, match="needs the package vllm"):
         run_grpo(recipe)

@@ -53,6 +53,10 @@ class Ranks:
         names = sorted({name for each in every for name in each})
         return {name: _sum([each.get(name, 0.0) for each in every]) for name in names}
 
+    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The largest value by name; a rank may lack a name."""
+        return largest_by_name(self.gather(dict(values)))
+
     def largest(self, value: int) -> int:
         return max(self.gather(value))
 
@@ -101,6 +105,12 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def largest_by_name(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The largest value of each name; not all need have it."""
+    names = sorted({name for each in every for name in each})
+    return {name: max(each[name] for each in every if name in each) for name in names}
 
 
 def _sum(values: Sequence[float]) -> float:

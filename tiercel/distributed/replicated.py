@@ -1,7 +1,7 @@
 """Every rank holds everything; gradients are summed by one all_reduce of a flat buffer. One rank is the same alone."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,6 +87,19 @@ class Replicated:
     def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
         restore_optimizer(self.optimizer, self.parameters, tensors)
         self.scaler.load_state_dict(dict(scaler_state))
+
+    @contextmanager
+    def moved(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                parameter.copy_(change(parameter))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(before[name])
 
     @contextmanager
     def whole_policy(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ A strategy owns what is trained: it wraps the learner, reduces gradients, update
 numbers come out of each, on any number of ranks, to rounding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -62,6 +62,10 @@ class Strategy(Protocol):
 
     def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
         """The inverse of `optimizer_tensors` and `scaler_state`; every rank gives all of it."""
+
+    def moved(self, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+        """Inside, each trained weight in turn is what `change` made of it; afterwards all are what they were, bit for
+        bit. Every rank makes the same change."""
 
     def whole_policy(self) -> AbstractContextManager[None]:
         """Inside, every rank holds all weights of the policy, so that each may sample on its own."""

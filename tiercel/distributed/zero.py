@@ -6,7 +6,7 @@ ranks, and which mistakes hang, is in docs/architecture.md.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,17 @@ class Zero:
                 self._set_moment(parameter, key, tensors[f"{name}.{key}"])
 
     @contextmanager
+    def moved(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        before = {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in self.parameters.items()}
+        self._set_weights({name: change(weight) for name, weight in before.items()})
+        try:
+            yield
+        finally:
+            self._set_weights(before)
+
+    @contextmanager
     def whole_policy(self) -> Iterator[None]:
         from deepspeed.runtime.zero import unwrap_model_for_generation
 
@@ -143,6 +154,29 @@ class Zero:
         with unwrap_model_for_generation(self.learner):
             yield
 
+    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Both copies that DeepSpeed has of each weight: the one it updates, and the one that passes compute with."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+        for name, parameter in self.parameters.items():
+            if self.stage < 3:
+                safe_set_full_fp32_param(parameter, weights[name])
+                continue
+            share = self._share(parameter, weights[name])
+            safe_set_local_fp32_param(parameter, share)
+            parameter.ds_tensor.data.copy_(share.view_as(parameter.ds_tensor))  # type: ignore[attr-defined]
+            if parameter.numel() == weights[name].numel():  # a small one, which stays gathered
+                parameter.data.copy_(weights[name].view_as(parameter))
+        if self.stage < 3:
+            self.learner.optimizer.update_lp_params()
+
+    def _share(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """This rank's part of a whole value, padded as DeepSpeed pads it."""
+        size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        padded = value.new_zeros(size * self.ranks.world_size)
+        padded[: value.numel()] = value.flatten()
+        return padded[size * self.ranks.rank :][:size]
+
     def _set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
@@ -150,10 +184,7 @@ class Zero:
         if self.stage < 3:
             safe_set_full_optimizer_state(parameter, value, key)
             return
-        share = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
-        padded = value.new_zeros(share * self.ranks.world_size)
-        padded[: value.numel()] = value.flatten()
-        safe_set_local_optimizer_state(parameter, padded[share * self.ranks.rank :][:share], key)
+        safe_set_local_optimizer_state(parameter, self._share(parameter, value), key)
 
     def _step_count(self) -> Tensor:
         counts = [state["step"] for state in self.learner.optimizer.optimizer.state.values()]

@@ -31,9 +31,17 @@ def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyReci
 @contextmanager
 def launched_ranks(recipe: AnyRecipe) -> Iterator[Ranks]:
     """This process among the ranks that a launcher started, once they agree; their failures in plain words."""
-    with plain_failures(recipe), joined_ranks(recipe.reliability.stall_timeout) as ranks:
+    with plain_failures(recipe), joined_ranks(collective_timeout(recipe)) as ranks:
         require_agreement(recipe, ranks)
         yield ranks
+
+
+def collective_timeout(recipe: BaseRecipe) -> float:
+    """Seconds that a rank waits for the others: where one of them waits for a server, as long as it may."""
+    stall = recipe.reliability.stall_timeout
+    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine == "vllm-server":
+        return stall + recipe.rollout.patience + recipe.rollout.request_timeout
+    return stall
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def heldout_groups(
     rejected = list(table.rejected)
     with _loader(table.rows, encode, recipe, ranks) as loader:
         for batch in steps_of(loader, ranks):
-            groups = sampler.sample(batch.prompts, params, [0] * len(batch.prompts))
+            seeds = [0] * len(batch.prompts)
+            groups = ranks.together(partial(sampler.sample, batch.prompts, params, seeds))
             scored += ranks.together(partial(scorer.score, groups))
             rejected += batch.rejected
     ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))

@@ -9,7 +9,7 @@ import torch
 from tiercel.algorithms import ADVANTAGES, Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.loader import StepLoader
-from tiercel.distributed.ranks import Ranks
+from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.learner.batch import (
     AdvantageGroup,
     PolicyUnit,
@@ -22,22 +22,24 @@ from tiercel.learner.batch import (
 from tiercel.learner.forms import packed_length
 from tiercel.rewards.metrics import FailureStats, count_failures, reward_statistics
 from tiercel.rewards.scoring import Scorer
-from tiercel.rollout.drawing import sampling_seed
-from tiercel.rollout.sampler import Sampler, sampling_params
+from tiercel.rollout.sampler import Sampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import Progress
 from tiercel.training import setup
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.evaluation import heldout_groups, judge
+from tiercel.training.parity import check_parity
+from tiercel.training.rollouts import Rollouts
+from tiercel.training.sampling import open_sampler, require_engine
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import balanced, minibatch_shares, padding_item, passes_to_add
-from tiercel.training.update import Engine, Update, policy_update, unit_logprobs
+from tiercel.training.update import GAP_SUM, GAP_TOKENS, Engine, Update, policy_update, unit_logprobs
 from tiercel.types import ScoredGroup
 
 
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
-    setup.require_known_engine(recipe)
+    require_engine(recipe)
     with setup.open_session(recipe, "grpo", run) as session:
         start, steps = session.start, session.steps
         if start >= steps:
@@ -46,25 +48,28 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         ranks, say = session.ranks, session.progress.say
         engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature, say, ranks)
         family = engine.policy.family
-        sampler = setup.build_sampler(recipe, engine)
         order = setup.step_order(recipe, session)
         encode = prompt_encoder(family, recipe.data, recipe.data.train)
         workers, rejected = recipe.data.workers, set[str]()
         with (
             Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
             StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader,
+            open_sampler(recipe, engine, run, session.table.rows, say) as (sampler, sync),
         ):
+            rollouts = Rollouts(sampler, recipe, ranks, setup.pending_of(session.found))
+            sync.load(start)
             if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
                 run.record({"step": 0, **row})
             clock = Clock()
-            for batch in setup.steps_of(loader, ranks):  # step updates are done; this makes one more
-                step = batch.step
+            for batch, upcoming in rollouts.with_next(setup.steps_of(loader, ranks)):
+                step = batch.step  # updates are done; this makes one more
                 clock.lap("data")
                 setup.check_rejected(batch, session.table, rejected, recipe, run)
-                sampler.load_policy(step, None)
-                seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in batch.prompts]
-                with engine.strategy.whole_policy():
-                    groups = sampler.sample(batch.prompts, sampling_params(recipe.rollout), seeds)
+                if step == start:
+                    check_parity(sync, sampler, engine, recipe, batch.prompts, step, say)
+                    clock = Clock()
+                groups = rollouts.of(batch.prompts)
+                rollouts.begin(upcoming)
                 clock.lap("rollout")
                 scored = ranks.together(partial(scorer.score, groups))
                 require_few_failures(ranks, scored, recipe)
@@ -77,13 +82,18 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 updates = learn(engine, learnable, recipe)
                 engine.vision.end_step()
                 clock.lap("learn")
+                rollouts.finish()
+                clock.lap("rollout")
+                sync.load(step + 1)
+                clock.lap("sync")
                 row = {
                     "step": step + 1,
                     "lr": rate,
                     **update_metrics(updates),
                     **reward_statistics(everyone),
                     **completion_metrics(everyone),
-                    "policy_version": step,
+                    **version_metrics(step, everyone),
+                    **ranks.sum(sampler.metrics()),
                     "rows/rejected": len(batch.rejected),
                     "group/skipped": int(ranks.sum({"": skipped_groups(learnable, recipe)})[""]),
                     "memory/peak_bytes": ranks.largest(setup.peak_memory(engine.policy.device)),
@@ -93,9 +103,9 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, session.progress)
                 run.record(row)
                 session.progress.step(row)
-                setup.stop_if_asked(session.stop, run, recipe, engine, step + 1)
+                setup.stop_if_asked(session.stop, run, recipe, engine, step + 1, rollouts.pending())
                 if setup.is_due(step + 1, recipe.train.save_every, steps):
-                    setup.save(run, recipe, engine, step + 1)
+                    setup.save(run, recipe, engine, step + 1, rollouts.pending())
                 clock = Clock()
 
 
@@ -160,8 +170,7 @@ def evaluation_row(
     if recipe.data.eval is None:
         return {}
     started = time.perf_counter()
-    sampler.load_policy(step, None)
-    with engine.strategy.whole_policy():
+    with sampler.awake():
         scored, rejected = heldout_groups(sampler, engine.policy.family, recipe, scorer, engine.ranks)
     engine.vision.end_step()
     no_advantages = [[None] for _ in scored]
@@ -190,13 +199,22 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     in_loss = _summed([update.loss_sums for update in updates])
     in_pass = _summed([update.pass_sums for update in updates])
     passed = in_pass.pop("tokens", 0.0)
+    known, gaps = in_pass.pop(GAP_TOKENS, 0.0), in_pass.pop(GAP_SUM, 0.0)
     return {
         "loss": setup.mean([update.loss for update in updates]),
         "grad_norm": setup.mean([update.grad_norm for update in updates]),
         "loss_scale/skipped": sum(update.was_skipped for update in updates),
         **setup.per_token(in_loss, sum(update.tokens for update in updates)),
         **setup.per_token(in_pass, passed),
+        **({"sampler/logprob_gap_mean": gaps / known} if known else {}),
+        **largest_by_name([update.pass_largest for update in updates]),
     }
+
+
+def version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:
+    """The oldest policy that the step learnt from, and how many versions that is behind."""
+    version = min((group.group.policy_version for group in scored), default=step)
+    return {"policy_version": version, "sampler/staleness": step - version}
 
 
 def _summed(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -221,13 +239,13 @@ class Clock:
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {"sync": 0.0}
+        self._laps: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self._laps[phase] = now - self._last
+        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
         self._last = now
 
     def metrics(self) -> dict[str, float]:

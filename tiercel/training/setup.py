@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.schema import BaseRecipe
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import SHARDING, build_strategy
-from tiercel.errors import DataError, EnvironmentProblem, RunError, Terminated
+from tiercel.errors import DataError, RunError, Terminated
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
@@ -24,8 +24,7 @@ from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
-from tiercel.rollout.sampler import Sampler
+from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
 from tiercel.runs.directory import RunDirectory, resume_point
 from tiercel.runs.progress import Progress
@@ -166,25 +165,21 @@ def build_engine(
     return engine
 
 
-def require_known_engine(recipe: GrpoRecipe) -> None:
-    """Before any weight is loaded. Raises EnvironmentProblem for an engine that can be planned for and no more."""
-    if recipe.rollout.engine == "vllm":
-        raise EnvironmentProblem(
-            "rollout.engine: vllm can be planned for, but this version cannot sample by it yet; write local"
-        )
+def pending_of(found: FoundCheckpoint | None) -> dict[int, PendingGroup]:
+    """The groups that a checkpoint kept for the next step."""
+    return {} if found is None else load_pending(found.path)
 
 
-def build_sampler(recipe: GrpoRecipe, engine: Engine) -> Sampler:
-    """The recipe's engine."""
-    return LocalSampler(engine.policy, engine.vision, may_capture=engine.strategy.passes_are_private)
-
-
-def save(run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:
-    """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed."""
+def save(
+    run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int, pending: Sequence[PendingGroup] = ()
+) -> None:
+    """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed. `pending`: this rank's
+    groups of the next step."""
 
     strategy = engine.strategy
     weights = strategy.model_weights() if recipe.lora is None else strategy.trained_weights()
     moments = strategy.optimizer_tensors()
+    groups = [group for each in engine.ranks.gather_to_first(list(pending)) for group in each]
     state: dict[str, Any] = {
         "next_index": step * recipe.optim.prompts_per_step,
         "loss_scaler": strategy.scaler_state(),
@@ -193,6 +188,7 @@ def save(run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> No
     def write(directory: Path) -> None:
         save_trained(engine.policy, directory, weights)
         save_file(moments, directory / "optimizer.safetensors")
+        save_pending(directory, groups)
 
     def save_and_prune() -> None:
         try:
@@ -232,10 +228,17 @@ def check_rejected(batch: StepBatch, table: RowTable, known: set[str], recipe: B
         raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
 
 
-def stop_if_asked(stop: StopRequest, run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int) -> None:
+def stop_if_asked(
+    stop: StopRequest,
+    run: RunDirectory,
+    recipe: BaseRecipe,
+    engine: Engine,
+    step: int,
+    pending: Sequence[PendingGroup] = (),
+) -> None:
     """After SIGTERM or SIGINT: save and end with exit code 75."""
     if engine.ranks.any(stop.is_set):
-        save(run, recipe, engine, step)
+        save(run, recipe, engine, step, pending)
         raise Terminated(f"stopped after step {step}, saved; the same command goes on from there")
 
 

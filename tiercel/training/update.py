@@ -6,14 +6,14 @@ N scored tokens of a microbatch.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import KL_ESTIMATORS, LOSSES, LossInput, Totals
-from tiercel.config.schema import Algorithm
+from tiercel.algorithms import KL_ESTIMATORS, LOSSES, LossInput, Totals, importance_weights
+from tiercel.config.schema import Algorithm, Correction
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
 from tiercel.errors import TrainingError
@@ -26,6 +26,7 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 
 SMALLEST_LOSS_SCALE = 2.0**-10
+GAP_SUM, GAP_TOKENS = "sampler/gap_sum", "sampler/gap_tokens"  # their quotient is sampler/logprob_gap_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,7 @@ class Update:
     loss_sums: Mapping[str, float]  # over all scored tokens; one that was not computed adds 0
     tokens: int  # scored ones of the minibatch
     pass_sums: Mapping[str, float]  # over the tokens that went through the learner, whose number is `tokens`
+    pass_largest: Mapping[str, float]  # over the same tokens
     was_skipped: bool  # fp16 overflow: the loss scale was lowered instead
 
 
@@ -65,6 +67,7 @@ class Contribution:
     pass_sums: Mapping[str, Tensor]
     tokens: int
     row_ids: tuple[str, ...]
+    pass_largest: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @contextmanager
@@ -108,24 +111,28 @@ def policy_update(
         logprobs_N = scores.logprobs_N
         device = logprobs_N.device
         estimate = KL_ESTIMATORS[algorithm.kl.estimator]
+        base_N = logprobs_N.detach() if old_N is None else old_N
+        completion_of_N = batch.packed.continuation_of_N.to(device)
+        match = engine_match(base_N, batch.sampler_logprobs_N.to(device), completion_of_N, algorithm.correction)
         output = LOSSES[algorithm.loss](
             LossInput(
                 logprobs_N=logprobs_N,
-                old_logprobs_N=logprobs_N.detach() if old_N is None else old_N,
+                old_logprobs_N=base_N,
+                weights_N=match.weights_N,
                 kl_N=None if reference_N is None else estimate(logprobs_N, reference_N),
                 advantages_C=batch.advantages_C.to(device),
-                completion_of_N=batch.packed.continuation_of_N.to(device),
+                completion_of_N=completion_of_N,
                 totals=batch.totals,
                 clip_low=algorithm.clip_low,
                 clip_high=algorithm.clip_high,
                 kl_coef=algorithm.kl.coef,
             )
         )
-        gap_N = (logprobs_N.detach() - batch.sampler_logprobs_N.to(device)).abs()
         return Contribution(
             loss=output.loss,
             loss_sums=output.token_sums,
-            pass_sums={"entropy/mean": scores.entropy_N.sum(), "sampler/logprob_gap_mean": gap_N.sum()},
+            pass_sums={"entropy/mean": scores.entropy_N.sum(), **match.sums},
+            pass_largest={"sampler/logprob_gap_max": match.largest_gap},
             tokens=len(logprobs_N),
             row_ids=batch.prompt_ids,
         )
@@ -143,6 +150,40 @@ def policy_update(
     passes = [partial(contributions, unit, old) for unit, old in zip(units, old_logprobs, strict=True)]
     with engine.vision.update([unit.images for unit in units]):
         return _apply(engine, passes, totals.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineMatch:
+    """A microbatch's tokens under the learner and under the engine that drew them."""
+
+    weights_N: Tensor | None  # importance weights; None where the recipe asks for none
+    sums: Mapping[str, Tensor]
+    largest_gap: Tensor
+
+
+def engine_match(
+    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, correction: Correction
+) -> EngineMatch:
+    """Gaps over the tokens whose sampler logprob is known, and the recipe's importance weights."""
+    gaps_N = (old_logprobs_N - sampler_logprobs_N).abs()
+    known_N = ~sampler_logprobs_N.isnan()
+    sums = {GAP_SUM: gaps_N[known_N].sum(), GAP_TOKENS: known_N.sum()}
+    largest = gaps_N[known_N].max() if bool(known_N.any()) else gaps_N.new_zeros(())
+    if correction.level == "none":
+        return EngineMatch(weights_N=None, sums=sums, largest_gap=largest)
+    weights = importance_weights(
+        old_logprobs_N,
+        sampler_logprobs_N,
+        completion_of_N,
+        level=correction.level,
+        mode=correction.mode,
+        cap=correction.cap,
+    )
+    sums |= {
+        "correction/weight_mean": weights.values_N.sum(),
+        "correction/capped_fraction": weights.is_capped_N.sum(),
+    }
+    return EngineMatch(weights_N=weights.values_N, sums=sums, largest_gap=largest)
 
 
 @contextmanager
@@ -187,6 +228,7 @@ def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]
     strategy.zero_gradients()
     loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
     pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
+    largest: dict[str, float] = {}
     rows: list[str] = []
     faulty: list[str] = []
     for number, contributions in enumerate(passes):
@@ -197,6 +239,8 @@ def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]
             strategy.backward(part.loss, is_last=number + 1 == len(passes))
             _add(loss_sums, {"loss": part.loss.detach(), **part.loss_sums})
             _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
+            for name, value in part.pass_largest.items():
+                largest[name] = max(largest.get(name, 0.0), float(value))
     engine.vision.backward()
     norm = strategy.reduce_gradients()
     in_loss = engine.ranks.sum({name: float(value) for name, value in loss_sums.items()})
@@ -210,6 +254,7 @@ def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]
         loss_sums=in_loss,
         tokens=tokens,
         pass_sums=engine.ranks.sum({name: float(value) for name, value in pass_sums.items()}),
+        pass_largest=engine.ranks.maxima(largest),
         was_skipped=not was_updated,
     )
 

@@ -1,0 +1,110 @@
+"""The recipe's engine: built, given each version of the policy, closed."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tiercel.config.schema import GrpoRecipe
+from tiercel.data.reading import read_rows
+from tiercel.errors import EnvironmentProblem
+from tiercel.models.saving import save_adapter
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.sampler import Sampler
+from tiercel.rollout.vllm_process import ProcessSampler
+from tiercel.rollout.vllm_server import connect
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.publishing import Publisher
+from tiercel.training.update import Engine
+from tiercel.types import Row
+
+MEMORY = Path("/dev/shm")
+VERSIONS_AT_A_TIME = 3  # the old one, the new one, one unfinished
+PROBE = 2**30  # the number of weights that are no version: engines tell adapters apart by it
+Build = Callable[[GrpoRecipe, Engine, Sequence[Row], Callable[[str], None]], Sampler]
+
+
+class PolicySync:
+    """Brings an engine to a version of the policy. All ranks call it together."""
+
+    def __init__(self, sampler: Sampler, engine: Engine, run: RunDirectory):
+        self.sampler = sampler
+        self.engine = engine
+        in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(engine)
+        self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
+
+    def load(self, version: int) -> None:
+        """The trained weights as they are now, under this version."""
+        if self.sampler.shares_weights:
+            self.sampler.load_policy(version, None)
+            return
+        ranks, publisher = self.engine.ranks, self.publisher
+        weights = self.engine.strategy.trained_weights()
+        write = partial(save_adapter, self.engine.policy, weights=weights)
+        directory = ranks.on_first(lambda: publisher.publish(version, write))
+        self.sampler.load_policy(version, directory)
+        ranks.on_first(lambda: publisher.keep_only(directory))
+
+    def close(self) -> None:
+        self.sampler.close()
+        if not self.sampler.shares_weights and self.engine.ranks.is_first:
+            self.publisher.close()
+
+
+def require_engine(recipe: GrpoRecipe) -> None:
+    """Before any weight is loaded. Raises EnvironmentProblem where the recipe's engine is not installed."""
+    if recipe.rollout.engine == "vllm" and find_spec("vllm") is None:
+        raise EnvironmentProblem("rollout.engine: vllm needs the package vllm; pip install vllm, or write local")
+
+
+@contextmanager
+def open_sampler(
+    recipe: GrpoRecipe, engine: Engine, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
+) -> Iterator[tuple[Sampler, PolicySync]]:
+    """The engine that the recipe names, and what keeps it at the policy's version."""
+    sampler = SAMPLERS[recipe.rollout.engine](recipe, engine, rows, say)
+    sync = PolicySync(sampler, engine, run)
+    try:
+        yield sampler, sync
+    finally:
+        sync.close()
+
+
+def _local(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    strategy = engine.strategy
+    return LocalSampler(
+        engine.policy, engine.vision, may_capture=strategy.passes_are_private, whole_policy=strategy.whole_policy
+    )
+
+
+def _process(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    return ProcessSampler(engine.policy.family, recipe, engine.ranks, images_per_prompt(recipe, rows))
+
+
+def _server(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    return connect(recipe, engine.policy.family, engine.ranks, say)
+
+
+def images_per_prompt(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
+    """The most pictures of a training or held-out row, and one at least."""
+    heldout = read_rows(recipe.data.eval, recipe.data, "grpo").rows if recipe.data.eval is not None else ()
+    return max((len(row.images) for row in (*rows, *heldout)), default=1) or 1
+
+
+def _has_room(engine: Engine) -> bool:
+    """Whether memory's own file system holds the versions that are there at a time; in containers it is often small."""
+    weights = engine.policy.trained_parameters().values()
+    adapter = 4 * sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
+    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * adapter
+
+
+def _is_one_machine() -> bool:
+    return not dist.is_initialized() or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == dist.get_world_size()
+
+
+SAMPLERS: dict[str, Build] = {"local": _local, "vllm": _process, "vllm-server": _server}
