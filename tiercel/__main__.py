@@ -1,7 +1,5 @@
 """`python -m tiercel`."""
 
-import sys
+from tiercel.cli.main import entry_point
 
-from tiercel.cli.main import main
-
-sys.exit(main())
+entry_point()

@@ -11,11 +11,12 @@ from tiercel.data.images import decode
 from tiercel.data.reading import RowTable, image_root, read_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.data.scan import ScanReport, scan
-from tiercel.errors import DataError, TrainingError
+from tiercel.errors import DataError, EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.rewards.scoring import Scorer, dry_run
+from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
 from tiercel.types import Row
 
@@ -37,6 +38,8 @@ def check(path: Path, overrides: Sequence[str]) -> None:
         _scan_file(recipe, family, recipe.data.eval, console)
     if isinstance(recipe, GrpoRecipe):
         _dry_reward(recipe, family, train.rows, console)
+        if recipe.rollout.engine == "vllm-server":
+            _ask_servers(recipe, family, console)
     console.print(token_table(recipe, report, len(train.rows)))
     console.print("check passed")
 
@@ -90,6 +93,17 @@ def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console
             raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
         shown = "does not apply" if value.value is None else f"{value.value:g}"
         console.print(f"reward {name}: {shown} for a made-up completion of row {row.id}")
+
+
+def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
+    """Every server must answer, and serve the recipe's model."""
+    sampler = connect(recipe, family)
+    faults = sampler.faults()
+    sampler.close()
+    for url in recipe.rollout.urls:
+        console.print(f"server {url}: {faults.get(url, 'answers')}")
+    if faults:
+        raise EnvironmentProblem(f"rollout.urls: {', '.join(faults)} failed; `tiercel serve RECIPE` starts one")
 
 
 def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +51,14 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 def entry_point() -> None:
     """The `tiercel` script."""
-    sys.exit(main())
+    code = main()
+    if "RANK" in os.environ:
+        # All is written. Threads of process groups may abort a process that is taken down ("terminate called without
+        # an active exception" under DeepSpeed), and the launcher would take that for a failure of the run.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,6 +95,17 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--device", choices=DEVICE_NAMES, default="h100", help="whose figures the seconds assume (h100)")
     plan.add_argument("--prompt-tokens", type=_count, metavar="N", help="of a prompt (data.max_prompt_tokens)")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
+
+    serve = _command(
+        commands,
+        "serve",
+        "a vLLM server with the flags that a recipe needs, on this machine, until Ctrl-C",
+        "tiercel serve recipes/qwen25vl-3b-vllm-grpo.yaml --port 8000",
+    )
+    _recipe_arguments(serve)
+    serve.add_argument("--port", type=_count, metavar="N", help="on 127.0.0.1 (the recipe's rollout.urls, else 8000)")
+    serve.add_argument("--vllm", default="", metavar="WORDS", help='more for vLLM, as in "--tensor-parallel-size 2"')
+    serve.add_argument("--print", action="store_true", help="say the command line, for another machine, and end")
 
     evaluation = _command(commands, "eval", "held-out score, greedy, same prompt and parser", "tiercel eval runs/demo")
     evaluation.add_argument("target", help="a GRPO recipe, or the directory of a GRPO run")
@@ -192,6 +211,18 @@ def _check(arguments: argparse.Namespace) -> None:
     check(arguments.recipe, arguments.overrides)
 
 
+def _serve(arguments: argparse.Namespace) -> None:
+    from tiercel.cli.serve import serve_recipe
+
+    serve_recipe(
+        arguments.recipe,
+        arguments.overrides,
+        arguments.port,
+        shlex.split(arguments.vllm),
+        only_print=arguments.print,
+    )
+
+
 def _plan(arguments: argparse.Namespace) -> None:
     from tiercel.cli.plan import plan_recipe
 
@@ -239,6 +270,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "grpo": _grpo,
     "check": _check,
     "plan": _plan,
+    "serve": _serve,
     "eval": _eval,
     "predict": _predict,
     "export": _export,
