@@ -4,10 +4,13 @@
 # make lint types      ruff, mypy
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
+# make vllm-env        an environment with a real vLLM, which computes on the CPU
+# make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
 # make docs            what is generated in docs/
 # make bench-exact     every form of the learner against plain transformers in float64
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
 # make bench-scaling   step time against group size, prompt length and number of ranks
+# make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -17,7 +20,8 @@ DEEPSPEED := 0.19.8
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-families test-scale docs bench-exact bench-learner bench-scaling bench-peers clean
+.PHONY: venv demo test lint types test-families test-scale vllm-env test-vllm docs bench-exact bench-learner bench-scaling bench-rollout \
+	bench-peers clean
 
 venv: .venv/.made
 
@@ -71,6 +75,18 @@ test-scale: .venv-scale/.made
 		--no-build-isolation deepspeed==$(DEEPSPEED)
 	touch $@
 
+vllm-env: .venv-vllm/.made
+
+test-vllm: vllm-env
+	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
+
+.venv-vllm/.made: benchmarks/environments/vllm.txt benchmarks/environments/declare_torchvision_operators.py
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-vllm/bin/python benchmarks/environments/declare_torchvision_operators.py
+	touch $@
+
 bench-exact: venv
 	.venv/bin/python -m benchmarks.exact
 
@@ -80,6 +96,10 @@ bench-learner: venv
 bench-scaling: venv
 	.venv/bin/python -m benchmarks.prompt_scaling
 	.venv/bin/python -m benchmarks.scaling
+
+bench-rollout: vllm-env
+	.venv-vllm/bin/python -m benchmarks.rollout
+	.venv-vllm/bin/python -m benchmarks.rollout_learning
 
 bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv/bin/python -m benchmarks.peers
@@ -92,4 +112,4 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	touch $@
 
 clean:
-	rm -rf .venv .venv-scale .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info

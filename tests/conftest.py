@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-if find_spec("torchvision") is not None and not torch.cuda.is_available():
+ARE_DECLARED = find_spec("declared_torchvision_operators") is not None  # by the environment itself
+if not ARE_DECLARED and find_spec("torchvision") is not None and not torch.cuda.is_available():
     # torchvision's wheel is built against CUDA; its Python part imports beside a CPU torch once these are declared.
     torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,0 +1,66 @@
+"""Checkpoints that vLLM computes on a CPU, recipes on them, and servers that live as long as the tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.tiny_models import save_tiny_checkpoint
+from tests.training.test_loops import merged, write_rows
+from tests.vllm.servers import Fleet, Server
+
+MODELS = ("qwen2_vl", "qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def vllm_checkpoints(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {name: save_tiny_checkpoint(name, root / name, heads=2) for name in MODELS}
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="session")
+def write_recipe(vllm_checkpoints, rows, tmp_path_factory) -> Callable[..., Path]:
+    """A recipe file of one of the models; sections of it may be changed."""
+
+    def write(model: str, output: Path | str = "run", **changes) -> Path:
+        directory = tmp_path_factory.mktemp("recipe")
+        tree = {
+            "model": {"path": str(vllm_checkpoints[model]), "dtype": "float32"},
+            "lora": {"rank": 4, "alpha": 8},
+            "data": {"train": str(rows), "workers": 0, "max_prompt_tokens": 200},
+            "rewards": [{"call": f"{rows.parent}/mine.py:variety"}],
+            "rollout": {"group_size": 4, "max_new_tokens": 16},
+            "optim": {"lr": 1e-3, "prompts_per_step": 4},
+            "train": {"steps": 10, "save_every": 2, "threads": 1},
+            "output": str(directory / output),
+        }
+        path = directory / "recipe.yaml"
+        path.write_text(yaml.safe_dump(merged(tree, changes)))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("servers"))
+    yield fleet
+    fleet.end()
+
+
+@pytest.fixture(scope="session")
+def server_of(fleet, write_recipe):
+    """A running server of a model, or one starting: those that the tests want are started together."""
+
+    def server(model: str, name: str = "") -> Server:
+        return fleet.started(f"{model}{name}", write_recipe(model))
+
+    for model, name in (*((model, "") for model in MODELS), ("qwen2_5_vl", " too")):
+        server(model, name)
+    return server

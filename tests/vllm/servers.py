@@ -1,0 +1,131 @@
+"""Real vLLM servers for the tests, each started by `tiercel serve` and ended by pid."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_SECONDS = 240
+KEY = "a-key-of-the-tests"
+ENVIRONMENT = {
+    "VLLM_API_KEY": KEY,
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+TIERCEL = (sys.executable, "-m", "tiercel")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.CompletedProcess[str]":
+    """A command to its end."""
+    return subprocess.run(
+        [*TIERCEL, *map(str, words)],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def start_tiercel(*words: object, output: Path) -> "subprocess.Popen[bytes]":
+    """A command that goes on while the test does; its output goes to a file."""
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            [*TIERCEL, *map(str, words)],
+            env={**os.environ, **ENVIRONMENT},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@dataclass
+class Server:
+    """`tiercel serve RECIPE` and the vLLM process that it started."""
+
+    recipe: Path
+    log: Path
+    port: int = field(default_factory=free_port)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> "Server":
+        self.process = start_tiercel(
+            "serve", self.recipe, "--port", self.port, "--vllm=--enforce-eager", output=self.log
+        )
+        return self
+
+    def wait(self) -> "Server":
+        """Until it answers."""
+        assert self.process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while "answers on" not in self.said():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the server did not start:\n{self.said()[-4000:]}")
+            time.sleep(0.2)
+        return self
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def vllm_pid(self) -> int:
+        found = re.search(r"vLLM \(process (\d+)\)", self.said())
+        assert found is not None
+        return int(found[1])
+
+    def kill(self) -> int:
+        """SIGKILL to vLLM and all that it started, from outside; `tiercel serve`'s exit code."""
+        assert self.process is not None
+        os.killpg(self.vllm_pid(), signal.SIGKILL)
+        return self.process.wait(30)
+
+    def end(self) -> int | None:
+        """SIGTERM to `tiercel serve`, as a user's Ctrl-C."""
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(60)
+
+
+class Fleet:
+    """Servers by name; each is started when it is first asked for, and all are ended at the end."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.servers: dict[str, Server] = {}
+        self._lock = threading.Lock()
+
+    def started(self, name: str, recipe: Path) -> Server:
+        """The server, starting or running; `wait` for it before use."""
+        with self._lock:
+            server = self.servers.get(name)
+            if server is None or server.process is None or server.process.poll() is not None:
+                port = server.port if server is not None else free_port()
+                server = Server(recipe=recipe, log=self.directory / f"{name}-{time.monotonic_ns()}.log", port=port)
+                self.servers[name] = server.start()
+            return server
+
+    def end(self) -> None:
+        for server in self.servers.values():
+            if server.process is not None and server.process.poll() is None:
+                server.process.terminate()
+        for server in self.servers.values():
+            server.end()

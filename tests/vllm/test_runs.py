@@ -1,0 +1,138 @@
+"""Whole runs whose completions a real vLLM samples: by server, in process, tensor-parallel over two ranks."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.vllm.conftest import MODELS
+from tests.vllm.servers import run_tiercel, start_tiercel
+from tiercel.rollout.pending import load_pending
+from tiercel.runs.directory import read_metrics
+
+pytestmark = pytest.mark.vllm
+GAP = 1e-3
+MANY = 24  # completions of 4 prompts, whose tokens are more than vLLM takes at a time
+
+
+def by_server(*urls: str, **more) -> dict:
+    return {"engine": "vllm-server", "urls": list(urls), **more}
+
+
+def output_of(recipe: Path) -> Path:
+    return Path(yaml.safe_load(recipe.read_text())["output"])
+
+
+def rows_done(run: Path) -> int:
+    """Steps that metrics.jsonl has."""
+    return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
+
+
+def wait_until(is_so: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 120) -> None:
+    """Raises AssertionError where the run ends, or the time is over, before it is so."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.01)
+
+
+def finished(recipe: Path, *words: object) -> Path:
+    """The directory of a run that ended with 0."""
+    ended = run_tiercel("grpo", recipe, *words)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "engine and trainer agree" in ended.stderr
+    return output_of(recipe)
+
+
+def samples(run: Path) -> list[tuple[int, int, int]]:
+    """(step, prompt's index, seed) of every completion in rollouts/."""
+    found = []
+    for file in sorted((run / "rollouts").iterdir()):
+        step = int(file.stem.removeprefix("step-"))
+        for group in map(json.loads, file.read_text().splitlines()):
+            found += [(step, group["index"], each["seed"]) for each in group["completions"]]
+    return found
+
+
+def require_whole(run: Path, steps: int, prompts: int = 4, group_size: int = 4) -> None:
+    """Each step has its prompts, each prompt consecutive seeds, nothing twice."""
+    found = samples(run)
+    assert len(found) == len(set(found)) == steps * prompts * group_size
+    for step in range(1, steps + 1):
+        seeds: dict[int, list[int]] = {}
+        for _, prompt, seed in (each for each in found if each[0] == step):
+            seeds.setdefault(prompt, []).append(seed)
+        assert sorted(seeds) == list(range((step - 1) * prompts, step * prompts))
+        assert all(sorted(own) == list(range(min(own), min(own) + group_size)) for own in seeds.values())
+
+
+def require_small_gaps(run: Path, steps: int) -> None:
+    rows = [row for row in read_metrics(run) if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["sampler/logprob_gap_max"] < GAP and row["sampler/staleness"] == 0 for row in rows)
+    assert max(row["grad_norm"] for row in rows) > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ten_steps_by_server(model, server_of, write_recipe):
+    server = server_of(model).wait()
+    run = finished(write_recipe(model, rollout=by_server(server.url, group_size=MANY)))
+    require_small_gaps(run, 10)
+    require_whole(run, 10, group_size=MANY)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ten_steps_in_process(model, write_recipe):
+    run = finished(write_recipe(model, rollout={"engine": "vllm", "group_size": MANY}))
+    require_small_gaps(run, 10)
+    require_whole(run, 10, group_size=MANY)
+
+
+@pytest.mark.parametrize("engine", ("vllm", "vllm-server"))
+def test_two_steps_of_two_ranks_with_an_engine_for_each_or_a_server_for_both(engine, server_of, write_recipe):
+    rollout = {"engine": "vllm"} if engine == "vllm" else by_server(server_of("qwen2_vl").wait().url)
+    run = finished(write_recipe("qwen2_vl", rollout=rollout, train={"steps": 2}), "--nproc", 2)
+    require_small_gaps(run, 2)
+    require_whole(run, 2)
+
+
+def test_three_steps_tensor_parallel_over_two_ranks(write_recipe):
+    recipe = write_recipe("qwen2_5_vl", rollout={"engine": "vllm", "vllm": {"tensor_parallel": 2}}, train={"steps": 3})
+    run = finished(recipe, "--nproc", 2)
+    require_small_gaps(run, 3)
+    require_whole(run, 3)
+
+
+def test_completions_sampled_ahead_are_kept_by_a_checkpoint_and_learnt_from_after_it(server_of, write_recipe, tmp_path):
+    server = server_of("qwen2_5_vl").wait()
+    recipe = write_recipe(
+        "qwen2_5_vl",
+        rollout=by_server(server.url, lookahead=1),
+        algorithm={"correction": {"level": "token"}},
+        optim={"lr": 1e-2},
+        train={"steps": 8, "save_every": 100},
+    )
+    run = output_of(recipe)
+    process = start_tiercel("grpo", recipe, output=tmp_path / "log")
+    wait_until(lambda: rows_done(run) >= 3, process, tmp_path / "log")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    kept = {index: group for index, group in load_pending(checkpoint).items()}
+    step = int(checkpoint.name.removeprefix("step-"))
+    assert len(kept) == 4 and {group.policy_version for group in kept.values()} == {step - 1}
+    finished(recipe)
+    rows = [row for row in read_metrics(run) if "loss" in row]
+    assert [row["sampler/staleness"] for row in rows] == [0] + [1] * 7
+    assert all(0.5 < row["correction/weight_mean"] < 1.5 for row in rows)
+    require_whole(run, 8)
+    learnt = (run / "rollouts" / f"step-{step + 1:06d}.jsonl").read_text().splitlines()
+    assert len(learnt) == 4
+    for group in map(json.loads, learnt):
+        ids = [completion.token_ids_C.tolist() for completion in kept[group["index"]].completions]
+        assert [each["token_ids"] for each in group["completions"]] == ids
