@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,12 @@ def write_results(file: Path, results: Mapping[str, Any], markdown: str) -> None
     file.with_suffix(".md").write_text(markdown, encoding="utf-8")
 
 
-def versions() -> dict[str, str]:
-    """What the numbers were computed with; torch with its local part, such as +cpu."""
-    return {name: version(name) for name in ("torch", "transformers", "peft")}
+def versions(*engines: str) -> dict[str, str]:
+    """What the numbers were computed with; torch with its local part, such as +cpu. `engines`: names of vLLM's
+    distributions, of which the installed one counts."""
+    found = {name: version(name) for name in ("torch", "transformers", "peft")}
+    installed = {each.metadata["Name"] for each in distributions()}
+    for name in engines:
+        if name in installed:
+            found["vllm"] = f"{version(name)} ({name})"
+    return found

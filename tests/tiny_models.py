@@ -46,13 +46,13 @@ OVIS2_TEMPLATE = (
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 
 
-def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
-    """Write the named family's tiny checkpoint and return its directory."""
+def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: int = 4) -> Path:
+    """Write the named family's tiny checkpoint and return its directory. Qwen's may have 2 `heads` of size 32, the
+    smallest that vLLM computes on a CPU."""
     torch.manual_seed(seed)
-    model, tokenizer, image_processor = _ovis2() if name == "ovis2" else _qwen(name)
+    model, tokenizer, image_processor = _ovis2() if name == "ovis2" else _qwen(name, heads)
     with torch.no_grad():  # initial weights are so small that every distribution would be flat
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -65,13 +65,13 @@ def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def _text_config(vocabulary: int, tied: bool) -> dict:
+def _text_config(vocabulary: int, tied: bool, heads: int = 4) -> dict:
     return {
         "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "bos_token_id": None,
@@ -79,7 +79,7 @@ def _text_config(vocabulary: int, tied: bool) -> dict:
     }
 
 
-def _qwen(name: str):
+def _qwen(name: str, heads: int):
     tokenizer = make_tokenizer(WORDS, QWEN_TOKENS)
     ids = tokenizer.convert_tokens_to_ids
     shared = {
@@ -89,7 +89,9 @@ def _qwen(name: str):
         "image_token_id": ids("<|image_pad|>"),
         "video_token_id": ids("<|video_pad|>"),
     }
-    text = _text_config(len(tokenizer), shared["tie_word_embeddings"]) | {"rope_parameters": ROPE}
+    sections = {4: [2, 3, 3], 2: [4, 6, 6]}[heads]
+    rope = {"rope_type": "default", "mrope_section": sections, "rope_theta": 10000.0}
+    text = _text_config(len(tokenizer), shared["tie_word_embeddings"], heads) | {"rope_parameters": rope}
     text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     patches = {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
     if name == "qwen2_vl":
