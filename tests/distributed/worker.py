@@ -9,6 +9,7 @@ pair of kinds of rows on two ranks, and from ranks that have nothing.
 import argparse
 import itertools
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -165,6 +166,18 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     return found
 
 
+def require_turns(ranks: Ranks) -> None:
+    """What ranks do in turns does not overlap."""
+
+    def act() -> tuple[float, float]:
+        started = time.monotonic()
+        time.sleep(0.05)
+        return started, time.monotonic()
+
+    spans = ranks.gather(ranks.in_turns(act))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
 def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
     """Three steps of every pair of kinds of rows, and of ranks without prompts or without a scored token."""
     train = {"steps": STEPS, "threads": 1, **STRATEGIES[options.strategy]}
@@ -172,6 +185,7 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
     recipe = grpo_recipe(
         options.checkpoints / options.family, options.rows, Path("unused"), train=train, rollout=rollout
     )
+    require_turns(ranks)
     engine = build_engine(recipe, None, 1.0, ranks=ranks)
     sampler = LocalSampler(engine.policy, engine.vision)
     rows = read_rows(str(options.rows), recipe.data, "grpo").rows

@@ -173,6 +173,21 @@ def test_a_server_that_was_started_again_otherwise_is_refused(family, prompts, s
         sampler.sample(prompts[:1], PARAMS, [1])
 
 
+def test_two_runs_share_a_server_and_each_leaves_the_others_policy_alone(family, prompts, scripted):
+    server = scripted()
+    samplers = {name: sampler_of(family, server) for name in ("policy-one-0-aaaaaaaa", "policy-two-0-bbbbbbbb")}
+    for name, sampler in samplers.items():
+        sampler.load_policy(0, Path(name))
+    assert set(server.adapters) == set(samplers)
+    for name, sampler in samplers.items():
+        sampler.sample(prompts[:1], PARAMS, [1])
+        assert server.requests[-1]["model"] == name
+    first, second = samplers.values()
+    first.close()
+    assert set(server.adapters) == {"policy-two-0-bbbbbbbb"}
+    second.sample(prompts[:1], PARAMS, [1])
+
+
 def test_each_version_replaces_the_one_before(family, prompts, scripted):
     server = scripted()
     sampler = sampler_of(family, server)

@@ -82,6 +82,14 @@ class Ranks:
             raise error
         raise ElsewhereError(failed[0], codes[failed[0]] or EXIT_USER)
 
+    def in_turns(self, action: Callable[[], T]) -> T:
+        """Each rank's own result; on each machine one rank after the other acts."""
+        own, turns = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        result: list[T] = []
+        for turn in range(max(self.gather(turns))):
+            self.together(lambda turn=turn: result.append(action()) if turn == own else None)  # type: ignore[misc]
+        return result[0]
+
     def on_first(self, action: Callable[[], T]) -> T:
         """Rank 0's result of an action that it alone performs, on every rank."""
         if self.world_size == 1:

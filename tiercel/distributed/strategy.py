@@ -79,6 +79,7 @@ STRATEGIES: dict[str, type[Replicated] | type[Sharded] | type[Zero]] = {
 }
 
 SHARDING = ("fsdp2", "deepspeed")  # no rank need hold the whole model
+LOADS_IN_TURNS = ("fsdp2",)  # wrapping asks nothing of other ranks; DeepSpeed's does
 
 
 def build_strategy(name: str, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any) -> Strategy:

@@ -15,13 +15,13 @@ from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.distributed.strategy import SHARDING, build_strategy
+from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
 from tiercel.errors import DataError, RunError, Terminated
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
-from tiercel.models.policy import build_policy
+from tiercel.models.policy import Policy, build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
@@ -138,15 +138,22 @@ def build_engine(
     device = training_device()
     weights = found.path / "model" if found and recipe.lora is None else None
     name = chosen_strategy(recipe, ranks, device, say)
-    policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
-    if found is not None and policy.peft is not None:
-        restore_adapter(policy, found.path / "adapter")
-    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
-    form = chosen_form(recipe.learner.form, device, obstacle)
-    if obstacle:
-        say(f"every completion computes its prompt anew (learner.form: repeated): this model cannot share, {obstacle}")
-    learner = Learner(policy, form, recipe.learner.gradient_checkpointing)
-    strategy = build_strategy(name, recipe, ranks, policy, learner)
+
+    def load_and_wrap() -> tuple[Policy, Strategy]:
+        policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
+        if found is not None and policy.peft is not None:
+            restore_adapter(policy, found.path / "adapter")
+        obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
+        form = chosen_form(recipe.learner.form, device, obstacle)
+        if obstacle:
+            say(
+                f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}"
+            )
+        learner = Learner(policy, form, recipe.learner.gradient_checkpointing)
+        return policy, build_strategy(name, recipe, ranks, policy, learner)
+
+    # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
+    policy, strategy = ranks.in_turns(load_and_wrap) if name in LOADS_IN_TURNS else load_and_wrap()
     if found is not None:
         strategy.restore(load_file(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
     engine = Engine(
