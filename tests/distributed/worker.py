@@ -23,6 +23,7 @@ from tiercel.algorithms import ADVANTAGES
 from tiercel.config import GrpoRecipe
 from tiercel.data.order import rank_slice
 from tiercel.data.reading import read_rows
+from tiercel.distributed.launch import leave
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.learner.batch import advantage_groups
 from tiercel.models.family import Family
@@ -239,3 +240,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

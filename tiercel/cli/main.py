@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tiercel import __version__
-from tiercel.distributed.launch import note_code, start_notes
+from tiercel.distributed.launch import leave, note_code, start_notes
 from tiercel.errors import ElsewhereError, RecipeError, TiercelError
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
@@ -51,14 +51,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 def entry_point() -> None:
     """The `tiercel` script."""
-    code = main()
-    if "RANK" in os.environ:
-        # All is written. Threads of process groups may abort a process that is taken down ("terminate called without
-        # an active exception" under DeepSpeed), and the launcher would take that for a failure of the run.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    leave(main())
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import NoReturn
 
 from tiercel.errors import EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER, ElsewhereError, TrainingError
 
@@ -128,3 +129,14 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_SECONDS)
     os._exit(EXIT_TRAINING)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process. A rank ends without taking the interpreter down: threads of gloo that still hold tensors ask
+    for it then and abort the process ("terminate called without an active exception"), and the launcher would take that
+    for a failure of a run whose files are all written. https://github.com/pytorch/pytorch/pull/179291"""
+    if "RANK" not in os.environ:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
