@@ -113,7 +113,9 @@ class ServerSampler:
         self.policy = LoadedPolicy(version=version, name=directory.name, directory=directory)
         if before is not None and before.name == self.policy.name:
             return
-        self.ranks.on_first(lambda: self._run(self._load_everywhere()))
+        self.ranks.on_first(
+            lambda: self._run(self._on_good_seats(lambda seat: seat.server.load(directory.name, directory)))
+        )
         if before is not None:
             self.ranks.on_first(lambda: self._run(self._unload(before.name)))
 
@@ -312,18 +314,6 @@ class ServerSampler:
         if is_news:
             self.say(f"{seat.server.url} failed ({reason}); its prompts are tried again")
 
-    async def _load_everywhere(self) -> None:
-        assert self.policy is not None
-        policy = self.policy
-
-        async def load(seat: _Seat) -> None:
-            try:
-                await seat.server.load(policy.name, policy.directory)
-            except ServerFault as fault:
-                self._leave(seat, str(fault))
-
-        await asyncio.gather(*(load(seat) for seat in self._good_seats()))
-
     async def _unload(self, name: str) -> None:
         async def unload(server: VllmServer) -> None:
             with suppress(ServerFault):  # one that is gone has forgotten it
@@ -339,12 +329,15 @@ class ServerSampler:
             await seat.server.close()
 
     async def _on_good_seats(self, work: Callable[[_Seat], Coroutine[Any, Any, None]]) -> None:
-        """One after the other; a server that fails is left alone."""
-        for seat in self._good_seats():
+        """On all at a time; a server that fails is left alone."""
+
+        async def on(seat: _Seat) -> None:
             try:
                 await work(seat)
             except ServerFault as fault:
                 self._leave(seat, str(fault))
+
+        await asyncio.gather(*(on(seat) for seat in self._good_seats()))
 
     async def _require_fit(self, seat: _Seat) -> None:
         base = (await seat.server.models())[0]

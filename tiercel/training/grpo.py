@@ -62,7 +62,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 run.record({"step": 0, **row})
             clock = Clock()
             for batch, upcoming in rollouts.with_next(setup.steps_of(loader, ranks)):
-                step = batch.step  # updates are done; this makes one more
+                step = batch.step  # so many updates are done; this makes one more
                 clock.lap("data")
                 setup.check_rejected(batch, session.table, rejected, recipe, run)
                 if step == start:

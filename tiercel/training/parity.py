@@ -4,7 +4,8 @@ Twice: with the policy as it is, and with an adapter whose weights were moved on
 the adapter out, as a fresh adapter of zeros would let it, is caught.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,7 +48,7 @@ def check_parity(
     version: int,
     say: Callable[[str], None],
 ) -> None:
-    """Raises EnvironmentProblem, on all ranks, where engine and trainer disagree."""
+    """Raises EnvironmentProblem, on all ranks, where the engine, which has this version, and the trainer disagree."""
     if sampler.shares_weights:
         return
     some = _with_pictures_first(prompts)[:PROMPTS]
@@ -61,7 +62,6 @@ def check_parity(
     )
     tolerance = parity_tolerance(recipe)
     name = f"rollout.engine: {recipe.rollout.engine}"
-    sync.load(version)
     engine.ranks.together(lambda: sampler.require_usable(some[0]) if some else None)
     groups = _sampled(sampler, engine, recipe, some, params)
     scores = trainer_logprobs(engine, recipe, groups)
@@ -72,7 +72,10 @@ def check_parity(
             f"rollout.parity_tolerance is {tolerance:g}: other weights, another dtype, raw logprobs or other picture "
             "sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
         )
-    moved = _moved_gap(sync, sampler, engine, recipe, some, params, MOVED_BY * tolerance)
+    with _moved(engine, recipe, groups, scores, MOVED_BY * tolerance):
+        sync.load(PROBE)
+        probed = _sampled(sampler, engine, recipe, some, params)
+        moved = _gap(engine, probed, trainer_logprobs(engine, recipe, probed))
     sync.load(version)
     if moved.largest > tolerance:
         raise EnvironmentProblem(
@@ -83,27 +86,19 @@ def check_parity(
     say(f"engine and trainer agree: logprobs within {gap.largest:.1g}, with a moved adapter within {moved.largest:.1g}")
 
 
-def _moved_gap(
-    sync: PolicySync,
-    sampler: Sampler,
-    engine: Engine,
-    recipe: GrpoRecipe,
-    prompts: Sequence[EncodedPrompt],
-    params: SamplingParams,
-    wanted_shift: float,
-) -> Gap:
-    """The gap with an adapter moved so far that the trainer's own logprobs shift by `wanted_shift` or more."""
-    groups = _sampled(sampler, engine, recipe, prompts, params)
-    before = trainer_logprobs(engine, recipe, groups)
+@contextmanager
+def _moved(
+    engine: Engine, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], wanted_shift: float
+) -> Iterator[None]:
+    """Inside, the adapter is moved so far that the trainer's own logprobs, which were `scores`, shift by
+    `wanted_shift` or more."""
     for doubling in range(DOUBLINGS):
         with engine.strategy.moved(_noise(recipe.train.seed, FIRST_NOISE * 2**doubling)):
             shifted = trainer_logprobs(engine, recipe, groups)
-            shift = max((float((a - b).abs().max()) for a, b in zip(before, shifted, strict=True)), default=0.0)
-            if max(engine.ranks.gather(shift)) < wanted_shift:
-                continue
-            sync.load(PROBE)
-            probed = _sampled(sampler, engine, recipe, prompts, params)
-            return _gap(engine, probed, trainer_logprobs(engine, recipe, probed))
+            shift = max((float((a - b).abs().max()) for a, b in zip(scores, shifted, strict=True)), default=0.0)
+            if max(engine.ranks.gather(shift)) >= wanted_shift:
+                yield
+                return
     raise EnvironmentProblem("no noise on the adapter changes the policy's logprobs; is lora.alpha 0?")
 
 
