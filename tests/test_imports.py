@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 LAYERS = (
     {"__init__", "errors", "samples"},
     {"types", "geometry", "config"},
+    {"reliability"},
     {"algorithms", "data", "models"},
     {"distributed"},
     {"rollout", "rewards", "learner", "runs"},

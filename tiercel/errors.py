@@ -49,6 +49,26 @@ class TrainingError(TiercelError):
     exit_code = EXIT_TRAINING
 
 
+class NonFiniteError(TrainingError):
+    """A loss, a gradient or an advantage is not a finite number, on some rank; all raise this, and no parameter was
+    changed. `rows`: ids of those at fault, by rank."""
+
+    def __init__(self, what: str, rows: list[list[str]], advice: str | None = None):
+        self.what = what
+        self.rows = rows
+        named = [
+            ", ".join(names) + (f" (rank {rank})" if len(rows) > 1 else "") for rank, names in enumerate(rows) if names
+        ]
+        text = f"{what} for rows {', '.join(named) or 'unknown'}; no parameter was changed"
+        super().__init__(text if advice is None else f"{text}\n{advice}")
+
+
+class StallError(TiercelError):
+    """The ranks wait for each other, and would for ever."""
+
+    exit_code = EXIT_STALL
+
+
 class Terminated(TiercelError):
     """SIGTERM or SIGINT arrived; the run was saved first."""
 

@@ -19,7 +19,8 @@ DEVICE_NAMES = ("h100", "h200", "a100", "l40s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 2 the user's input, 3 the training, 75 stopped and saved."""
+    """Run a command and return its exit code: 0 done, 2 the user's input, 3 the training, 4 a stall, 75 stopped after
+    saving."""
     parser = build_parser()
     arguments = parse(parser, argv)
     if (code := start_notes()) is not None:
@@ -126,6 +127,16 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--merge", action="store_true", help="the whole model, adapter merged into the weights")
     form.add_argument("--adapter", action="store_true", help="the adapter alone, in PEFT's format")
     export.add_argument("--output", type=Path, help="where to (default: RUN/model or RUN/adapter)")
+
+    replay = _command(
+        commands,
+        "replay",
+        "which row and layer made an update that was not finite",
+        "tiercel replay runs/demo model.dtype=float32",
+    )
+    replay.add_argument("run", type=Path, help="a run directory")
+    replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    replay.add_argument("--step", type=_count, metavar="N", help="the step (the last that was not finite)")
 
     report = _command(commands, "report", "write a run's report.html anew", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
@@ -251,6 +262,12 @@ def _export(arguments: argparse.Namespace) -> None:
     print(export(arguments.run, merge=arguments.merge, output=arguments.output))
 
 
+def _replay(arguments: argparse.Namespace) -> None:
+    from tiercel.cli.replay import replay_run
+
+    replay_run(arguments.run, arguments.overrides, arguments.step)
+
+
 def _report(arguments: argparse.Namespace) -> None:
     from tiercel.report import write_report
 
@@ -267,5 +284,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "eval": _eval,
     "predict": _predict,
     "export": _export,
+    "replay": _replay,
     "report": _report,
 }

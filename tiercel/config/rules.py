@@ -315,6 +315,13 @@ def _strategy(recipe: BaseRecipe) -> Problems:
         )
     if recipe.model.dtype == "float16":
         yield _half_precision(recipe)
+    if recipe.reliability.max_skipped_updates:
+        yield Problem(
+            key="reliability.max_skipped_updates",
+            text=f"{recipe.reliability.max_skipped_updates} given with train.strategy deepspeed, which keeps the "
+            "gradients of an update that is left out; write 0, or train.strategy: fsdp2",
+            also=("train.strategy",),
+        )
     if changing := _what_trains_vision(recipe):
         yield Problem(
             key="train.strategy",

@@ -275,6 +275,8 @@ class Reliability(Section):
     """Seconds one batch of your own reward's calls may take."""
     max_failed_reward_fraction: Fraction = 0.1
     """The run stops when more than this share of a step's rewards failed."""
+    max_skipped_updates: NonNegativeInt = 0
+    """Updates whose loss or gradient is not finite that are left out and counted before the run stops."""
 
 
 class BaseRecipe(Section):

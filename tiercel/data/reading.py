@@ -41,8 +41,8 @@ class _Record:
     problem: str | None = None
 
 
-def read_rows(path: str | Path, config: Data, purpose: Purpose) -> RowTable:
-    """Every row of a .jsonl, .json or .parquet file, in the file's order.
+def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+    """Every row of a .jsonl, .json or .parquet file, in the file's order. `beat` hears of each.
 
     Raises DataError where the file is missing, empty, of no known format or has no usable row at all, and
     EnvironmentProblem where Parquet is asked for without pyarrow. Rejected rows do not raise: record them with
@@ -66,7 +66,7 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose) -> RowTable:
             purpose=purpose,
             image_size=partial(open_header, root=root, max_pixels=config.max_image_pixels),
         )
-        rows, rejected = _parsed(chain(head, records), parse, str(file))
+        rows, rejected = _parsed(chain(head, records), parse, str(file), beat)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if not rows:
@@ -141,12 +141,13 @@ def _format(head: Sequence[_Record], config: Data, file: str) -> FormatName:
 
 
 def _parsed(
-    records: Iterable[_Record], parse: Callable[..., Row | RejectedRow], file: str
+    records: Iterable[_Record], parse: Callable[..., Row | RejectedRow], file: str, beat: Callable[[], None]
 ) -> tuple[list[Row], list[RejectedRow]]:
     rows: list[Row] = []
     rejected: list[RejectedRow] = []
     line_of_id: dict[str, int] = {}
     for record in records:
+        beat()
         if record.problem is not None:
             id = default_id(file, record.line)
             rejected.append(RejectedRow(id=id, file=file, line=record.line, field="row", reason=record.problem))

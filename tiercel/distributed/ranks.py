@@ -5,16 +5,21 @@ Messages are pickled by torch.distributed. Ranks trust each other as processes o
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from tiercel.errors import EXIT_USER, ElsewhereError, TiercelError
+from tiercel.errors import EXIT_STALL, EXIT_USER, ElsewhereError, StallError, TiercelError
+from tiercel.reliability.fault_plan import strike
+from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.stall import Sign, code_path, code_place, culprits
 
 T = TypeVar("T")
 
@@ -25,6 +30,7 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -32,19 +38,37 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of the ranks."""
-        if self.world_size == 1:
-            return [value]
+        """Every rank's value, in the order of the ranks. Raises StallError where a rank is at another place of the code
+        than the others, so that it gave them the value of another collective."""
+        if self.world_size == 1 or strike("collective", self.pulse.doing.step, self.rank):
+            return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value)
-        return found
+        frame = _calling_frame()
+        with self.pulse.collective(f"gather ({code_place(frame)})"):
+            dist.all_gather_object(found, (self._sign(frame), value))
+        _require_one_place(self.rank, [sign for sign, _ in found])
+        return [value for _, value in found]
+
+    def _sign(self, frame: FrameType) -> Sign:
+        doing = self.pulse.doing
+        return Sign(
+            rank=self.rank,
+            phase=doing.phase,
+            phases=doing.phases,
+            step=doing.step,
+            waits_in=doing.collective,
+            path=code_path(frame),
+            quiet_seconds=0.0,
+            limit_seconds=0.0,
+        )
 
     def gather_to_first(self, value: T) -> list[T]:
         """Every rank's value on rank 0, nothing elsewhere."""
         if self.world_size == 1:
             return [value]
         found: list[Any] | None = [None] * self.world_size if self.is_first else None
-        dist.gather_object(value, found)
+        with self.pulse.collective(f"gather to rank 0 ({code_place(_calling_frame())})"):
+            dist.gather_object(value, found)
         return found or []
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -95,7 +119,8 @@ class Ranks:
         if self.world_size == 1:
             return action()
         outcome = [self.together(lambda: action() if self.is_first else None)]
-        dist.broadcast_object_list(outcome)
+        with self.pulse.collective(f"broadcast from rank 0 ({code_place(_calling_frame())})"):
+            dist.broadcast_object_list(outcome)
         return outcome[0]  # type: ignore[return-value]
 
     def send(self, moves: Sequence[tuple[int, int]], payloads: Mapping[int, Any]) -> dict[int, Any]:
@@ -104,12 +129,21 @@ class Ranks:
         received: dict[int, Any] = {}
         for number, (sender, receiver) in enumerate(moves):
             if self.rank == sender:
-                dist.send_object_list([payloads[number]], dst=receiver)
+                with self.pulse.collective(f"send to rank {receiver}"):
+                    dist.send_object_list([payloads[number]], dst=receiver)
             elif self.rank == receiver:
                 slot: list[Any] = [None]
-                dist.recv_object_list(slot, src=sender)
+                with self.pulse.collective(f"receive from rank {sender}"):
+                    dist.recv_object_list(slot, src=sender)
                 received[number] = slot[0]
         return received
+
+    def add_up(self, tensor: torch.Tensor, what: str) -> None:
+        """Every rank's tensor, summed in place."""
+        if self.world_size == 1 or strike(what, self.pulse.doing.step, self.rank):
+            return
+        with self.pulse.collective(f"sum of {what} ({code_place(_calling_frame())})"):
+            dist.all_reduce(tensor)
 
 
 ALONE = Ranks()
@@ -119,6 +153,27 @@ def largest_by_name(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The largest value of each name; not all need have it."""
     names = sorted({name for each in every for name in each})
     return {name: max(each[name] for each in every if name in each) for name in names}
+
+
+def _calling_frame() -> FrameType:
+    """The call outside this file that asked for a collective."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _require_one_place(rank: int, signs: Sequence[Sign]) -> None:
+    """Ranks that meet in a collective at different places of the code have lost each other."""
+    if all(sign.position == signs[0].position for sign in signs):
+        return
+    if rank > 0:
+        raise ElsewhereError(0, EXIT_STALL)
+    guilty = ", ".join(str(sign.rank) for sign in culprits(signs))
+    places = [f"  rank {sign.rank}: {sign.waits_in}, phase {sign.phase} of step {sign.step}" for sign in signs]
+    raise StallError(
+        "\n".join([f"the ranks are at different places of the code: rank {guilty} left out a collective", *places])
+    )
 
 
 def _sum(values: Sequence[float]) -> float:
@@ -136,7 +191,7 @@ def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
-    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size())
+    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), pulse=Pulse(dist.get_rank()))
     dist.destroy_process_group()  # not after an error: the others may still be in a collective
 
 

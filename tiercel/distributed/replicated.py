@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tiercel.config.schema import BaseRecipe
@@ -53,7 +52,7 @@ class Replicated:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         if self.ranks.world_size > 1:
-            sum_over_ranks([p.grad for p in self.parameters.values() if p.grad is not None])
+            sum_over_ranks(self.ranks, [p.grad for p in self.parameters.values() if p.grad is not None])
         self.scaler.unscale_(self.optimizer)
         return float(gradient_norm(self.parameters))
 
@@ -125,11 +124,11 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in names}}
 
 
-def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """In place, in the order of the tensors, by all_reduce of flat buffers."""
+def sum_over_ranks(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
+    """In place, in the order of the tensors, by flat buffers."""
     for bunch in _bunches(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bunch])
-        dist.all_reduce(flat)
+        ranks.add_up(flat, "gradients")
         pieces = flat.split([tensor.numel() for tensor in bunch])
         for tensor, piece in zip(bunch, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))

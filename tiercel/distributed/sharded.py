@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -54,10 +53,10 @@ class Sharded(Replicated):
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
         shares = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-        sum_over_ranks(whole)
+        sum_over_ranks(self.ranks, whole)
         self.scaler.unscale_(self.optimizer)
         of_shares = _square_sum(shares, self.policy.device)
-        dist.all_reduce(of_shares)
+        self.ranks.add_up(of_shares, "gradient norms")
         return float((_square_sum(whole, self.policy.device) + of_shares).sqrt())
 
     def model_weights(self) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tiercel.config.deepspeed import zero_config
@@ -69,7 +68,7 @@ class Zero:
             return float(torch.stack(norms).square().sum().sqrt())
         shares = [safe_get_local_grad(p) for p in self.parameters.values()]
         total = torch.stack([torch.linalg.vector_norm(share, dtype=torch.float32) for share in shares]).square().sum()
-        dist.all_reduce(total)
+        self.ranks.add_up(total, "gradient norms")
         return float(total.sqrt())
 
     def gradients(self) -> dict[str, Tensor]:

@@ -36,7 +36,8 @@ class PolicyBatch:
     advantages_C: Tensor  # fp32, one per completion
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
     totals: Totals  # of the whole minibatch over all ranks
-    prompt_ids: tuple[str, ...]  # rows at fault where a number is not finite
+    prompt_ids: tuple[str, ...]
+    row_of_C: tuple[str, ...]  # whose id to name where a completion's number is not finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +153,7 @@ def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
         sampler_logprobs_N=torch.empty(0),
         totals=totals,
         prompt_ids=(),
+        row_of_C=(),
     )
     return PolicyUnit(prefix=None, batches=(batch,))
 
@@ -163,6 +165,7 @@ def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBat
         sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
         totals=totals,
         prompt_ids=tuple(group.item.prompt.row.id for group in groups),
+        row_of_C=tuple(group.item.prompt.row.id for group in groups for _ in group.item.continuations),
     )
 
 

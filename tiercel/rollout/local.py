@@ -36,7 +36,7 @@ class _Sequences:
 
 class LocalSampler:
     """Samples with transformers' own forward pass, in batches of prompts. `whole_policy`: inside, this rank holds all
-    weights."""
+    weights. `beat` hears of each token."""
 
     shares_weights = True
 
@@ -47,11 +47,13 @@ class LocalSampler:
         *,
         may_capture: bool = True,
         whole_policy: Callable[[], AbstractContextManager[None]] = nullcontext,
+        beat: Callable[[], None] = lambda: None,
     ):
         self.policy = policy
         self.family = policy.family
         self.decoder = build_decoder(policy, vision, may_capture=may_capture)
         self.awake = whole_policy
+        self.beat = beat
         self.version = 0
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
@@ -130,6 +132,7 @@ class LocalSampler:
                 self.decoder.keep(going_on)
                 live, drawn_R = live[going_on], drawn_R[going_on]
             logits_RV = self.decoder.step(drawn_R)
+            self.beat()
         return sequences
 
     def _draw(

@@ -216,6 +216,7 @@ class ServerSampler:
             seat.in_flight -= 1
         seat.faults = 0
         self._last_answer = time.monotonic()
+        self.ranks.pulse.beat()
         return Group(prompt=prompt, completions=completions, policy_version=version)
 
     def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> dict[str, Any]:

@@ -34,6 +34,8 @@ MAY_DIFFER = (
     "train.log_every",
     "train.keep",
     "train.strategy",
+    "reliability.stall_timeout",
+    "reliability.max_skipped_updates",
     "rollout.urls",
     "rollout.request_timeout",
     "rollout.patience",
@@ -72,6 +74,14 @@ class RunDirectory:
                 file.write(json_line(row))
 
         self.ranks.on_first(partial(_written, self.metrics_file, append))
+
+    def write_on_first(self, path: Path, write: Callable[[], None]) -> None:
+        """Something else in the directory. Raises RunError where it cannot be written."""
+        self.ranks.on_first(partial(_written, path, write))
+
+    def rollouts_file(self, step: int) -> Path:
+        """The groups that the step's last update learnt from."""
+        return self.path / "rollouts" / f"step-{step:06d}.jsonl"
 
     def record_groups(
         self,

@@ -1,5 +1,6 @@
 """What every training command does around its loop: the run directory, memory errors in plain words, the report."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +12,22 @@ import torch.distributed as dist
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.agreement import require_agreement
+from tiercel.distributed.launch import note_code
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
+from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
 
+BLIND = 3  # stall timeouts, where nothing tells of progress: weights being read, vLLM sampling in process
+COLLECTIVE_PATIENCE = 2
 AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 
 
 def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
     and return its path; None but on the first rank. Raises TrainingError where memory runs out."""
-    with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run:
+    with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run, watched(recipe, run):
         train(recipe, run)
         report = ranks.on_first(lambda: write_report(run.path))
         return report if ranks.is_first else None
@@ -31,17 +36,34 @@ def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyReci
 @contextmanager
 def launched_ranks(recipe: AnyRecipe) -> Iterator[Ranks]:
     """This process among the ranks that a launcher started, once they agree; their failures in plain words."""
-    with plain_failures(recipe), joined_ranks(collective_timeout(recipe)) as ranks:
+    limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
+    with plain_failures(recipe), joined_ranks(limit) as ranks:
         require_agreement(recipe, ranks)
         yield ranks
 
 
-def collective_timeout(recipe: BaseRecipe) -> float:
-    """Seconds that a rank waits for the others: where one of them waits for a server, as long as it may."""
+def watched(recipe: BaseRecipe, run: RunDirectory) -> Watchdog:
+    """Ends the run, with exit code 4, where it makes no progress."""
+
+    def end(code: int) -> None:
+        note_code(code)
+        os._exit(code)
+
+    return Watchdog(run.ranks.pulse, run.path, run.ranks.world_size, phase_limits(recipe), end=end)
+
+
+def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
+    """Seconds without progress that each phase may have: a stall's, and what the phase may itself wait for others."""
     stall = recipe.reliability.stall_timeout
-    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine == "vllm-server":
-        return stall + recipe.rollout.patience + recipe.rollout.request_timeout
-    return stall
+    limits = {ANY_PHASE: stall, "load": BLIND * stall}
+    if isinstance(recipe, GrpoRecipe):
+        rewards = stall + recipe.reliability.reward_timeout * sum(reward.call is not None for reward in recipe.rewards)
+        rollouts = BLIND * stall if recipe.rollout.engine == "vllm" else stall
+        if recipe.rollout.engine == "vllm-server":
+            rollouts += recipe.rollout.patience + recipe.rollout.request_timeout
+        limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
+        limits["evaluation"] = max(rewards, rollouts)
+    return limits
 
 
 @contextmanager
@@ -59,6 +81,6 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise TrainingError(
-            f"a collective failed: {str(error).splitlines()[0]}\nmostly because another rank ended, which says why, or "
-            "waited longer than reliability.stall_timeout; the same command goes on from the newest checkpoint"
+            f"a collective failed: {str(error).splitlines()[0]}\nmostly because another rank ended, which says why; "
+            "the same command goes on from the newest checkpoint"
         ) from error

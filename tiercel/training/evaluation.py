@@ -116,7 +116,7 @@ def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable
     """The rows of data.eval. Raises DataError where too many cannot be used."""
     assert recipe.data.eval is not None
     file = recipe.data.eval
-    table = ranks.together(lambda: read_rows(file, recipe.data, purpose))
+    table = ranks.together(lambda: read_rows(file, recipe.data, purpose, ranks.pulse.beat))
     ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
     return table
 

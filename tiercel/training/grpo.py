@@ -1,10 +1,8 @@
 """Group-relative policy optimisation: the story of a run, top to bottom."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-
-import torch
 
 from tiercel.algorithms import ADVANTAGES, Totals
 from tiercel.config.schema import GrpoRecipe
@@ -26,9 +24,13 @@ from tiercel.rollout.sampler import Sampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import Progress
 from tiercel.training import setup
+from tiercel.training.clock import Clock
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.evaluation import heldout_groups, judge
+from tiercel.training.finite import require_finite_advantages
+from tiercel.training.guard import FiniteGuard
 from tiercel.training.parity import check_parity
+from tiercel.training.replay import keep_groups
 from tiercel.training.rollouts import Rollouts
 from tiercel.training.sampling import open_sampler, require_engine
 from tiercel.training.schedule import learning_rate
@@ -57,35 +59,40 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
             open_sampler(recipe, engine, run, session.table.rows, say) as (sampler, sync),
         ):
             rollouts = Rollouts(sampler, recipe, ranks, setup.pending_of(session.found))
+            guard = FiniteGuard(run, recipe, engine, say)
             sync.load(start)
             if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
                 run.record({"step": 0, **row})
-            clock = Clock()
+            clock = Clock(ranks.pulse)
+            clock.begin("data", start)
             for batch, upcoming in rollouts.with_next(setup.steps_of(loader, ranks)):
                 step = batch.step  # so many updates are done; this makes one more
-                clock.lap("data")
                 setup.check_rejected(batch, session.table, rejected, recipe, run)
+                rows = [prompt.row.id for prompt in batch.prompts]
                 if step == start:
+                    clock.begin("parity", step, rows)
                     check_parity(sync, sampler, engine, recipe, batch.prompts, step, say)
-                    clock = Clock()
+                    clock = Clock(ranks.pulse)
+                clock.begin("rollout", step, rows)
                 groups = rollouts.of(batch.prompts)
                 rollouts.begin(upcoming)
-                clock.lap("rollout")
+                clock.begin("reward", step, rows)
                 scored = ranks.together(partial(scorer.score, groups))
                 require_few_failures(ranks, scored, recipe)
-                clock.lap("reward")
+                clock.begin("learn", step, rows)
                 learnable = advantage_groups(scored, ADVANTAGES[recipe.algorithm.advantage])
+                learnable = require_finite_advantages(ranks, learnable)
                 everyone = run.record_groups("rollouts", step + 1, family, scored, shown_advantages(scored, learnable))
                 rate = learning_rate(recipe.optim, step, steps)
                 engine.strategy.set_learning_rate(rate)
                 setup.seed_step(recipe.train.seed, step, ranks.rank)
-                updates = learn(engine, learnable, recipe)
+                keep = partial(keep_groups, rollouts=run.rollouts_file(step + 1))
+                updates = learn(engine, learnable, recipe, partial(guard.attempt, keep=keep))
                 engine.vision.end_step()
-                clock.lap("learn")
+                clock.begin("rollout", step)
                 rollouts.finish()
-                clock.lap("rollout")
+                clock.begin("sync", step)
                 sync.load(step + 1)
-                clock.lap("sync")
                 row = {
                     "step": step + 1,
                     "lr": rate,
@@ -94,6 +101,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     **completion_metrics(everyone),
                     **version_metrics(step, everyone),
                     **ranks.sum(sampler.metrics()),
+                    "update/left_out": guard.left_out,
                     "rows/rejected": len(batch.rejected),
                     "group/skipped": int(ranks.sum({"": skipped_groups(learnable, recipe)})[""]),
                     "memory/peak_bytes": ranks.largest(setup.peak_memory(engine.policy.device)),
@@ -106,11 +114,18 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 setup.stop_if_asked(session.stop, run, recipe, engine, step + 1, rollouts.pending())
                 if setup.is_due(step + 1, recipe.train.save_every, steps):
                     setup.save(run, recipe, engine, step + 1, rollouts.pending())
-                clock = Clock()
+                clock = Clock(ranks.pulse)
+                clock.begin("data", step + 1)
 
 
-def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Update]:
-    """One update per minibatch. Old logprobs are computed, before the first, only where there are several."""
+def learn(
+    engine: Engine,
+    groups: Sequence[AdvantageGroup],
+    recipe: GrpoRecipe,
+    attempt: Callable[[Callable[[], Update]], Update | None] = lambda update: update(),
+) -> list[Update]:
+    """One update per minibatch, but for those that `attempt` leaves out. Old logprobs are computed, before the first,
+    only where there are several."""
     shares = minibatch_shares(engine.ranks, groups, recipe.optim.minibatches)
     minibatches = [minibatch_units(engine, share, recipe) for share in shares]
     is_on_policy = len(minibatches) == 1
@@ -118,11 +133,12 @@ def learn(engine: Engine, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) 
         [[None] * len(unit.batches) if is_on_policy else unit_logprobs(engine, unit) for unit in units]
         for _, units in minibatches
     ]
-    return [
-        policy_update(engine, units, old_logprobs, recipe.algorithm, totals)
+    updates = [
+        attempt(partial(policy_update, engine, units, old_logprobs, recipe.algorithm, totals))
         for (totals, units), old_logprobs in zip(minibatches, old, strict=True)
         if totals.tokens
     ]
+    return [update for update in updates if update is not None]
 
 
 def minibatch_units(
@@ -170,6 +186,7 @@ def evaluation_row(
     if recipe.data.eval is None:
         return {}
     started = time.perf_counter()
+    engine.ranks.pulse.begin("evaluation", step)
     with sampler.awake():
         scored, rejected = heldout_groups(sampler, engine.policy.family, recipe, scorer, engine.ranks)
     engine.vision.end_step()
@@ -232,22 +249,3 @@ def completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
         "tokens/prompt": sum(len(group.group.prompt.token_ids_P) for group in scored),
         "tokens/completion": tokens,
     }
-
-
-class Clock:
-    """Seconds of the phases of one step."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def metrics(self) -> dict[str, float]:
-        laps = {f"time/{phase}": seconds for phase, seconds in self._laps.items()}
-        return {**laps, "time/step": time.perf_counter() - self._start}

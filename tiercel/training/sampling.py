@@ -78,7 +78,11 @@ def open_sampler(
 def _local(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
     strategy = engine.strategy
     return LocalSampler(
-        engine.policy, engine.vision, may_capture=strategy.passes_are_private, whole_policy=strategy.whole_policy
+        engine.policy,
+        engine.vision,
+        may_capture=strategy.passes_are_private,
+        whole_policy=strategy.whole_policy,
+        beat=engine.ranks.pulse.beat,
     )
 
 

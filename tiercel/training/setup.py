@@ -30,6 +30,7 @@ from tiercel.runs.directory import RunDirectory, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.training.choice import chosen_strategy
+from tiercel.training.finite import require_finite_weights
 from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
 
@@ -95,7 +96,7 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
 
 def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RowTable:
     """The training rows; rejected ones are recorded before they can stop the run."""
-    table = read_rows(recipe.data.train, recipe.data, purpose)
+    table = read_rows(recipe.data.train, recipe.data, purpose, run.ranks.pulse.beat)
     if run.ranks.is_first:
         write_bad_rows(table.rejected, run.bad_rows_file)
     require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
@@ -136,6 +137,7 @@ def build_engine(
 ) -> Engine:
     """Policy, learner and optimiser, as new or as a checkpoint left them. `say` hears why prompts are not shared."""
     device = training_device()
+    ranks.pulse.begin("load", found.step if found else 0)
     weights = found.path / "model" if found and recipe.lora is None else None
     name = chosen_strategy(recipe, ranks, device, say)
 
@@ -183,8 +185,10 @@ def save(
     """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed. `pending`: this rank's
     groups of the next step."""
 
+    engine.ranks.pulse.begin("save", step)
     strategy = engine.strategy
     weights = strategy.model_weights() if recipe.lora is None else strategy.trained_weights()
+    engine.ranks.on_first(lambda: require_finite_weights(weights, step))
     moments = strategy.optimizer_tensors()
     groups = [group for each in engine.ranks.gather_to_first(list(pending)) for group in each]
     state: dict[str, Any] = {
@@ -216,6 +220,7 @@ def steps_of(loader: StepLoader[Encoded], ranks: Ranks) -> Iterator[StepBatch[En
     """The loader's steps: this rank's prompts, and the rejected rows of all ranks."""
     for _ in range(loader.steps_left):
         batch = ranks.together(lambda: next(loader))
+        ranks.pulse.beat()
         rejected = tuple(row for rows in ranks.gather(batch.rejected) for row in rows)
         yield replace(batch, rejected=rejected)
 

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: the story of a run, top to bottom."""
 
 import time
+from functools import partial
 
 from tiercel.config.schema import SftRecipe
 from tiercel.data.loader import StepLoader
@@ -8,9 +9,10 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.training import setup
 from tiercel.training.encoding import conversation_encoder
 from tiercel.training.evaluation import heldout_loss
+from tiercel.training.guard import FiniteGuard
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import conversation_passes
-from tiercel.training.update import sft_update
+from tiercel.training.update import NO_UPDATE, sft_update
 
 
 def train(recipe: SftRecipe, run: RunDirectory) -> None:
@@ -22,6 +24,8 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
             return
         ranks = session.ranks
         engine = setup.build_engine(recipe, session.found, 1.0, session.progress.say, ranks)
+        guard = FiniteGuard(run, recipe, engine, session.progress.say)
+        ranks.pulse.begin("evaluation", start)
         if start == 0 and (row := heldout_loss(engine, recipe)):
             run.record({"step": 0, **row})
             session.progress.step({"step": 0, **row})
@@ -30,14 +34,16 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
         workers, rejected = recipe.data.workers, set[str]()
         with StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader:
             clock = time.perf_counter()
+            ranks.pulse.begin("data", start)
             for batch in setup.steps_of(loader, ranks):
                 step = batch.step
                 setup.check_rejected(batch, session.table, rejected, recipe, run)
                 rate = learning_rate(recipe.optim, step, steps)
                 engine.strategy.set_learning_rate(rate)
                 setup.seed_step(recipe.train.seed, step, ranks.rank)
+                ranks.pulse.begin("learn", step, [conversation.prompt.row.id for conversation in batch.prompts])
                 passes = conversation_passes(engine, batch.prompts, recipe)
-                update = sft_update(engine, passes)
+                update = guard.attempt(partial(sft_update, engine, passes)) or NO_UPDATE
                 engine.vision.end_step()
                 now = time.perf_counter()
                 row = {
@@ -48,12 +54,14 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                     "entropy/mean": update.pass_sums["entropy/mean"] / max(1, update.tokens),
                     "tokens/prompt": update.pass_sums["tokens/packed"] - update.tokens,
                     "tokens/completion": update.tokens,
+                    "update/left_out": guard.left_out,
                     "rows/rejected": len(batch.rejected),
                     "loss_scale/skipped": int(update.was_skipped),
                     "time/step": now - clock,
                     "memory/peak_bytes": ranks.largest(setup.peak_memory(engine.policy.device)),
                 }
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
+                    ranks.pulse.begin("evaluation", step + 1)
                     row |= heldout_loss(engine, recipe)
                 run.record(row)
                 session.progress.step(row)
@@ -61,3 +69,4 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                 setup.stop_if_asked(session.stop, run, recipe, engine, step + 1)
                 if setup.is_due(step + 1, recipe.train.save_every, steps):
                     setup.save(run, recipe, engine, step + 1)
+                ranks.pulse.begin("data", step + 1)

@@ -24,6 +24,14 @@ from tiercel.learner.learner import Learner
 from tiercel.learner.prefix import PrefixPass
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
+from tiercel.training.finite import (
+    Trace,
+    faulty_rows,
+    gradient_size,
+    non_finite,
+    planned_spoiling,
+    spoil_weights,
+)
 
 SMALLEST_LOSS_SCALE = 2.0**-10
 GAP_SUM, GAP_TOKENS = "sampler/gap_sum", "sampler/gap_tokens"  # their quotient is sampler/logprob_gap_mean
@@ -58,6 +66,17 @@ class Update:
     was_skipped: bool  # fp16 overflow: the loss scale was lowered instead
 
 
+NO_UPDATE = Update(
+    loss=0.0,
+    grad_norm=0.0,
+    loss_sums={},
+    tokens=0,
+    pass_sums={"entropy/mean": 0.0, "tokens/packed": 0.0},
+    pass_largest={},
+    was_skipped=False,
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
     """A microbatch's share of an update."""
@@ -67,6 +86,7 @@ class Contribution:
     pass_sums: Mapping[str, Tensor]
     tokens: int
     row_ids: tuple[str, ...]
+    faulty_rows: Callable[[], tuple[str, ...]]  # those at fault where the loss is not finite
     pass_largest: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -86,7 +106,11 @@ def unit_logprobs(engine: Engine, unit: PolicyUnit, *, of_reference: bool = Fals
         features_KH = engine.vision.features(unit.images, of_reference=of_reference)
         prefix = None if unit.prefix is None else engine.learner.run_prefix(unit.prefix, features_KH)
         temperature = engine.temperature
-        return [engine.learner(batch.packed, features_KH, temperature, prefix).logprobs_N for batch in unit.batches]
+        logprobs = []
+        for batch in unit.batches:
+            engine.ranks.pulse.work_on(batch.prompt_ids)
+            logprobs.append(engine.learner(batch.packed, features_KH, temperature, prefix).logprobs_N)
+        return logprobs
 
 
 def reference_logprobs(engine: Engine, unit: PolicyUnit) -> list[Tensor]:
@@ -103,53 +127,63 @@ def policy_update(
     totals: Totals,
 ) -> Update:
     """One update by a policy-gradient loss over a minibatch with these totals. `old_logprobs` per unit and
-    microbatch; None where the step is on policy and the ratio's denominator is the pass's own value."""
-
-    def share(
-        batch: PolicyBatch, scores: TokenScores, old_N: Tensor | None, reference_N: Tensor | None
-    ) -> Contribution:
-        logprobs_N = scores.logprobs_N
-        device = logprobs_N.device
-        estimate = KL_ESTIMATORS[algorithm.kl.estimator]
-        base_N = logprobs_N.detach() if old_N is None else old_N
-        completion_of_N = batch.packed.continuation_of_N.to(device)
-        match = engine_match(base_N, batch.sampler_logprobs_N.to(device), completion_of_N, algorithm.correction)
-        output = LOSSES[algorithm.loss](
-            LossInput(
-                logprobs_N=logprobs_N,
-                old_logprobs_N=base_N,
-                weights_N=match.weights_N,
-                kl_N=None if reference_N is None else estimate(logprobs_N, reference_N),
-                advantages_C=batch.advantages_C.to(device),
-                completion_of_N=completion_of_N,
-                totals=batch.totals,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-                kl_coef=algorithm.kl.coef,
-            )
-        )
-        return Contribution(
-            loss=output.loss,
-            loss_sums=output.token_sums,
-            pass_sums={"entropy/mean": scores.entropy_N.sum(), **match.sums},
-            pass_largest={"sampler/logprob_gap_max": match.largest_gap},
-            tokens=len(logprobs_N),
-            row_ids=batch.prompt_ids,
-        )
-
-    def contributions(unit: PolicyUnit, old: Sequence[Tensor | None]) -> Iterator[Contribution]:
-        references: Sequence[Tensor | None] = [None] * len(unit.batches)
-        if algorithm.kl.coef:
-            references = reference_logprobs(engine, unit)
-        with opened_prefix(engine, unit) as (features_KH, prefix):
-            for batch, old_N, reference_N in zip(unit.batches, old, references, strict=True):
-                with training_mode(engine.learner):
-                    scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix)
-                yield share(batch, scores, old_N, reference_N)
-
-    passes = [partial(contributions, unit, old) for unit, old in zip(units, old_logprobs, strict=True)]
+    microbatch; None where the step is on policy and the ratio's denominator is the pass's own value. Raises
+    NonFiniteError."""
+    passes = [
+        partial(policy_contributions, engine, unit, old, algorithm)
+        for unit, old in zip(units, old_logprobs, strict=True)
+    ]
     with engine.vision.update([unit.images for unit in units]):
         return _apply(engine, passes, totals.tokens)
+
+
+def policy_contributions(
+    engine: Engine, unit: PolicyUnit, old: Sequence[Tensor | None], algorithm: Algorithm
+) -> Iterator[Contribution]:
+    """What each microbatch of a unit adds to the loss; its gradient is to be taken before the next is asked for."""
+    references: Sequence[Tensor | None] = [None] * len(unit.batches)
+    if algorithm.kl.coef:
+        references = reference_logprobs(engine, unit)
+    with opened_prefix(engine, unit) as (features_KH, prefix):
+        for batch, old_N, reference_N in zip(unit.batches, old, references, strict=True):
+            engine.ranks.pulse.work_on(batch.prompt_ids)
+            with training_mode(engine.learner):
+                scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix)
+            yield _policy_contribution(batch, scores, old_N, reference_N, algorithm)
+
+
+def _policy_contribution(
+    batch: PolicyBatch, scores: TokenScores, old_N: Tensor | None, reference_N: Tensor | None, algorithm: Algorithm
+) -> Contribution:
+    logprobs_N = scores.logprobs_N
+    device = logprobs_N.device
+    estimate = KL_ESTIMATORS[algorithm.kl.estimator]
+    base_N = logprobs_N.detach() if old_N is None else old_N
+    completion_of_N = batch.packed.continuation_of_N.to(device)
+    match = engine_match(base_N, batch.sampler_logprobs_N.to(device), completion_of_N, algorithm.correction)
+    output = LOSSES[algorithm.loss](
+        LossInput(
+            logprobs_N=logprobs_N,
+            old_logprobs_N=base_N,
+            weights_N=match.weights_N,
+            kl_N=None if reference_N is None else estimate(logprobs_N, reference_N),
+            advantages_C=batch.advantages_C.to(device),
+            completion_of_N=completion_of_N,
+            totals=batch.totals,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            kl_coef=algorithm.kl.coef,
+        )
+    )
+    return Contribution(
+        loss=output.loss,
+        loss_sums=output.token_sums,
+        pass_sums={"entropy/mean": scores.entropy_N.sum(), **match.sums},
+        pass_largest={"sampler/logprob_gap_max": match.largest_gap},
+        tokens=len(logprobs_N),
+        row_ids=batch.prompt_ids,
+        faulty_rows=lambda: faulty_rows(batch, logprobs_N.detach()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,49 +236,58 @@ def sft_update(engine: Engine, microbatches: Sequence[tuple[PackedTokens, tuple[
     """One update by the negative mean logprob of the scored tokens of all ranks; with each microbatch its row ids."""
     tokens = engine.ranks.sum({"tokens": sum(len(packed.targets_N) for packed, _ in microbatches)})["tokens"]
 
-    def contributions(packed: PackedTokens, rows: tuple[str, ...]) -> Iterator[Contribution]:
-        with training_mode(engine.learner):
-            features_KH = engine.vision.features(packed.images, with_gradient=True)
-            scores = engine.learner(packed, features_KH, engine.temperature)
-        yield Contribution(
-            loss=-scores.logprobs_N.sum() / max(1, tokens),
-            loss_sums={},
-            pass_sums={
-                "entropy/mean": scores.entropy_N.sum(),
-                "tokens/packed": torch.tensor(len(packed.token_ids_T) if rows else 0),
-            },
-            tokens=len(scores.logprobs_N),
-            row_ids=rows,
-        )
-
-    passes = [partial(contributions, packed, rows) for packed, rows in microbatches]
+    passes = [partial(sft_contributions, engine, packed, rows, int(tokens)) for packed, rows in microbatches]
     with engine.vision.update([packed.images for packed, _ in microbatches]):
         return _apply(engine, passes, int(tokens))
+
+
+def sft_contributions(
+    engine: Engine, packed: PackedTokens, rows: tuple[str, ...], tokens: int
+) -> Iterator[Contribution]:
+    """What a microbatch adds to the mean over `tokens`."""
+    engine.ranks.pulse.work_on(rows)
+    with training_mode(engine.learner):
+        features_KH = engine.vision.features(packed.images, with_gradient=True)
+        scores = engine.learner(packed, features_KH, engine.temperature)
+    yield Contribution(
+        loss=-scores.logprobs_N.sum() / max(1, tokens),
+        loss_sums={},
+        pass_sums={
+            "entropy/mean": scores.entropy_N.sum(),
+            "tokens/packed": torch.tensor(len(packed.token_ids_T) if rows else 0),
+        },
+        tokens=len(scores.logprobs_N),
+        row_ids=rows,
+        faulty_rows=lambda: rows,
+    )
 
 
 def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]], tokens: int) -> Update:
     """Backward through every microbatch, reduce, check, clip, step. All ranks step, or none does."""
     strategy = engine.strategy
     strategy.zero_gradients()
+    spoil_weights(engine)
     loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
     pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
     largest: dict[str, float] = {}
-    rows: list[str] = []
-    faulty: list[str] = []
+    trace, parameters = Trace(), list(engine.policy.trained_parameters().values())
     for number, contributions in enumerate(passes):
         for part in contributions():
-            rows += part.row_ids
-            if not bool(torch.isfinite(part.loss)):
-                faulty += part.row_ids
-            strategy.backward(part.loss, is_last=number + 1 == len(passes))
-            _add(loss_sums, {"loss": part.loss.detach(), **part.loss_sums})
+            loss = planned_spoiling(engine, part.loss, "loss")
+            trace.rows += part.row_ids
+            if not bool(torch.isfinite(loss)):
+                trace.faulty += part.faulty_rows()
+            strategy.backward(planned_spoiling(engine, loss, "gradient"), is_last=number + 1 == len(passes))
+            trace.sizes.append((part.row_ids, gradient_size(parameters)))
+            _add(loss_sums, {"loss": loss.detach(), **part.loss_sums})
             _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
             for name, value in part.pass_largest.items():
                 largest[name] = max(largest.get(name, 0.0), float(value))
     engine.vision.backward()
     norm = strategy.reduce_gradients()
     in_loss = engine.ranks.sum({name: float(value) for name, value in loss_sums.items()})
-    _require_finite(engine, in_loss["loss"], norm, faulty, rows)
+    if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or engine.policy.compute_dtype == torch.float16):
+        raise non_finite(engine, in_loss["loss"], norm, trace)
     was_updated = strategy.update(norm, engine.max_grad_norm)
     if not was_updated and strategy.loss_scale < SMALLEST_LOSS_SCALE:
         raise TrainingError("float16 gradients overflow at every loss scale; use model.dtype: bfloat16 or float32")
@@ -257,21 +300,6 @@ def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]
         pass_largest=engine.ranks.maxima(largest),
         was_skipped=not was_updated,
     )
-
-
-def _require_finite(engine: Engine, loss: float, norm: float, faulty: Sequence[str], rows: Sequence[str]) -> None:
-    """Raises TrainingError, on every rank, where the loss is not finite, or the gradient but for float16's overflow.
-    `faulty`: rows of this rank whose microbatch's loss is not finite; `rows`: all of them."""
-    if math.isfinite(loss) and (math.isfinite(norm) or engine.policy.compute_dtype == torch.float16):
-        return
-    at_fault = engine.ranks.gather(list(dict.fromkeys(rows if math.isfinite(loss) else faulty)))
-    named = [
-        ", ".join(names) + (f" (rank {rank})" if engine.ranks.world_size > 1 else "")
-        for rank, names in enumerate(at_fault)
-        if names
-    ]
-    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
-    raise TrainingError(f"{what} for rows {', '.join(named)}; no parameter was changed")
 
 
 def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,218 @@
+"""SIGKILL at random moments, many of them inside a save: every run goes on, and ends in the bytes of one that nothing
+interrupted.
+
+The runs are forks of this process, which has imported everything, so that the moments fall into the run itself.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tiercel.training.ending
+import tiercel.training.grpo
+import tiercel.training.sft  # noqa: F401 - the forks have these at hand
+from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
+from benchmarks.faults.processes import TinyRuns, environment, steps_recorded
+from tiercel.cli.main import main
+from tiercel.runs.checkpoints import newest_valid
+from tiercel.runs.files import file_sha256
+
+STEPS = 6
+SAVE_EVERY = 2
+KILLS = {"short": 4, "full": 60}  # of each kind of run; every second one inside a save
+LONGEST_RUN_SECONDS = 120.0
+SAVE_SECONDS = 0.03  # about what a save takes; the moments inside it are drawn from this
+
+
+@dataclass(slots=True)
+class Victim:
+    """A run that is killed again and again."""
+
+    kind: str
+    recipe: Path
+    directory: Path
+    expected: dict[str, str]  # sha256 by file, of a run that nothing interrupted
+    kills: list[Outcome] = field(default_factory=list)
+    inside_a_save: int = 0
+    most_steps_lost: int = 0
+    unproven: list[str] = field(default_factory=list)  # kills since the run last came to its end
+
+    def settle(self, problem: str | None) -> None:
+        """What the run's end says of the kills before it."""
+        self.kills += [(case, problem) for case in self.unproven]
+        self.unproven.clear()
+
+
+def kills(size: Size, seed: int, work: Path) -> Figure:
+    started = time.perf_counter()
+    draw = random.Random(seed)
+    runs = TinyRuns(work)
+    victims = [_victim(runs, kind) for kind in ("grpo", "sft")]
+    for victim in victims:
+        _kill_again_and_again(victim, KILLS[size], draw)
+    outcomes = [outcome for victim in victims for outcome in victim.kills]
+    return figure_of(
+        "SIGKILL at random moments",
+        outcomes,
+        seed=seed,
+        seconds=time.perf_counter() - started,
+        figures={
+            "inside_a_save": sum(victim.inside_a_save for victim in victims),
+            "most_steps_lost": max(victim.most_steps_lost for victim in victims),
+            "save_interval_steps": SAVE_EVERY,
+        },
+    )
+
+
+def _victim(runs: TinyRuns, kind: str) -> Victim:
+    changes = {"data": {"workers": 0}, "train": {"steps": STEPS, "save_every": SAVE_EVERY, "threads": 1}}
+    whole = runs.recipe(kind, f"{kind}-whole", **changes)
+    code = _wait(_fork(kind, whole, runs.work / "log.txt"), LONGEST_RUN_SECONDS)
+    if code != 0:
+        raise RuntimeError(f"the uninterrupted run ended with {code}: {(runs.work / 'log.txt').read_text()[-800:]}")
+    recipe = runs.recipe(kind, f"{kind}-killed", **changes)
+    directory = runs.work / f"{kind}-killed"
+    return Victim(kind=kind, recipe=recipe, directory=directory, expected=_bytes(runs.work / f"{kind}-whole"))
+
+
+def _kill_again_and_again(victim: Victim, count: int, draw: random.Random) -> None:
+    log = victim.directory.with_suffix(".log")
+    seconds = _seconds_of_a_run(victim, log)
+    done = 0
+    while done < count:
+        in_save = done % 2 == 1
+        process = _fork(victim.kind, victim.recipe, log)
+        is_time = _inside_a_save(victim, process, draw) if in_save else _after(seconds * draw.random(), process)
+        if not is_time:
+            _come_to_an_end(victim, process, log)
+            continue
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        was_inside = bool(list((victim.directory / "checkpoints").glob(".step-*.tmp")))
+        victim.inside_a_save += was_inside
+        done += 1
+        case = f"{victim.kind}, kill {done}" + (", inside a save" if was_inside else "")
+        lost = _steps_lost(victim)
+        victim.most_steps_lost = max(victim.most_steps_lost, lost)
+        if lost > SAVE_EVERY:
+            victim.kills.append((case, f"{lost} steps were lost"))
+        else:
+            victim.unproven.append(case)
+    while victim.unproven:
+        _come_to_an_end(victim, _fork(victim.kind, victim.recipe, log), log)
+
+
+def _come_to_an_end(victim: Victim, process: int, log: Path) -> None:
+    """Wait for a run that nobody kills any more, compare, and clear its directory for the next."""
+    code = _wait(process, LONGEST_RUN_SECONDS)
+    problem = None
+    if code != 0:
+        problem = f"the run that went on ended with {code}: {log.read_text()[-500:]}"
+    elif (found := _bytes(victim.directory)) != victim.expected:
+        changed = sorted(name for name in victim.expected | found if victim.expected.get(name) != found.get(name))
+        problem = f"{changed[0]} has other bytes than in an uninterrupted run"
+    elif (steps := steps_recorded(victim.directory)) != list(range(1, STEPS + 1)):
+        problem = f"metrics have the steps {steps}"
+    victim.settle(problem)
+    shutil.rmtree(victim.directory)
+
+
+def _bytes(run_directory: Path) -> dict[str, str]:
+    """Weights and moments of the last checkpoint, and all rollouts."""
+    last = run_directory / f"checkpoints/step-{STEPS:06d}"
+    files = [*last.rglob("*.safetensors"), *run_directory.glob("rollouts/*.jsonl")]
+    return {path.relative_to(run_directory).as_posix(): file_sha256(path) for path in files}
+
+
+def _steps_lost(victim: Victim) -> int:
+    """Steps on record beyond the newest checkpoint, which the next start makes again."""
+    found = newest_valid(victim.directory / "checkpoints", lambda text: None)
+    return max(steps_recorded(victim.directory), default=0) - (found.step if found else 0)
+
+
+def _seconds_of_a_run(victim: Victim, log: Path) -> float:
+    started = time.monotonic()
+    _come_to_an_end(victim, _fork(victim.kind, victim.recipe, log), log)
+    return time.monotonic() - started
+
+
+def _after(seconds: float, process: int) -> bool:
+    """Whether the run still lives after so long."""
+    return not _until(lambda: False, process, seconds)
+
+
+def _inside_a_save(victim: Victim, process: int, draw: random.Random) -> bool:
+    """Wait for one of the run's saves, and a random part of it. False where the run ended before."""
+    root = victim.directory / "checkpoints"
+    found = newest_valid(root, lambda text: None)
+    saves_left = (STEPS - (found.step if found else 0)) // SAVE_EVERY
+    wanted = draw.randrange(max(1, saves_left)) + 1
+    seen: set[str] = set()
+
+    def is_saving() -> bool:
+        if root.exists():
+            seen.update(path.name for path in root.glob(".step-*.tmp"))
+        return len(seen) >= wanted
+
+    if _until(is_saving, process, LONGEST_RUN_SECONDS, pause=0.0005):
+        return False
+    time.sleep(SAVE_SECONDS * draw.random())
+    return _lives(process)
+
+
+def _until(is_time: Callable[[], bool], process: int, seconds: float, pause: float = 0.005) -> bool:
+    """Whether the process ended before it was time, or before so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not is_time():
+        if not _lives(process):
+            return True
+        time.sleep(pause)
+    return False
+
+
+def _fork(kind: str, recipe: Path, log: Path) -> int:
+    """The command in a fork of this process; its id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        os.setsid()
+        os.environ.update(environment())
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stderr = sys.stdout = open(descriptor, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        code = main([kind, str(recipe)])
+    finally:
+        os._exit(code)
+
+
+_ended: dict[int, int] = {}  # exit codes of forks that were waited for
+
+
+def _lives(process: int) -> bool:
+    if process in _ended:
+        return False
+    found, status = os.waitpid(process, os.WNOHANG)
+    if found:
+        _ended[process] = os.waitstatus_to_exitcode(status)
+    return not found
+
+
+def _wait(process: int, seconds: float) -> int:
+    """The exit code; a fork that takes longer is killed."""
+    deadline = time.monotonic() + seconds
+    while _lives(process):
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+    return _ended[process]

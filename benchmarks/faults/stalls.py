@@ -1,0 +1,64 @@
+"""A rank that sleeps, is stopped, dies, or leaves out a collective: said in time, with the rank at fault named."""
+
+import json
+import time
+from pathlib import Path
+
+from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
+from benchmarks.faults.processes import TinyRuns, run
+from tiercel.errors import EXIT_STALL, EXIT_TRAINING
+
+TIMEOUT = 3.0  # reliability.stall_timeout
+SECONDS_TO_SAY = 5.0
+SECONDS_TO_END = 35.0  # torch's launcher gives a stopped rank half a minute before it kills it
+STEP = 2
+
+# kind, site, exit code, what the message says
+CASES = (
+    ("sleep", "rollout", EXIT_STALL, "is in phase rollout of step 2, rows row-"),
+    ("sleep", "learn", EXIT_STALL, "is in phase learn of step 2, rows row-"),
+    ("sleep", "reward", EXIT_STALL, "is in phase reward of step 2, rows row-"),
+    ("sleep", "sync", EXIT_STALL, "is in phase sync of step 2"),
+    ("sleep", "save", EXIT_STALL, "is in phase save of step 2"),
+    ("stop", "learn", EXIT_STALL, "gives no sign of life"),
+    ("kill", "learn", EXIT_TRAINING, "was killed by SIGKILL"),
+    ("exit", "rollout", EXIT_TRAINING, "ended with exit code 1"),
+    ("skip", "collective", EXIT_STALL, "left out a collective"),
+    ("skip", "gradients", EXIT_STALL, "is in another collective than the others"),
+)
+SHORT = (("sleep", "learn"), ("skip", "collective"))
+
+
+def stalls(size: Size, seed: int, work: Path) -> Figure:
+    started = time.perf_counter()
+    runs = TinyRuns(work)
+    outcomes: list[Outcome] = []
+    slowest = 0.0
+    cases = [case for case in CASES if size == "full" or case[:2] in SHORT]
+    for number, (kind, site, code, text) in enumerate(cases):
+        for rank in (0, 1) if size == "full" else ((number + seed) % 2,):
+            name = f"{kind}-{site}-{rank}"
+            recipe = runs.recipe("grpo", name, reliability={"stall_timeout": TIMEOUT, "reward_timeout": 1.0})
+            plan = json.dumps([{"step": STEP, "site": site, "rank": rank, "kind": kind}])
+            ended = run("grpo", recipe, "--nproc", "2", "train.strategy=ddp", plan=plan)
+            limit = TIMEOUT + (1.0 if site == "reward" else 0.0) + SECONDS_TO_SAY
+            within = limit + SECONDS_TO_END if kind == "stop" else limit
+            problem = ended.problem(code, text, f"rank {rank}", within=within)
+            if code == EXIT_STALL and problem is None:
+                problem = _culprit_problem(work / name, ended.said, rank)
+            outcomes.append((name, problem))
+            if kind != "stop":
+                slowest = max(slowest, ended.seconds_from_fault or 0.0)
+    figures = {"stall_timeout_seconds": TIMEOUT, "slowest_end_seconds": slowest}
+    seconds = time.perf_counter() - started
+    return figure_of("a rank sleeps, stops, dies, skips", outcomes, seed=seed, seconds=seconds, figures=figures)
+
+
+def _culprit_problem(run_directory: Path, said: str, rank: int) -> str | None:
+    """The message's first line about a rank is about the one at fault, and the stacks are there."""
+    lines = [line for line in said.splitlines() if line.strip().startswith((f"rank {rank} ", "the ranks are at"))]
+    if not lines:
+        return f"does not begin with rank {rank}: {said[-500:]}"
+    if lines[0].startswith("the ranks are at"):
+        return None if f"rank {rank} left out" in lines[0] else f"names another rank: {lines[0]}"
+    return None if list((run_directory / "stall").glob("step-*/rank-*.txt")) else "no stacks were written"

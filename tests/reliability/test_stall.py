@@ -1,0 +1,100 @@
+"""Whose fault is it: from the ranks' last signs alone."""
+
+import sys
+from dataclasses import replace
+
+from tiercel.reliability.stall import Sign, culprits, diagnosis, innermost_frames, is_stalled, waiting_place
+
+LIMIT = 10.0
+
+
+def sign(rank: int, *, quiet: float = 12.0, waits: str | None = "gather (grpo.py:80)", phases: int = 7, **more) -> Sign:
+    return Sign(
+        rank=rank,
+        phase="learn",
+        phases=phases,
+        step=3,
+        waits_in=waits,
+        quiet_seconds=quiet,
+        limit_seconds=LIMIT,
+        **more,
+    )
+
+
+def test_a_rank_that_waits_is_no_stall_while_another_makes_progress():
+    waiting, working = sign(0), sign(1, quiet=0.5, waits=None)
+    assert not is_stalled(0, [waiting, working])
+    assert not is_stalled(1, [waiting, working])
+    assert is_stalled(0, [waiting, replace(working, quiet_seconds=11.0)])
+    assert is_stalled(0, [waiting, replace(working, is_silent=True)])
+
+
+def test_a_rank_that_works_on_its_own_is_a_stall_whatever_others_do():
+    assert is_stalled(1, [sign(0, quiet=0.1), sign(1, waits=None)])
+
+
+def test_each_phase_has_its_own_limit():
+    slow = replace(sign(1, waits=None), limit_seconds=60.0)
+    assert not is_stalled(0, [sign(0), slow])
+
+
+def test_the_one_that_waits_for_nobody_is_the_culprit():
+    signs = [sign(0), sign(1), sign(2, waits=None, rows=("row-4", "row-5")), sign(3)]
+    assert [guilty.rank for guilty in culprits(signs)] == [2]
+
+
+def test_a_silent_rank_is_the_culprit_even_where_its_last_sign_waited():
+    signs = [sign(0), sign(1, is_silent=True), sign(2)]
+    assert [guilty.rank for guilty in culprits(signs)] == [1]
+
+
+def test_one_rank_in_another_place_than_most_is_the_culprit():
+    signs = [sign(0), sign(1), sign(2, waits="sum of gradients (update.py:9)", phases=8)]
+    assert [guilty.rank for guilty in culprits(signs)] == [2]
+    behind = [sign(0, phases=6), sign(1), sign(2)]
+    assert [guilty.rank for guilty in culprits(behind)] == [0]
+
+
+def test_of_two_the_one_that_is_further_left_out_a_collective():
+    early = sign(0, path=(("/training/grpo.py", 80), ("/training/update.py", 260)))
+    late = sign(1, path=(("/training/grpo.py", 80), ("/training/update.py", 270)))
+    assert [guilty.rank for guilty in culprits([early, late])] == [1]
+    assert [guilty.rank for guilty in culprits([replace(late, rank=0), replace(early, rank=1)])] == [0]
+    assert [guilty.rank for guilty in culprits([replace(early, phases=9), late])] == [0]
+
+
+def test_nobody_is_the_culprit_where_all_wait_in_the_same_place(tmp_path):
+    signs = [sign(0), sign(1)]
+    assert culprits(signs) == ()
+    assert "all ranks have waited in the same place, gather (grpo.py:80)" in diagnosis(signs, {}, tmp_path)
+
+
+def test_the_message_names_rank_phase_rows_frames_and_who_waits(tmp_path):
+    stack = (
+        'Thread 0x1 (most recent call first):\n  File "watchdog.py", line 3 in _watch\n\n'
+        'Current thread 0x2 (most recent call first):\n  File "user.py", line 8 in nap\n  File "grpo.py", line 7 in f\n'
+    )
+    signs = [sign(0), sign(1, waits=None, rows=("row-4",), host="node", process=12), sign(2)]
+    text = diagnosis(signs, {1: stack}, tmp_path / "stall")
+    assert "no progress for 12 s (the limit is 10 s" in text
+    assert "rank 1 (node, process 12) is in phase learn of step 3, rows row-4; the others wait for it" in text
+    assert 'File "user.py", line 8 in nap' in text
+    assert "ranks 0, 2 wait in gather (grpo.py:80), phase learn of step 3" in text
+    assert str(tmp_path / "stall") in text and "reliability.stall_timeout" in text
+
+
+def test_frames_are_those_of_the_last_thread():
+    assert innermost_frames("") == []
+    assert innermost_frames('Thread 1 (most recent call first):\n  File "a.py", line 1 in f\n') == [
+        'File "a.py", line 1 in f'
+    ]
+
+
+def test_a_frame_of_torch_distributed_waits_and_others_do_not():
+    assert waiting_place(sys._getframe()) is None
+    library: dict = {}
+    source = "def all_reduce(look):\n    return look()\n"
+    exec(compile(source, "/packages/torch/distributed/distributed_c10d.py", "exec"), library)
+    place = library["all_reduce"](lambda: waiting_place(sys._getframe(1)))
+    assert place.startswith("all_reduce (reliability/test_stall.py:")
+    assert library["all_reduce"](lambda: waiting_place(sys._getframe())) is None  # it calls other code, which works

@@ -1,0 +1,126 @@
+"""A number that is not finite stops the run before the update: the row is named, nothing changed, and it replays."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.errors import NonFiniteError, TrainingError
+from tiercel.reliability.fault_plan import Fault, planning
+from tiercel.runs.directory import read_metrics
+from tiercel.training.finite import require_finite_weights
+
+FAMILY = "qwen2_5_vl"
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    return write_rows(tmp_path)
+
+
+def recipe_of(checkpoint: Path, rows: Path, **changes):
+    data = {"eval": None, "workers": 0, "max_prompt_tokens": 60}
+    alone = {"train": {"steps": 3, "save_every": 1, "threads": 1}, "data": data}
+    # few groups in a microbatch, so that the rows at fault are not all
+    packing = {"learner": {"max_tokens_per_microbatch": 66, "skip_zero_advantage": False}}
+    return grpo_recipe(checkpoint, rows, rows.parent / "run", **{**alone, **packing, **changes})
+
+
+@pytest.mark.parametrize(("site", "kind"), (("loss", "nan"), ("loss", "inf"), ("gradient", "nan"), ("gradient", "inf")))
+def test_loss_and_gradient_stop_the_run_with_the_row_and_nothing_changed(tiny_checkpoints, rows, site, kind):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
+    with planning([Fault(site=site, kind=kind, step=1)]), pytest.raises(NonFiniteError) as caught:
+        run_grpo(recipe)
+    run = Path(recipe.output)
+    step = [json.loads(line)["id"] for line in (run / "rollouts/step-000002.jsonl").read_text().splitlines()]
+    assert len(caught.value.rows[0]) < len(step) and caught.value.rows[0][0] in step
+    assert caught.value.rows[0][0] in str(caught.value) and "no parameter was changed" in str(caught.value)
+    assert [row["step"] for row in read_metrics(run)] == [1]
+    before, after = (
+        load_file(run / "checkpoints/step-000001" / ADAPTER),
+        load_file(run / "nonfinite/step-000001" / ADAPTER),
+    )
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    run_grpo(recipe)  # the same command goes on, and the plan's fault is over
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]
+
+
+def test_an_advantage_is_named_before_anything_is_learnt(tiny_checkpoints, rows):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
+    with planning([Fault(site="advantage", kind="nan", step=1)]), pytest.raises(NonFiniteError) as caught:
+        run_grpo(recipe)
+    assert "an advantage is not finite for rows row-" in str(caught.value)
+
+
+def test_a_weight_that_is_not_finite_is_named(tiny_checkpoints, rows):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
+    with planning([Fault(site="weights", kind="nan", step=1)]), pytest.raises(NonFiniteError) as caught:
+        run_grpo(recipe)
+    assert "the trained weight" in str(caught.value) and "lora_A" in str(caught.value)
+
+
+def test_an_update_is_left_out_where_the_recipe_allows_it_and_counted(tiny_checkpoints, rows):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows, reliability={"max_skipped_updates": 1})
+    with planning([Fault(site="gradient", kind="nan", step=1)]):
+        run = run_grpo(recipe)
+    assert [row["update/left_out"] for row in read_metrics(run)] == [0, 1, 1]
+    first, second = (load_file(run / f"checkpoints/step-00000{n}" / ADAPTER) for n in (1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    third = load_file(run / "checkpoints/step-000003" / ADAPTER)
+    assert any(not torch.equal(second[name], third[name]) for name in second)
+    assert "an update was left out (1 so far)" in (run / "log.txt").read_text()
+
+
+def test_only_as_many_are_left_out_as_the_recipe_allows(tiny_checkpoints, rows):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows, reliability={"max_skipped_updates": 1})
+    faults = [Fault(site="loss", kind="nan", step=step) for step in (0, 1)]
+    with planning(faults), pytest.raises(NonFiniteError):
+        run_grpo(recipe)
+
+
+def test_a_replay_names_row_and_layer_of_weights_gone_wild(tiny_checkpoints, rows, capsys):
+    recipe = recipe_of(
+        tiny_checkpoints[FAMILY], rows, optim={"lr": 1e30}, train={"steps": 3, "save_every": 3, "threads": 1}
+    )
+    with pytest.raises(NonFiniteError) as caught:
+        run_grpo(recipe)
+    assert f"tiercel replay {recipe.output}" in str(caught.value)
+    assert main(["replay", recipe.output]) == 3
+    said = capsys.readouterr()
+    assert "the first output that is not finite is that of" in said.out
+    assert "again not finite" in said.err
+
+
+def test_a_replay_says_so_where_everything_is_finite(tiny_checkpoints, rows, capsys):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
+    with planning([Fault(site="loss", kind="nan", step=2)]), pytest.raises(NonFiniteError):
+        run_grpo(recipe)
+    assert main(["replay", recipe.output, "--step", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "all 4 are finite here" in said
+    assert main(["replay", recipe.output, "--step", "1"]) == 2
+
+
+def test_sft_stops_and_replays_alike(tiny_checkpoints, rows, capsys):
+    recipe = sft_recipe(
+        tiny_checkpoints[FAMILY], rows, rows.parent / "run", data={"eval": None, "workers": 0}, train={"save_every": 1}
+    )
+    with planning([Fault(site="loss", kind="inf", step=1)]), pytest.raises(NonFiniteError) as caught:
+        run_sft(recipe)
+    assert "the loss is inf" in str(caught.value) or "the loss is nan" in str(caught.value)
+    assert main(["replay", recipe.output]) == 0
+    assert "all 6 are finite here" in capsys.readouterr().out
+
+
+def test_weights_that_are_not_finite_are_not_saved():
+    good = {"a": torch.ones(3), "b": torch.zeros(2)}
+    require_finite_weights(good, 7)
+    with pytest.raises(TrainingError) as caught:
+        require_finite_weights({**good, "b": torch.tensor([1.0, math.inf])}, 7)
+    assert "the trained weight b is not finite after step 7, so no checkpoint was written" in str(caught.value)

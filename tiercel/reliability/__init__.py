@@ -1,0 +1,1 @@
+"""Keeping a run going, or saying in one message what is wrong with it."""

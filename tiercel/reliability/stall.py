@@ -1,0 +1,162 @@
+"""From what the ranks last said of themselves: does the run stand still, and whose fault is it?"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+COMMUNICATION = ("torch/distributed/", "deepspeed/comm/")  # files whose functions wait for other ranks
+FRAMES_SHOWN = 4
+PACKAGE = str(Path(__file__).parent.parent)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """What a rank said of itself."""
+
+    rank: int
+    host: str = ""
+    process: int = 0
+    phase: str
+    phases: int  # begun so far
+    step: int
+    rows: tuple[str, ...] = ()
+    waits_in: str | None = None  # a collective, and where in the code
+    path: tuple[tuple[str, int], ...] = ()  # file and line of each call that led there, outermost first
+    quiet_seconds: float  # since its last progress
+    limit_seconds: float
+    looks: int = 0  # grows as long as the rank can run at all
+    is_silent: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def position(self) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """Comparable: how far the rank is in a program that is the same on all."""
+        return self.phases, self.path
+
+    @property
+    def is_over(self) -> bool:
+        return self.quiet_seconds >= self.limit_seconds
+
+
+def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
+    """Whether this rank, which is beyond its limit, should end the run. One that works on its own should; one that
+    waits for the others, as soon as none of them makes progress."""
+    own = signs[rank]
+    if not own.is_over:
+        return False
+    return own.waits_in is None or all(sign.is_over or sign.is_silent for sign in signs)
+
+
+def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
+    """The ranks that hold up the others: those that say nothing any more; else those that wait for nobody; else those
+    that are in another place than most; between two halves, those that are further, for they left out a collective."""
+    if silent := [sign for sign in signs if sign.is_silent]:
+        return tuple(silent)
+    if working := [sign for sign in signs if sign.waits_in is None]:
+        return tuple(working)
+    common, count = Counter(sign.position for sign in signs).most_common(1)[0]
+    if 2 * count > len(signs):
+        return tuple(sign for sign in signs if sign.position != common)
+    first = min(sign.position for sign in signs)
+    return tuple(sign for sign in signs if sign.position != first)
+
+
+def diagnosis(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
+    """The message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
+    guilty = culprits(signs)
+    if not guilty and len(signs) > 1:
+        return "\n".join([_everyone_waits(signs), *_advice(directory)])
+    longest = max((sign.quiet_seconds for sign in guilty or signs), default=0.0)
+    limit = max(sign.limit_seconds for sign in guilty or signs)
+    lines = [f"stalled: no progress for {longest:.0f} s (the limit is {limit:g} s, from reliability.stall_timeout)"]
+    lines += [_line(sign, len(signs)) for sign in guilty]
+    for sign in guilty:
+        if frames := innermost_frames(stacks.get(sign.rank, "")):
+            lines += [f"  rank {sign.rank} is at", *(f"    {frame}" for frame in frames)]
+    others: dict[str, list[int]] = {}
+    for sign in signs:
+        if sign not in guilty:
+            place = f"{sign.waits_in or 'nothing'}, phase {sign.phase} of step {sign.step}"
+            others.setdefault(place, []).append(sign.rank)
+    for place, ranks in others.items():
+        named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        lines.append(f"  rank{'s' if len(ranks) > 1 else ''} {named} wait{'' if len(ranks) > 1 else 's'} in {place}")
+    return "\n".join([*lines, *_advice(directory)])
+
+
+def _everyone_waits(signs: Sequence[Sign]) -> str:
+    sign = max(signs, key=lambda sign: sign.quiet_seconds)
+    return (
+        f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, {sign.waits_in}, phase "
+        f"{sign.phase} of step {sign.step}: the network between them, or a device, stands still"
+    )
+
+
+def _advice(directory: Path) -> list[str]:
+    return [
+        f"stacks of all ranks and threads: {directory}",
+        "the same command goes on from the newest checkpoint; where that phase is only slow, raise "
+        "reliability.stall_timeout",
+    ]
+
+
+def _line(sign: Sign, world_size: int) -> str:
+    where = f" ({sign.host}, process {sign.process})" if sign.host else ""
+    rows = f", rows {', '.join(sign.rows)}" if sign.rows else ""
+    place = f"phase {sign.phase} of step {sign.step}{rows}"
+    if sign.is_silent:
+        return (
+            f"  rank {sign.rank}{where} gives no sign of life: it ended, was stopped, or is in code that holds the "
+            f"interpreter; it was last in {place}"
+        )
+    if sign.waits_in is not None:
+        return f"  rank {sign.rank}{where} is in another collective than the others: {sign.waits_in}, {place}"
+    holding = "; the others wait for it" if world_size > 1 else ""
+    return f"  rank {sign.rank}{where} is in {place}{holding}"
+
+
+def innermost_frames(stack: str) -> list[str]:
+    """The innermost frames of the rank's own thread, from what faulthandler wrote, which puts that thread last."""
+    blocks = [block for block in stack.split("\n\n") if "most recent call first" in block]
+    frames = [line.strip() for line in blocks[-1].splitlines()[1:]] if blocks else []
+    return [frame for frame in frames if frame.startswith("File ")][:FRAMES_SHOWN]
+
+
+def waiting_place(frame: FrameType | None) -> str | None:
+    """Where a thread is in a function of torch.distributed or DeepSpeed's, mostly to wait for other ranks: its name and
+    who called it. None where it is in other code, such as what those functions call."""
+    if frame is None or not _communicates(frame):
+        return None
+    name = frame.f_code.co_name
+    while frame is not None and _communicates(frame):
+        frame = frame.f_back
+    return f"{name} ({code_place(frame)})"
+
+
+def code_place(frame: FrameType | None) -> str:
+    """File and line, without the directories above the package."""
+    if frame is None:
+        return "unknown"
+    file = frame.f_code.co_filename.replace("\\", "/")
+    return f"{'/'.join(file.split('/')[-2:])}:{frame.f_lineno}"
+
+
+def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
+    """Files and lines of this package on the way to a frame, outermost first."""
+    path = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(PACKAGE) and not file.endswith("ranks.py"):
+            path.append((file.removeprefix(PACKAGE), frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(path))
+
+
+def _communicates(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename.replace("\\", "/")
+    return any(part in file for part in COMMUNICATION)

@@ -1,0 +1,169 @@
+"""A rank that makes no progress ends the run, with the stacks of all ranks and one message that names the culprit.
+
+Each rank has a thread that writes what the rank does to a file which all ranks see, and looks whether it still makes
+progress. One that waits for the others is no cause as long as one of them makes progress. Where a rank is beyond its
+limit, it calls out; all write their stacks and end, and the first of those that can speaks for all.
+"""
+
+import faulthandler
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tiercel.errors import EXIT_STALL
+from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.stall import Sign, code_path, diagnosis, is_stalled, waiting_place
+from tiercel.reliability.stall_files import SignFiles, read_stack, write_stacks
+
+SLOWEST_LOOK = 0.5  # seconds
+LOOKS_PER_LIMIT = 20
+LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign has not changed after so many looks is silent
+SECONDS_FOR_STACKS = 2.0
+SECONDS_FOR_THE_MESSAGE = 4.0
+STDERR = 2
+ANY_PHASE = ""
+
+
+class Watchdog:
+    """Watches the rank that opens it, as a context manager. `limits`: seconds without progress by phase, ANY_PHASE for
+    those that have none of their own. `end` gets the exit code and does not return."""
+
+    def __init__(
+        self,
+        pulse: Pulse,
+        directory: Path,
+        world_size: int,
+        limits: Mapping[str, float],
+        *,
+        end: Callable[[int], None] = os._exit,
+    ):
+        self.pulse = pulse
+        self.directory = directory  # of the run
+        self.world_size = world_size
+        self.limits = limits
+        self.end = end
+        self.look_seconds = min(SLOWEST_LOOK, min(limits.values()) / LOOKS_PER_LIMIT)
+        self.files = SignFiles(directory / ".signs", world_size)
+        self._main = threading.get_ident()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._looks = 0
+        self._has_stacks = False
+
+    def __enter__(self) -> "Watchdog":
+        self.pulse.beat()
+        self.files.forget(self.pulse.rank)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        self.files.forget(self.pulse.rank)
+
+    def limit(self, phase: str) -> float:
+        """Seconds without progress that a phase may have."""
+        return self.limits.get(phase, self.limits[ANY_PHASE])
+
+    def _watch(self) -> None:
+        looked = time.monotonic()
+        while not self._stopped.wait(self.look_seconds):
+            self._arm()
+            before, looked = looked, time.monotonic()
+            if looked - before > min(self.limits.values()) / 2:  # the process itself was stopped, by Ctrl-Z say
+                self.pulse.beat()
+            own = self._look()
+            signs = self._signs_of_all() if own.is_over else None
+            if signs is not None and is_stalled(own.rank, signs) and not self._stopped.is_set():
+                self.files.call_out()
+                self._end(signs)
+            elif self.files.is_called_out():
+                self._end(None)
+
+    def _arm(self) -> None:
+        """Where even this thread cannot run, because something holds the interpreter, the stacks go to stderr and the
+        process ends without a word of ours."""
+        longest = max(self.limits.values()) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
+        faulthandler.dump_traceback_later(longest, exit=True, file=STDERR)
+
+    def _look(self) -> Sign:
+        """What this rank does now, for the others to read as well."""
+        self._looks += 1
+        doing = self.pulse.doing
+        frame = sys._current_frames().get(self._main)
+        sign = Sign(
+            rank=self.pulse.rank,
+            host=platform.node(),
+            process=os.getpid(),
+            phase=doing.phase,
+            phases=doing.phases,
+            step=doing.step,
+            rows=doing.rows[:8],
+            waits_in=doing.collective or waiting_place(frame),
+            path=code_path(frame),
+            quiet_seconds=self.pulse.quiet_seconds,
+            limit_seconds=self.limit(doing.phase),
+            looks=self._looks,
+        )
+        self.files.write(sign, has_stacks=self._has_stacks)
+        return sign
+
+    def _signs_of_all(self) -> list[Sign]:
+        """By rank. A rank whose sign does not change meanwhile is silent."""
+        before = self.files.read()
+        for _ in range(LOOKS_BETWEEN_SIGNS):
+            time.sleep(self.look_seconds)
+            own = self._look()
+        signs = self.files.changed_since(before)
+        signs[own.rank] = own
+        return signs
+
+    def _end(self, signs: Sequence[Sign] | None) -> None:
+        """Stacks, one message by one rank, exit. What cannot be written must not keep the rest from being said."""
+        started = time.time()
+        stall = self.directory / "stall" / f"step-{self.pulse.doing.step:06d}"
+        message_file = stall / "message.txt"
+        try:
+            with suppress(OSError):
+                write_stacks(stall, self.pulse.rank)
+            self._has_stacks = True
+            self._look()
+            signs = self._signs_of_all() if signs is None else signs
+            if self.pulse.rank == next(sign.rank for sign in signs if not sign.is_silent):
+                self._await(lambda: self.files.have_stacks(signs), SECONDS_FOR_STACKS)
+                self._speak(signs, stall, message_file)
+            else:
+                self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
+        finally:
+            self._stopped.set()
+            self.end(EXIT_STALL)
+
+    def _speak(self, signs: Sequence[Sign], stall: Path, message_file: Path) -> None:
+        stacks = {sign.rank: stack for sign in signs if (stack := read_stack(stall, sign.rank))}
+        message = diagnosis(signs, stacks, stall)
+        print(f"\n{message}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            with (self.directory / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+            signs_text = json.dumps([sign.as_json() for sign in signs], indent=1)
+            (stall / "signs.json").write_text(signs_text, encoding="utf-8")
+            message_file.write_text(message + "\n", encoding="utf-8")
+
+    def _await(self, is_there: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_there() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _is_newer(file: Path, moment: float) -> bool:
+    return file.exists() and file.stat().st_mtime >= moment - 1.0

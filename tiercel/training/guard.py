@@ -1,0 +1,61 @@
+"""An update that is not finite: what it was computed from is kept, and the run ends, or leaves a few such out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.errors import NonFiniteError
+from tiercel.models.saving import save_adapter
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.files import write_atomically
+from tiercel.training.update import Engine
+
+FOLDER = "nonfinite"
+REPORT = "report.json"
+T = TypeVar("T")
+
+
+class FiniteGuard:
+    """All ranks call it together. `left_out` updates so far, of reliability.max_skipped_updates in a start of the
+    run."""
+
+    def __init__(self, run: RunDirectory, recipe: BaseRecipe, engine: Engine, say: Callable[[str], None]):
+        self.run = run
+        self.recipe = recipe
+        self.engine = engine
+        self.say = say
+        self.left_out = 0
+
+    def attempt(self, update: Callable[[], T], keep: Callable[[Path], None] = lambda directory: None) -> T | None:
+        """The update, or None where it is left out. `keep` writes, on the first rank, what its rows, its weights and
+        its step do not tell. Raises NonFiniteError."""
+        step = self.engine.ranks.pulse.doing.step
+        try:
+            return update()
+        except NonFiniteError as error:
+            directory = self._keep(step, error, keep)
+            again = f"`tiercel replay {self.run.path}` computes it again, row by row, from {directory}"
+            if self.left_out >= self.recipe.reliability.max_skipped_updates:
+                raise NonFiniteError(error.what, error.rows, again) from error
+            self.left_out += 1
+            self.engine.strategy.zero_gradients()
+            self.say(f"step {step + 1}: an update was left out ({self.left_out} so far): {error.what}; {again}")
+            return None
+
+    def _keep(self, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> Path:
+        directory = self.run.path / FOLDER / f"step-{step:06d}"
+        engine = self.engine
+        weights = engine.strategy.trained_weights() if self.recipe.lora is not None else {}
+        report = {"step": step, "what": error.what, "rows": error.rows, "world_size": engine.ranks.world_size}
+
+        def write() -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+            if self.recipe.lora is not None:
+                save_adapter(engine.policy, directory / "adapter", weights)
+            keep(directory)
+            write_atomically(directory / REPORT, json.dumps(report, indent=1))
+
+        self.run.write_on_first(directory, write)
+        return directory

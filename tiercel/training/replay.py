@@ -1,0 +1,200 @@
+"""`tiercel replay`: an update that was not finite, computed again row by row, to see which row and layer it is."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiercel.algorithms import Totals
+from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.data.order import indices_of_step, row_of_index
+from tiercel.data.reading import RowTable, read_rows
+from tiercel.errors import DataError, RunError
+from tiercel.learner.batch import AdvantageGroup, group_item, policy_units, totals_of
+from tiercel.models.saving import restore_adapter
+from tiercel.runs.checkpoints import newest_valid
+from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.training.finite import gradient_size, spoilt_weight
+from tiercel.training.guard import FOLDER, REPORT
+from tiercel.training.setup import build_engine, run_length, set_up_numerics
+from tiercel.training.sharing import conversation_passes
+from tiercel.training.update import Contribution, Engine, policy_contributions, sft_contributions
+from tiercel.types import Completion, EncodedConversation, EncodedImage, Row
+
+GROUPS = "groups.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """A row's share of the update."""
+
+    row: str
+    images: Sequence[EncodedImage]
+    contributions: Callable[[], Iterator[Contribution]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What a row gave."""
+
+    row: str
+    loss: float
+    gradient_norm: float
+    module: str | None  # the first whose output was not finite
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+    @property
+    def line(self) -> str:
+        where = f"; the first output that is not finite is that of {self.module}" if self.module else ""
+        return f"row {self.row}: loss {self.loss:.6g}, gradient norm {self.gradient_norm:.6g}{where}"
+
+
+def keep_groups(directory: Path, rollouts: Path) -> None:
+    """A step's groups, as rollouts/ has them, survive the next start of the run, which cuts rollouts/ off."""
+    shutil.copyfile(rollouts, directory / GROUPS)
+
+
+def kept_directory(run: Path, step: int | None) -> Path:
+    """What was kept of this step, or of the last that was not finite. Raises RunError where there is nothing."""
+    kept = sorted(file.parent for file in (run / FOLDER).glob(f"step-*/{REPORT}"))
+    if step is not None:
+        kept = [directory for directory in kept if directory.name == f"step-{step:06d}"]
+    if not kept:
+        of_step = "" if step is None else f" in step {step}"
+        raise RunError(f"{run} kept no update that was not finite{of_step}; there is nothing to replay")
+    return kept[-1]
+
+
+def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
+    """Each row alone, forward and backward, on one process; no weight is changed."""
+    set_up_numerics(recipe)
+    found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
+    engine = build_engine(recipe, found, recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0, say)
+    if recipe.lora is not None:
+        restore_adapter(engine.policy, directory / "adapter")
+    if (name := spoilt_weight(engine.policy.trained_parameters())) is not None:
+        say(f"the trained weight {name} is not finite itself: go on from an earlier checkpoint, with a lower optim.lr")
+    make = _policy_passes if isinstance(recipe, GrpoRecipe) else _conversation_passes
+    findings = []
+    for each in make(engine, recipe, directory):  # type: ignore[arg-type]
+        findings.append(_finding(engine, each))
+        say(findings[-1].line)
+    return findings
+
+
+def _finding(engine: Engine, each: Pass) -> Finding:
+    loss, strategy = 0.0, engine.strategy
+    strategy.zero_gradients()
+    with first_non_finite(engine.policy.model) as modules, engine.vision.update([each.images]):
+        for part in each.contributions():
+            loss += float(part.loss.detach())
+            part.loss.backward()
+        engine.vision.backward()
+    engine.vision.end_step()
+    size = gradient_size(engine.policy.trained_parameters().values())
+    norm = 0.0 if size is None else float(size)
+    return Finding(row=each.row, loss=loss, gradient_norm=norm, module=modules[0] if modules else None)
+
+
+@contextmanager
+def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
+    """Names of the modules whose output was not finite, in the order of their ends."""
+    names: list[str] = []
+
+    def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensors = output if isinstance(output, tuple | list) else [output]
+            if any(isinstance(t, Tensor) and t.is_floating_point() and not bool(t.isfinite().all()) for t in tensors):
+                names.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        yield names
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _policy_passes(engine: Engine, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
+    lines = [json.loads(line) for line in (directory / GROUPS).read_text(encoding="utf-8").splitlines()]
+    table = read_rows(recipe.data.train, recipe.data, "grpo")
+    encode = prompt_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    groups = []
+    for line in lines:
+        learnt = [completion for completion in line["completions"] if completion["advantage"] is not None]
+        if not learnt:
+            continue
+        prompt = encode(_row(table, recipe, line["index"]), line["index"])
+        if prompt.row.id != line["id"]:
+            raise DataError(f"data.train: {table.file} has changed since; row {line['id']} is not where it was")
+        completions = [_completion(completion) for completion in learnt]
+        groups.append(
+            AdvantageGroup(
+                item=group_item(prompt, completions),
+                advantages_G=torch.tensor([completion["advantage"] for completion in learnt], dtype=torch.float32),
+                sampler_logprobs=tuple(completion.logprobs_C for completion in completions),
+            )
+        )
+    totals = sum((totals_of([group]) for group in groups), Totals(tokens=0, completions=0, groups=0))
+    for group in groups:
+        yield from _passes_of(engine, recipe, group, totals)
+
+
+def _passes_of(engine: Engine, recipe: GrpoRecipe, group: AdvantageGroup, totals: Totals) -> Iterator[Pass]:
+    budget, form = recipe.learner.max_tokens_per_microbatch, engine.learner.form
+    for unit in policy_units([group], totals, form, budget, engine.strategy.passes_are_private):
+        yield Pass(
+            row=group.item.prompt.row.id,
+            images=unit.images,
+            contributions=partial(policy_contributions, engine, unit, [None] * len(unit.batches), recipe.algorithm),
+        )
+
+
+def _completion(fields: dict[str, Any]) -> Completion:
+    """Without the engine's logprobs, which rollouts/ does not keep; importance weights are 1."""
+    token_ids_C = torch.tensor(fields["token_ids"], dtype=torch.int64)
+    return Completion(
+        token_ids_C=token_ids_C,
+        logprobs_C=torch.full((len(token_ids_C),), math.nan),
+        text=fields["text"],
+        is_truncated=fields["truncated"],
+        seed=fields["seed"],
+    )
+
+
+def _conversation_passes(engine: Engine, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
+    """The rows of a step are a function of its number."""
+    step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
+    table = read_rows(recipe.data.train, recipe.data, "sft")
+    encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    conversations: list[EncodedConversation] = []
+    for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
+        with suppress(DataError):  # a row that was rejected then is rejected now
+            conversations.append(encode(_row(table, recipe, index), index))
+    tokens = sum(int(conversation.is_scored_C.sum()) for conversation in conversations)
+    for conversation in conversations:
+        for packed, rows in conversation_passes(engine, [conversation], recipe):
+            yield Pass(
+                row=conversation.prompt.row.id,
+                images=packed.images,
+                contributions=partial(sft_contributions, engine, packed, rows, tokens),
+            )
+
+
+def _row(table: RowTable, recipe: SftRecipe | GrpoRecipe, index: int) -> Row:
+    """The row that comes at a global index."""
+    _, number = row_of_index(index, len(table.rows), recipe.train.seed, recipe.data.shuffle)
+    return table.rows[number]
