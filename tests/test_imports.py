@@ -69,7 +69,7 @@ def test_no_module_imports_from_beside_or_above(home):
 
 
 def test_the_report_knows_run_directories_and_the_parser_only():
-    allowed = {"__init__", "errors", "samples", "geometry", "rewards", "runs", "report"}
+    allowed = {"__init__", "errors", "samples", "geometry", "reliability", "rewards", "runs", "report"}
     files = [file for file in module_files() if home_of(file) == "report"]
     assert {name for file in files for name in imported(file)} <= allowed
 

@@ -255,6 +255,10 @@ def test_another_prompt_is_refused_with_what_differs(family, prompts, scripted):
             sampler.sample([pictured], PARAMS, [1])
 
 
+def test_a_server_is_named_without_its_credentials():
+    assert VllmServer("http://me:word@host:8000/v1/", None, 1.0).url == "http://redacted@host:8000"
+
+
 def test_check_asks_every_server_and_names_the_one_that_does_not_answer(
     tiny_checkpoints, family, scripted, tmp_path, capsys
 ):

@@ -20,7 +20,15 @@ from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reward, 
 from tiercel.errors import RunError
 from tiercel.runs import directory
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
-from tiercel.runs.directory import MAY_DIFFER, RunDirectory, load_run_recipe, open_run, read_metrics, resume_point
+from tiercel.runs.directory import (
+    MAY_DIFFER,
+    RunDirectory,
+    load_run_recipe,
+    open_run,
+    read_metrics,
+    require_no_redaction,
+    resume_point,
+)
 from tiercel.types import RewardValue
 
 
@@ -115,6 +123,22 @@ def test_a_differing_recipe_names_every_key(tmp_path):
     assert "rewards.1.name: 'format' there, None now" in text
     assert "optim.betas" not in text and "train.steps" not in text
     assert "lr: 1.0e-05" in (tmp_path / "config.yaml").read_text()  # the run's own recipe is untouched
+
+
+def test_secrets_of_a_recipe_are_not_kept_and_it_opens_the_run_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "a phrase of words")
+    data = Data(train="rows.jsonl", system="a phrase of words, http://me:word@host")
+    recipe = grpo_recipe(tmp_path / "run", data=data)
+    make(recipe)
+    assert load_run_recipe(tmp_path / "run").data.system == "[redacted MY_SECRET], http://redacted@host"
+    make(recipe)
+    other = Data(train="rows.jsonl", system="a phrase of words")
+    with pytest.raises(RunError, match=r"data\.system: '\[redacted MY_SECRET\], http://redacted@host' there") as error:
+        make(grpo_recipe(tmp_path / "run", data=other))
+    assert "a phrase of words" not in str(error.value)
+    with pytest.raises(RunError, match=r"config\.yaml: data\.system held a secret and was written without it"):
+        require_no_redaction(load_run_recipe(tmp_path / "run"), tmp_path / "run")
+    require_no_redaction(recipe, tmp_path / "run")
 
 
 def test_a_refused_recipe_does_not_keep_the_lock(tmp_path):

@@ -1,6 +1,7 @@
 """Writing so that a reader sees the old file or the new one."""
 
 import hashlib
+import json
 import os
 
 import pytest
@@ -38,6 +39,18 @@ def test_hash_of_a_file(tmp_path):
 
 def test_a_line_of_json():
     assert json_line({"step": 1, "text": "é\n"}) == '{"step": 1, "text": "é\\n"}\n'
+
+
+def test_a_line_of_json_has_no_secrets(monkeypatch):
+    secret = 'one "two"\\three'
+    monkeypatch.setenv("MY_SECRET", secret)
+    line = json_line({"failure": f"ValueError({secret!r})", "text": secret, "tokens": [1, 2]})
+    assert json.loads(line) == {
+        "failure": "ValueError('[redacted MY_SECRET]')",
+        "text": "[redacted MY_SECRET]",
+        "tokens": [1, 2],
+    }
+    assert json_line({"url": "http://me:word@host"}) == '{"url": "http://redacted@host"}\n'
 
 
 @pytest.mark.parametrize("value", (float("nan"), float("inf"), -float("inf")))

@@ -57,6 +57,14 @@ def test_markup_in_a_message_stays_text(tmp_path, capsys):
     assert capsys.readouterr().err == "rows [bold]7[/bold] :smile:\n"
 
 
+def test_a_message_has_no_secrets(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "canary-1234")
+    with Progress(tmp_path / "log.txt", total_steps=1, log_every=1) as progress:
+        progress.say("http://me:word@host refuses canary-1234")
+    assert capsys.readouterr().err == "http://redacted@host refuses [redacted MY_SECRET]\n"
+    assert (tmp_path / "log.txt").read_text().endswith(" http://redacted@host refuses [redacted MY_SECRET]\n")
+
+
 def test_hours_left(tmp_path, capsys, clock):
     with Progress(tmp_path / "log.txt", total_steps=3601, log_every=1) as progress:
         progress.step({"step": 0, "loss": 1.0})

@@ -15,6 +15,7 @@ from tiercel.errors import DataError, EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import conversation_length, prompt_length
+from tiercel.reliability.redaction import redact
 from tiercel.rewards.scoring import Scorer, dry_run
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
@@ -60,7 +61,7 @@ def _scan_file(recipe: Recipe, family: Family, file: str, console: Console) -> t
     console.print(f"{file}: {table.total:,} rows in {table.format} format, {len(rejected):,} rejected")
     console.print(f"  tokens of a prompt: {tokens}; images: {images}")
     for row in rejected[:10]:
-        console.print(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}")
+        console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
     require_few_bad(len(rejected), table.total, recipe.data, rejected)
     return table, report
 
@@ -100,8 +101,9 @@ def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
     sampler = connect(recipe, family)
     faults = sampler.faults()
     sampler.close()
-    for url in recipe.rollout.urls:
-        console.print(f"server {url}: {faults.get(url, 'answers')}")
+    for seat in sampler.seats:
+        url = seat.server.url
+        console.print(redact(f"server {url}: {faults.get(url, 'answers')}"), markup=False)
     if faults:
         raise EnvironmentProblem(f"rollout.urls: {', '.join(faults)} failed; `tiercel serve RECIPE` starts one")
 

@@ -12,7 +12,7 @@ from tiercel.models.vision import VisionStore
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
-from tiercel.runs.directory import load_run_recipe
+from tiercel.runs.directory import load_run_recipe, require_no_redaction
 from tiercel.training.ending import launched_ranks
 from tiercel.training.evaluation import Evaluation, evaluate
 from tiercel.training.setup import set_up_numerics, training_device
@@ -29,6 +29,7 @@ def evaluate_target(target: Path, overrides: Sequence[str], adapter: Path | None
     if overrides:
         raise RecipeError([f"{overrides[0]}: a run is evaluated with its own recipe; name a recipe file instead"])
     recipe = _grpo(load_run_recipe(target), target)
+    require_no_redaction(recipe, target)
     start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
     with launched_ranks(recipe) as ranks:
         _say(ranks, f"before: {_score(recipe, recipe.model.path, start, ranks).summary()}")

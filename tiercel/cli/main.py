@@ -11,6 +11,8 @@ from pathlib import Path
 from tiercel import __version__
 from tiercel.distributed.launch import leave, note_code, start_notes
 from tiercel.errors import ElsewhereError, RecipeError, TiercelError
+from tiercel.reliability.redaction import redact, redact_given
+from tiercel.reliability.tracebacks import redact_tracebacks
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
 
@@ -34,17 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except TiercelError as error:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"tiercel {arguments.command}{rank}: {error}", file=sys.stderr)
+        print(f"tiercel {arguments.command}{rank}: {_told(error)}", file=sys.stderr)
         note_code(error.exit_code)
         return error.exit_code
     return 0
+
+
+def _told(error: TiercelError) -> str:
+    """The error's text without secrets."""
+    text = redact(str(error))
+    return redact_given(text) if isinstance(error, RecipeError) else text
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Overrides may stand behind options too, where argparse does not look for them."""
     arguments, left = parser.parse_known_args(argv)
     if left and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in left)):
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
+        parser.error(redact(f"unrecognized arguments: {' '.join(left)}"))
     if left:
         arguments.overrides = [*arguments.overrides, *left]
     return arguments
@@ -52,6 +60,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 def entry_point() -> None:
     """The `tiercel` script."""
+    redact_tracebacks()
     leave(main())
 
 

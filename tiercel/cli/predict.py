@@ -12,7 +12,7 @@ from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
-from tiercel.runs.directory import load_run_recipe
+from tiercel.runs.directory import load_run_recipe, require_no_redaction
 from tiercel.training.setup import training_device
 from tiercel.types import ImageSource, Message, Row
 
@@ -57,5 +57,6 @@ def _recipe(model: str, adapter: Path | None):
         )
         return plain, adapter
     recipe = load_run_recipe(path)
+    require_no_redaction(recipe, path)
     weights, trained = trained_weights(path, recipe)
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": weights})}), trained

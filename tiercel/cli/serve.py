@@ -9,6 +9,7 @@ from tiercel.config import GrpoRecipe, detect_kind, load_recipe
 from tiercel.data.reading import read_rows
 from tiercel.errors import RecipeError
 from tiercel.models.loading import load_family
+from tiercel.reliability.redaction import redact
 from tiercel.rollout.serving import (
     arguments_here,
     new_key,
@@ -35,7 +36,7 @@ def serve_recipe(
     rows = read_rows(recipe.data.train, recipe.data, "grpo").rows
     images, port = images_per_prompt(recipe, rows), server_port(recipe, port)
     if only_print:
-        print(shell_line([*server_arguments(recipe, family, images), *more], port))
+        print(redact(shell_line([*server_arguments(recipe, family, images), *more], port)))
         return
     arguments = [*arguments_here(recipe, family, images), *more]
     key = new_key()
@@ -46,11 +47,8 @@ def serve_recipe(
                 seconds = time.monotonic() - started
                 address = f"http://127.0.0.1:{port}"
                 print(f"vLLM (process {process.pid}) answers on {address} after {seconds:.0f} s; train by")
-                if KEY_VARIABLE not in os.environ:
+                if not os.environ.get(KEY_VARIABLE):  # one of the user's own is not shown
                     print(f"  export {KEY_VARIABLE}={key}")
-                print(
-                    f"  tiercel grpo {' '.join([str(path), *overrides])} rollout.engine=vllm-server "
-                    f"'rollout.urls=[{address}]'",
-                    flush=True,
-                )
+                words = redact(" ".join([str(path), *overrides]))
+                print(f"  tiercel grpo {words} rollout.engine=vllm-server 'rollout.urls=[{address}]'", flush=True)
             watch(process, lambda: stop.is_set)

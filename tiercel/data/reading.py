@@ -14,6 +14,7 @@ from tiercel.data.formats import FormatName, default_id, detect_format, parse_re
 from tiercel.data.images import open_header
 from tiercel.data.rows import Purpose
 from tiercel.errors import DataError, EnvironmentProblem, RunError
+from tiercel.reliability.redaction import redact_values
 from tiercel.types import RejectedRow, Row
 
 _DETECTION_ROWS = 64
@@ -95,10 +96,10 @@ def image_root(path: str | Path, config: Data) -> Path:
 
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
     """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError."""
-    lines = [
-        json.dumps({"id": row.id, "file": row.file, "line": row.line, "field": row.field, "reason": row.reason})
-        for row in rejected
+    records = [
+        {"id": row.id, "file": row.file, "line": row.line, "field": row.field, "reason": row.reason} for row in rejected
     ]
+    lines = [json.dumps(record) for record in redact_values(records)]
     file = Path(path)
     try:
         recorded = file.read_text(encoding="utf-8") if file.exists() else ""

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from tiercel.errors import RunError
+from tiercel.reliability.redaction import redact, redact_values
 from tiercel.samples import CoordinateSpace, Size
 
 Kind = Literal["sft", "grpo"]
@@ -252,7 +253,7 @@ def _steps(folder: Path) -> tuple[int, ...]:
 
 
 def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    return redact(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else ""
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -277,6 +278,7 @@ def _parsed_lines(file: Path) -> Iterator[Any]:
         for line in lines:
             if line.strip():
                 try:
-                    yield json.loads(line)
+                    value = json.loads(line)
+                    yield value if redact(line) == line else redact_values(value)
                 except (ValueError, RecursionError):
                     yield None

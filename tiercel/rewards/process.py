@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiercel.errors import EnvironmentProblem
+from tiercel.reliability.redaction import SECRET_VARIABLES, redact
 
-SECRET_VARIABLES = ("*_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
 
@@ -176,7 +176,7 @@ class RewardProcess:
         return True
 
     def _keep_line(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()[:LONGEST_PRINTED_LINE]
+        text = redact(line.decode(errors="replace").rstrip())[:LONGEST_PRINTED_LINE]
         logger.debug("%s: %s", self._call, text)
         self._printed.append(text)
 

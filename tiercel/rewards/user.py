@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tiercel.errors import RecipeError
+from tiercel.reliability.redaction import Redactor
 from tiercel.rewards.process import RewardProcess
 from tiercel.rewards.wire import NotJson, encode_sample
 from tiercel.samples import RewardValue, Sample
@@ -86,8 +87,15 @@ class UserReward:
             failure = reply.get("failure")
             if failure is not None:
                 failure = f"reward {self.call}, row {samples[index].id}: {failure}{printed}"
+                failure = _without_columns_secrets(failure, samples[index])
             values[index] = RewardValue(value=reply.get("value"), failure=failure)
         return values
+
+
+def _without_columns_secrets(failure: str, sample: Sample) -> str:
+    """A column named like a secret holds one as a variable does."""
+    texts = {name: value for name, value in sample.columns.items() if isinstance(value, str)}
+    return Redactor(texts).redact(failure)
 
 
 def _printed(process: RewardProcess) -> str:

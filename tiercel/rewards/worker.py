@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tiercel.reliability.redaction import redact
 from tiercel.rewards.wire import LARGEST_VALUE, decode_sample
 from tiercel.samples import Sample
 
@@ -208,9 +209,9 @@ def _brief(value: Any) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """The tail of an exception's traceback, without this file's frames."""
+    """The tail of an exception's traceback, without this file's frames and without secrets."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    return "\n".join(text.splitlines()[-TRACEBACK_LINES:])[-LONGEST_FAILURE:]
+    return redact("\n".join(text.splitlines()[-TRACEBACK_LINES:]))[-LONGEST_FAILURE:]

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from tiercel.errors import EnvironmentProblem
+from tiercel.reliability.redaction import redact
 
 KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own name for it
 CONNECT_SECONDS = 10.0
@@ -30,12 +31,13 @@ class VllmServer:
     """An unpatched `vllm serve`. Methods raise ServerFault, and EnvironmentProblem for what only its user can mend."""
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float):
-        self.url = url.rstrip("/").removesuffix("/v1")
+        address = url.rstrip("/").removesuffix("/v1")
+        self.url = redact(address)  # as messages name it
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS, pool=None)
         # A server of this machine or network is asked directly, whatever proxy the environment names.
         self._client = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=timeout, limits=httpx.Limits(), trust_env=False
+            base_url=address, headers=headers, timeout=timeout, limits=httpx.Limits(), trust_env=False
         )
 
     async def close(self) -> None:
@@ -98,7 +100,7 @@ class VllmServer:
             )
         is_verdict = path == "/v1/load_lora_adapter" and _refuses_adapter(_message(response))
         if (response.status_code >= 500 and not is_verdict) or response.status_code == 429:
-            raise ServerFault(f"{path}: {response.status_code} {_message(response)[:200]}")
+            raise ServerFault(f"{path}: {response.status_code} {redact(_message(response))[:200]}")
         return response
 
     @staticmethod

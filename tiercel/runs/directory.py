@@ -15,13 +15,15 @@ from typing import Any, Literal
 
 import torch
 
-from tiercel.config import flatten, load_recipe, recipe_to_yaml
+from tiercel.config import flatten, load_recipe
 from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RunError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
+from tiercel.reliability.redaction import is_redacted, redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.types import EncodedImage, ScoredGroup
@@ -206,8 +208,8 @@ def _held(recipe: Recipe, path: Path) -> Iterator[None]:
         _take(lock, path)
         if config.exists():
             _require_same(load_run_recipe(path), recipe, config)
-        write_atomically(config, f"# tiercel {kind}\n" + recipe_to_yaml(recipe))
-        write_atomically(path / "env.json", json.dumps(environment(), indent=1, sort_keys=True))
+        write_atomically(config, f"# tiercel {kind}\n" + render(redact_values(recipe.model_dump(mode="json"))))
+        write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
         yield
     finally:
         os.close(lock)
@@ -240,6 +242,16 @@ def load_run_recipe(path: Path) -> Recipe:
     first = config.read_text(encoding="utf-8").partition("\n")[0]
     kind: Literal["sft", "grpo"] = "sft" if first.strip() == "# tiercel sft" else "grpo"
     return load_recipe(kind, config, [], check_paths=False)
+
+
+def require_no_redaction(recipe: Recipe, path: Path) -> None:
+    """Raises RunError where the run's recipe as it was written is not the one that trained: it held a secret."""
+    for key, value in flatten(recipe).items():
+        if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
+            raise RunError(
+                f"{path / 'config.yaml'}: {key} held a secret and was written without it; name the recipe file that "
+                "the run was started with, and --adapter"
+            )
 
 
 def resume_point(run: RunDirectory, report: Callable[[str], None]) -> FoundCheckpoint | None:
@@ -285,7 +297,7 @@ def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
     was = kind_of(before)
     if was != kind_of(now):
         raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
-    old, new = flatten(before), flatten(now)
+    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # what was written has no secrets
     different = [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
         for key in sorted(old.keys() | new.keys())

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tiercel.reliability.redaction import redact, redact_values
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Write beside, flush to disk, rename over."""
@@ -37,5 +39,8 @@ def file_sha256(path: Path) -> str:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """One line of JSON; NaN and infinities are refused, for no reader agrees on them."""
-    return json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n"
+    """One line of JSON without secrets; NaN and infinities are refused, for no reader agrees on them."""
+    line = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    if redact(line) != line:
+        line = json.dumps(redact_values(values), ensure_ascii=False, allow_nan=False)
+    return line + "\n"

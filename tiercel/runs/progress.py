@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tiercel.reliability.redaction import redact
+
 SHOWN = (
     ("loss", "loss", "{:+.4f}"),
     ("reward/mean", "reward", "{:.3f}"),
@@ -50,6 +52,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        text = redact(text)
         self._write(text)
         self._console.print(Text(text))
 

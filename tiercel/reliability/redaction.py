@@ -1,0 +1,161 @@
+"""Secrets stay out of all that is written: values of variables named like secrets, and credentials in URLs.
+
+What is replaced reads `[redacted NAME]` in text and `redacted` in a URL, which so remains one.
+"""
+
+import fnmatch
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, unquote
+
+SECRET_VARIABLES = ("*_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")  # in either case
+SHORTEST_SECRET = 8  # characters; a shorter value is in too many words
+CUT = "..."  # where a message shows a long value in part
+_SHORTEST_LINE = 16  # of a secret that has several, such as a private key
+
+_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
+_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>]+(?=@)')
+_CUT_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>@:]*:(?!\d*\.\.\.)[^\s/?#"<>@]*?(?=\.\.\.)')
+_PARAMETER = re.compile(r"(?<=[?&;])(?P<name>[\w.%-]+)=(?P<value>[^\s&;#\"'<>]+)")
+_QUOTED = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^ *(?P<name>[^:\n]+): (?P<value>\S.{7,})(?= given[;,])",
+        r'^ *override "(?P<name>[^"=\n]+)=(?P<value>.+)(?=(?:"|\.\.\.): )',
+        r"(?P<name>\S+) is the value (?P<value>.+)(?=, so it has no key)",
+    )
+)
+_MARKS = re.compile(r"\[redacted \w+\]|://redacted@|[?&;][\w.%-]+=redacted\b")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable, key or URL parameter of this name holds a secret."""
+    return _NAMES.match(name.upper().replace("-", "_")) is not None
+
+
+def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable's name by each secret value, the longest first: of variables named like secrets, and of the
+    passwords in URLs that others hold."""
+    found: dict[str, str] = {}
+    for name in sorted(environment):
+        for part in _secret_parts(name, environment[name]):
+            if len(part) >= SHORTEST_SECRET:
+                found.setdefault(part, name)
+    return dict(sorted(found.items(), key=lambda pair: len(pair[0]), reverse=True))
+
+
+def _secret_parts(name: str, value: str) -> Iterator[str]:
+    # A path that is there says where a secret lies, and is in many other paths.
+    if is_secret_name(name) and not (value.startswith(os.sep) and os.path.exists(value)):
+        lines = [line.strip() for line in value.strip().split("\n")]
+        yield value.strip()
+        yield from (line for line in lines if len(lines) > 1 and len(line) >= _SHORTEST_LINE)
+    for found in _CREDENTIALS.finditer(value):
+        password = found[0].partition(":")[2]
+        yield from (password, unquote(password))
+    for found in _PARAMETER.finditer(value):
+        if is_secret_name(found["name"]):
+            yield from (found["value"], unquote(found["value"]))
+
+
+class Redactor:
+    """Replaces the secrets of an environment, and the credentials of any URL."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._names = {
+            form: name for value, name in reversed(secret_values(environment).items()) for form in _forms(value)
+        }
+        # What is redacted already stays as it is, whatever words a secret is made of.
+        done = {f"[redacted {name}]" for name in self._names.values()}
+        words = [*done, *sorted(self._names, key=len, reverse=True)]
+        self._pattern = re.compile("|".join(map(re.escape, words)))
+
+    def redact(self, text: str) -> str:
+        """The text without secrets; redacting it again changes nothing."""
+        if "://" in text:
+            text = _CUT_CREDENTIALS.sub("redacted", _CREDENTIALS.sub("redacted", text))
+        if "=" in text:
+            text = _PARAMETER.sub(_redacted_parameter, text)
+        if any(form in text for form in self._names):
+            text = self._pattern.sub(lambda found: self._replacement(found[0]), text)
+        *cut, rest = text.split(CUT)
+        return CUT.join([*map(self._without_beginning, cut), rest])
+
+    def redact_values(self, value: Any) -> Any:
+        """A copy of a tree of dicts, lists and tuples with its texts redacted; keys and numbers stay."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {key: self.redact_values(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.redact_values(item) for item in value)
+        return value
+
+    def _without_beginning(self, text: str) -> str:
+        """A text that was cut, without the beginning of a secret at its end."""
+        if len(text) < SHORTEST_SECRET:
+            return text
+        for form, name in self._names.items():
+            start = text.find(form[:SHORTEST_SECRET], max(0, len(text) - len(form)))
+            if start >= 0 and form.startswith(text[start:]):
+                return f"{text[:start]}[redacted {name}]"
+        return text
+
+    def _replacement(self, word: str) -> str:
+        return f"[redacted {self._names[word]}]" if word in self._names else word
+
+
+def redact(text: str) -> str:
+    """The text without the secrets of this process's environment."""
+    return _process_redactor().redact(text)
+
+
+def redact_values(value: Any) -> Any:
+    """A copy of a tree without the secrets of this process's environment; see Redactor."""
+    return _process_redactor().redact_values(value)
+
+
+def is_redacted(text: str) -> bool:
+    """Whether something was taken out of the text."""
+    return _MARKS.search(text) is not None
+
+
+def redact_given(text: str) -> str:
+    """The text of a RecipeError without what the recipe or an override gives for keys named like secrets."""
+    for pattern in _QUOTED:
+        text = pattern.sub(_without_value, text)
+    return text
+
+
+def _process_redactor() -> Redactor:
+    return _cached_redactor(
+        tuple((name, value) for name, value in os.environ.items() if is_secret_name(name) or "://" in value)
+    )
+
+
+@lru_cache(maxsize=4)
+def _cached_redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
+    return Redactor(dict(variables))
+
+
+def _forms(value: str) -> set[str]:
+    """A value as it stands in text, in Python alone and beside both kinds of quotes, in a URL; and each in JSON."""
+    plain = (value, repr(value)[1:-1], repr(value + "'\"")[1:-4], quote(value, safe="", errors="surrogateescape"))
+    return {
+        form for text in plain for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    }
+
+
+def _redacted_parameter(found: re.Match[str]) -> str:
+    return f"{found['name']}=redacted" if is_secret_name(found["name"]) else found[0]
+
+
+def _without_value(found: re.Match[str]) -> str:
+    if not is_secret_name(found["name"]):
+        return found[0]
+    start = found.start("value") - found.start()
+    return f"{found[0][:start]}[redacted]"
