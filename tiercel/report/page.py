@@ -11,6 +11,7 @@ from tiercel.errors import RunError
 from tiercel.report.comparison import comparison_section
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
+from tiercel.report.findings import findings_section
 from tiercel.report.heldout import held_out_section
 from tiercel.report.markup import Html, element, fragment, trusted
 from tiercel.report.numbers import NOTHING, counted, duration, evenly_spaced
@@ -50,7 +51,7 @@ def render(run: Run, other: Run | None = None) -> str:
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     shown = [file for file in evaluations if file.groups]
-    sections = [curves_section(run, other)]
+    sections = [section for section in (findings_section(run), curves_section(run, other)) if section is not None]
     if other is not None:
         others = [read_groups(other, "evaluations", step) for step in other.evaluation_steps[-1:]]
         sections.append(comparison_section(run, other, shown[-1] if shown else None, others[-1] if others else None))

@@ -110,6 +110,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
                     row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, session.progress)
                 run.record(row)
+                session.diagnose(row)
                 session.progress.step(row)
                 setup.stop_if_asked(session.stop, run, recipe, engine, step + 1, rollouts.pending())
                 if setup.is_due(step + 1, recipe.train.save_every, steps):

@@ -24,9 +24,10 @@ from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
+from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
-from tiercel.runs.directory import RunDirectory, resume_point
+from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.training.choice import chosen_strategy
@@ -53,6 +54,7 @@ class Session:
     found: FoundCheckpoint | None
     progress: Progress
     stop: StopRequest
+    diagnosis: Diagnosis
 
     @property
     def start(self) -> int:
@@ -63,6 +65,11 @@ class Session:
     def steps(self) -> int:
         """Updates done at the end."""
         return self.length.steps
+
+    def diagnose(self, row: Mapping[str, float]) -> None:
+        """Say what is going wrong, each fault once."""
+        for finding in self.diagnosis.add(row):
+            self.progress.say(finding.line)
 
 
 @contextmanager
@@ -75,7 +82,16 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
     log = run.path / "log.txt" if ranks.is_first else None
     with Progress(log, length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
         found = ranks.on_first(lambda: resume_point(run, progress.say))
-        session = Session(ranks=ranks, table=table, length=length, found=found, progress=progress, stop=stop)
+        diagnosis = Diagnosis(read_metrics(run.path) if ranks.is_first else ())
+        session = Session(
+            ranks=ranks,
+            table=table,
+            length=length,
+            found=found,
+            progress=progress,
+            stop=stop,
+            diagnosis=diagnosis,
+        )
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
         progress.say(f"{run.path}: {origin}, {length.steps} steps{many}")

@@ -64,6 +64,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                     ranks.pulse.begin("evaluation", step + 1)
                     row |= heldout_loss(engine, recipe)
                 run.record(row)
+                session.diagnose(row)
                 session.progress.step(row)
                 clock = time.perf_counter()
                 setup.stop_if_asked(session.stop, run, recipe, engine, step + 1)

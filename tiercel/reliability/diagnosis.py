@@ -1,0 +1,233 @@
+"""What is going wrong in a run, from its metrics so far: rows of metrics.jsonl in, findings out."""
+
+import math
+import re
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FLAT_STEPS = 50
+FLAT_SPREAD = 0.01  # of reward/mean from step to step, as a share of the rewards' own size
+TREND_ERRORS = 2.0  # standard errors by which the window's halves differ where there is a trend
+EQUAL_STEPS = 10
+EQUAL_FRACTION = 0.95  # of the groups
+TRUNCATED_STEPS = 5
+TRUNCATED_FRACTION = 0.95  # of the completions
+FORMAT_STEPS = 10
+STILL_STEPS = 5
+FAILED_STEPS = 3
+FAILED_FRACTION = 0.5  # of the completions
+ENTROPY_STEPS = 3
+ENTROPY_SHARE = 0.05  # of what it was at first
+GAP_STEPS = 3
+GAP_SIZE = 0.1  # of a logprob
+QUIET_STEPS = 50  # without a fault before it is news again
+
+_FORMAT_MEAN = re.compile(r"reward/format(_\d+)?/mean")
+_ENTROPY, _GAP = "entropy/mean", "sampler/logprob_gap_mean"
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A fault that the metrics show. `key` says of which kind, `recipe_key` what to change first."""
+
+    key: str
+    step: int
+    text: str
+    cause: str
+    recipe_key: str
+
+    @property
+    def line(self) -> str:
+        """For the log."""
+        return f"warning at step {self.step}: {self.text} Likely cause: {self.cause}. Look at {self.recipe_key}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """The last rows of a run, at least one, and the first number that the whole run had under some keys."""
+
+    rows: Sequence[Row]
+    first: Mapping[str, float]
+
+    def last(self, key: str, count: int) -> list[float]:
+        """The last `count` rows' numbers; none where one of them has no number, or there are fewer rows."""
+        values = [_number(row, key) for row in self.rows[-count:]]
+        known = [value for value in values if value is not None]
+        return known if len(known) == count else []
+
+    def finding(self, key: str, text: str, cause: str, recipe_key: str) -> Finding:
+        """About the last row."""
+        return Finding(key=key, step=self.rows[-1]["step"], text=text, cause=cause, recipe_key=recipe_key)
+
+
+class Diagnosis:
+    """Hears the rows of a run in their order and answers what is new; a fault is new again once it was away for
+    QUIET_STEPS."""
+
+    def __init__(self, rows: Iterable[Row] = ()):
+        """`rows`: those that the run has already; what they show is known."""
+        self._rows: deque[Row] = deque(maxlen=FLAT_STEPS)
+        self._first: dict[str, float] = {}
+        self._last_seen: dict[str, int] = {}
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> tuple[Finding, ...]:
+        """What this row is the first to show. A row without an update, such as row 0, shows nothing."""
+        if _number(row, "grad_norm") is None:
+            return ()
+        self._rows.append(row)
+        for key in (_ENTROPY, _GAP):
+            if (value := _number(row, key)) is not None:
+                self._first.setdefault(key, value)
+        window = Window(rows=list(self._rows), first=self._first)
+        held = [found for check in CHECKS if (found := check(window)) is not None]
+        new = [found for found in held if found.step - self._last_seen.get(found.key, -math.inf) > QUIET_STEPS]
+        self._last_seen |= {found.key: found.step for found in held}
+        return tuple(new)
+
+
+def findings(rows: Iterable[Row]) -> tuple[Finding, ...]:
+    """All that a run's rows show, in their order."""
+    diagnosis = Diagnosis()
+    return tuple(found for row in rows for found in diagnosis.add(row))
+
+
+def _flat_reward(window: Window) -> Finding | None:
+    means, equal = window.last("reward/mean", FLAT_STEPS), window.last("group/zero_std_fraction", FLAT_STEPS)
+    spreads = window.last("reward/std", FLAT_STEPS)
+    if not (means and equal and spreads) or statistics.fmean(equal) >= EQUAL_FRACTION:
+        return None
+    middle, deviation = statistics.fmean(means), statistics.pstdev(means)
+    half = FLAT_STEPS // 2
+    rise = statistics.fmean(means[half:]) - statistics.fmean(means[:half])
+    has_trend = abs(rise) > TREND_ERRORS * deviation * math.sqrt(2 / half)
+    if has_trend or deviation > FLAT_SPREAD * max(abs(middle), statistics.fmean(spreads)):
+        return None
+    return window.finding(
+        "flat reward",
+        f"Over the last {FLAT_STEPS} steps reward/mean stayed at {middle:.4g}, give or take {deviation:.2g}.",
+        "the rewards hardly tell completions apart, or optim.lr is too small to move them",
+        "rewards",
+    )
+
+
+def _equal_rewards(window: Window) -> Finding | None:
+    values = window.last("group/zero_std_fraction", EQUAL_STEPS)
+    if not values or min(values) < EQUAL_FRACTION:
+        return None
+    return window.finding(
+        "equal rewards",
+        f"Over the last {EQUAL_STEPS} steps {_percent(values)} of the groups had equal rewards and taught nothing.",
+        "the rows are too easy or too hard, or the completions of a group too alike",
+        "rollout.temperature",
+    )
+
+
+def _all_truncated(window: Window) -> Finding | None:
+    values = window.last("completion/truncated_fraction", TRUNCATED_STEPS)
+    if not values or min(values) < TRUNCATED_FRACTION:
+        return None
+    return window.finding(
+        "truncated",
+        f"Over the last {TRUNCATED_STEPS} steps {_percent(values)} of the completions were truncated.",
+        "they have too few tokens for an answer, or the model does not end its turn",
+        "rollout.max_new_tokens",
+    )
+
+
+def _format_never_met(window: Window) -> Finding | None:
+    means = [window.last(key, FORMAT_STEPS) for key in window.rows[-1] if _FORMAT_MEAN.fullmatch(key)]
+    if not any(values and not any(values) for values in means):
+        return None
+    return window.finding(
+        "format",
+        f"Over the last {FORMAT_STEPS} steps the reward format was 0 for every completion.",
+        "nothing in the prompt asks for the format, or its pattern does not fit the answers",
+        "data.system",
+    )
+
+
+def _no_gradient(window: Window) -> Finding | None:
+    """An update that float16's overflow left out has a norm of 0 too, and is counted elsewhere."""
+    norms = window.last("grad_norm", STILL_STEPS)
+    skipped = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
+    if not norms or any(norms) or skipped:
+        return None
+    is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
+    equal = window.last("group/zero_std_fraction", STILL_STEPS)
+    if is_grpo and not equal:
+        cause, recipe_key = "no group has two completions with a usable reward", "rewards"
+    elif equal and min(equal) == 1:
+        cause, recipe_key = "the rewards of every group are equal", "rollout.temperature"
+    else:
+        cause, recipe_key = "the loss does not reach what is trained", "lora.targets"
+    text = f"Over the last {STILL_STEPS} steps the gradient was exactly 0: nothing was learnt."
+    return window.finding("no gradient", text, cause, recipe_key)
+
+
+def _failed_rewards(window: Window) -> Finding | None:
+    values = window.last("reward/failed_fraction", FAILED_STEPS)
+    if not values or min(values) <= FAILED_FRACTION:
+        return None
+    return window.finding(
+        "failed rewards",
+        f"Over the last {FAILED_STEPS} steps {_percent(values)} of the completions were masked by a failed reward.",
+        "a reward raises, hangs or cannot read its rows; rollouts/ has the tracebacks",
+        "rewards",
+    )
+
+
+def _entropy_collapse(window: Window) -> Finding | None:
+    """Of sampling: SFT makes a policy certain on purpose."""
+    values, first = window.last(_ENTROPY, ENTROPY_STEPS), window.first.get(_ENTROPY, 0.0)
+    if not values or max(values) >= ENTROPY_SHARE * first or "reward/failed_fraction" not in window.rows[-1]:
+        return None
+    return window.finding(
+        "entropy",
+        f"Entropy per token fell from {first:.3g} to {values[-1]:.3g}: the completions hardly differ any more.",
+        "the policy went too far at once, towards one answer",
+        "optim.lr",
+    )
+
+
+def _logprob_gap(window: Window) -> Finding | None:
+    values = window.last(_GAP, GAP_STEPS)
+    if not values or min(values) <= GAP_SIZE:
+        return None
+    first = window.first[_GAP]
+    return window.finding(
+        "logprob gap",
+        f"Sampler and learner differ by {values[-1]:.3g} per token in their logprobs, by {first:.3g} at first.",
+        "their numerics differ, or the completions are of an older policy",
+        "algorithm.correction.level",
+    )
+
+
+CHECKS: tuple[Callable[[Window], Finding | None], ...] = (
+    _failed_rewards,
+    _all_truncated,
+    _format_never_met,
+    _equal_rewards,
+    _no_gradient,
+    _flat_reward,
+    _entropy_collapse,
+    _logprob_gap,
+)
+
+
+def _number(row: Row, key: str) -> float | None:
+    """A finite number, or None."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+        return None
+    return value
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * statistics.fmean(values):.0f} %"

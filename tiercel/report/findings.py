@@ -1,0 +1,21 @@
+"""Faults that the run's metrics showed on the way, as its log said them."""
+
+from tiercel.reliability.diagnosis import findings
+from tiercel.report.markup import Html, element
+from tiercel.report.reading import Run
+
+
+def findings_section(run: Run) -> Html | None:
+    """Each with the step that showed it first; None where there was none."""
+    found = findings(run.metrics)
+    if not found:
+        return None
+    header = element("tr", [element("th", text, scope="col") for text in ("step", "what", "likely cause", "look at")])
+    rows = [
+        element("tr", [element("td", text) for text in (f"{each.step:,}", each.text, each.cause, each.recipe_key)])
+        for each in found
+    ]
+    table = element("table", element("thead", header), element("tbody", rows), class_="plain")
+    return element(
+        "section", element("h2", "Warnings on the way"), element("div", table, class_="scroll"), id="findings"
+    )
