@@ -20,6 +20,7 @@ def row(step: int, **changes) -> dict:
         "entropy": "entropy/mean",
         "gap": "sampler/logprob_gap_mean",
         "skipped": "loss_scale/skipped",
+        "left_out": "update/left_out",
     }
     healthy = {
         "reward": 0.2 + 0.001 * step + 0.02 * math.sin(step),
@@ -32,6 +33,7 @@ def row(step: int, **changes) -> dict:
         "entropy": 1.5 - 0.001 * step,
         "gap": 0.004,
         "skipped": 0,
+        "left_out": 0,
     }
     return {"step": step, **{keys[name]: value for name, value in (healthy | changes).items() if value is not None}}
 
@@ -92,8 +94,9 @@ def test_the_cause_of_a_missing_gradient_is_told_apart():
     assert dropped.recipe_key == "rewards" and "usable reward" in dropped.cause
 
 
-def test_updates_that_float16_left_out_are_no_missing_gradient():
+def test_updates_that_were_not_made_are_no_missing_gradient():
     assert findings(rows(20, gradient=0.0, skipped=1)) == ()
+    assert findings([row(step, gradient=0.0, left_out=step) for step in range(1, 20)]) == ()
 
 
 def test_a_reward_that_rises_little_but_steadily_is_not_flat():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tiercel.config import load_recipe
 from tiercel.errors import NonFiniteError
-from tiercel.runs.directory import kind_of, load_run_recipe
+from tiercel.runs.directory import kind_of, load_run_recipe, require_no_redaction
 from tiercel.training.replay import kept_directory, replay
 
 
@@ -13,6 +13,7 @@ def replay_run(run: Path, overrides: Sequence[str], step: int | None) -> None:
     """Raises NonFiniteError where it is not finite again."""
     kind = kind_of(load_run_recipe(run))
     recipe = load_recipe(kind, run / "config.yaml", [*overrides, "train.strategy=single"], check_paths=False)
+    require_no_redaction(recipe, run)
     directory = kept_directory(run, step)
     print(f"{directory}, each row alone:")
     findings = replay(recipe, run, directory, print)

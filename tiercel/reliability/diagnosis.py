@@ -154,10 +154,11 @@ def _format_never_met(window: Window) -> Finding | None:
 
 
 def _no_gradient(window: Window) -> Finding | None:
-    """An update that float16's overflow left out has a norm of 0 too, and is counted elsewhere."""
+    """An update that overflowed in float16, or was left out, has a norm of 0 too, and is said elsewhere."""
     norms = window.last("grad_norm", STILL_STEPS)
-    skipped = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
-    if not norms or any(norms) or skipped:
+    overflowed = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
+    left_out = {_number(row, "update/left_out") for row in window.rows[-STILL_STEPS - 1 :]}  # in all, so far
+    if not norms or any(norms) or overflowed or len(left_out) > 1:
         return None
     is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
     equal = window.last("group/zero_std_fraction", STILL_STEPS)

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.redaction import redact, redact_values
 from tiercel.reliability.stall import Sign, code_path, diagnosis, is_stalled, waiting_place
 from tiercel.reliability.stall_files import SignFiles, read_stack, write_stacks
 
@@ -150,12 +151,12 @@ class Watchdog:
 
     def _speak(self, signs: Sequence[Sign], stall: Path, message_file: Path) -> None:
         stacks = {sign.rank: stack for sign in signs if (stack := read_stack(stall, sign.rank))}
-        message = diagnosis(signs, stacks, stall)
+        message = redact(diagnosis(signs, stacks, stall))
         print(f"\n{message}", file=sys.stderr, flush=True)
         with suppress(OSError):
             with (self.directory / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-            signs_text = json.dumps([sign.as_json() for sign in signs], indent=1)
+            signs_text = json.dumps(redact_values([sign.as_json() for sign in signs]), indent=1)
             (stall / "signs.json").write_text(signs_text, encoding="utf-8")
             message_file.write_text(message + "\n", encoding="utf-8")
 

@@ -249,8 +249,8 @@ def require_no_redaction(recipe: Recipe, path: Path) -> None:
     for key, value in flatten(recipe).items():
         if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
             raise RunError(
-                f"{path / 'config.yaml'}: {key} held a secret and was written without it; name the recipe file that "
-                "the run was started with, and --adapter"
+                f"{path / 'config.yaml'}: {key} held a secret and was written without it; `tiercel eval` takes the "
+                "recipe file that the run was started with, and an --adapter"
             )
 
 

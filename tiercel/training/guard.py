@@ -8,6 +8,7 @@ from typing import TypeVar
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError
 from tiercel.models.saving import save_adapter
+from tiercel.reliability.redaction import redact_values
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import write_atomically
 from tiercel.training.update import Engine
@@ -55,7 +56,7 @@ class FiniteGuard:
             if self.recipe.lora is not None:
                 save_adapter(engine.policy, directory / "adapter", weights)
             keep(directory)
-            write_atomically(directory / REPORT, json.dumps(report, indent=1))
+            write_atomically(directory / REPORT, json.dumps(redact_values(report), indent=1))
 
         self.run.write_on_first(directory, write)
         return directory
