@@ -1,0 +1,153 @@
+"""Disk, memory, processors and limits of this machine, and of the container around this process."""
+
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tiercel.doctor.verdict import Status, Verdict
+
+GIGABYTE = 10**9
+UNLIMITED_BYTES = 2**60  # version 1 of cgroups writes a number above it for "no limit"
+
+LEAST_WORKING_DISK = 10 * GIGABYTE  # checkpoints, images and rollouts of a run
+LEAST_TEMPORARY_DISK = GIGABYTE
+LEAST_SHARED_MEMORY = GIGABYTE  # NCCL between the GPUs of a machine; containers give 64 MB by default
+LEAST_OPEN_FILES = 1024
+LEAST_PROCESSES = 4096  # threads count as well
+LEAST_MEMORY = 4 * GIGABYTE
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def machine_verdicts(directory: Path) -> Iterator[Verdict]:
+    """Of the machine as a run in this directory would find it."""
+    yield disk("disk", directory, LEAST_WORKING_DISK, "free some, or write runs elsewhere (output=...)")
+    temporary = Path(tempfile.gettempdir())
+    yield disk("temporary disk", temporary, LEAST_TEMPORARY_DISK, "free some, or set TMPDIR to another directory")
+    yield shared_memory(SHARED_MEMORY)
+    yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield processes(resource.getrlimit(resource.RLIMIT_NPROC)[0], cgroup_numbers("pids", "pids.max"))
+    page_bytes, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    limits = [*cgroup_numbers("memory", "memory.max"), *cgroup_numbers("memory", "memory.limit_in_bytes")]
+    yield memory(page_bytes * pages, limits)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    yield processors(cores, cgroup_cores())
+
+
+def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:
+    """Space that is left where `directory` lies, and whether one may write there."""
+    free = shutil.disk_usage(directory).free
+    found = f"{_gigabytes(free)} free in {directory}"
+    if not os.access(directory, os.W_OK):
+        return Verdict(name=name, status="broken", found=f"{directory} cannot be written", remedy=remedy)
+    status: Status = "broken" if free == 0 else "warning" if free < least_bytes else "ok"
+    return _verdict(name, status, found, remedy)
+
+
+def shared_memory(mount: Path) -> Verdict:
+    name = "shared memory"
+    if not mount.is_dir():
+        return Verdict(name=name, status="absent", found=f"no {mount}; NCCL uses it between the GPUs of a machine")
+    size = shutil.disk_usage(mount)
+    found = f"{_gigabytes(size.total)} at {mount}, {_gigabytes(size.free)} free"
+    status: Status = "warning" if min(size.free, size.total) < LEAST_SHARED_MEMORY else "ok"
+    return _verdict(name, status, found, f"free some of {mount}, or give the container more: docker run --shm-size=8g")
+
+
+def open_files(limit: int) -> Verdict:
+    """`limit` as `resource` gives it."""
+    is_few = limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES
+    found = f"{_count(limit)} for a process"
+    return _verdict("open files", "warning" if is_few else "ok", found, f"ulimit -n {LEAST_OPEN_FILES} or more")
+
+
+def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
+    """The user's limit as `resource` gives it, or the container's where that is lower."""
+    limits = [*cgroup_limits, *([] if limit == resource.RLIM_INFINITY else [limit])]
+    if not limits:
+        return Verdict(name="processes", status="ok", found="unlimited")
+    lowest = min(limits)
+    found = f"{_count(lowest)} processes and threads{' in this container' if lowest in cgroup_limits else ''}"
+    remedy = f"ulimit -u {LEAST_PROCESSES} or more, in a container --pids-limit: each rank and worker has many threads"
+    return _verdict("processes", "warning" if lowest < LEAST_PROCESSES else "ok", found, remedy)
+
+
+def memory(total: int, cgroup_limits: list[int]) -> Verdict:
+    """Bytes of the machine, or of the container where it may have fewer."""
+    limit = min(cgroup_limits, default=total)
+    found = f"{_gigabytes(total)}"
+    if limit < total:
+        found = f"{_gigabytes(limit)} for this container, of the machine's {_gigabytes(total)}"
+    status: Status = "warning" if min(limit, total) < LEAST_MEMORY else "ok"
+    return _verdict("memory", status, found, "take a larger machine, or raise the container's limit (--memory)")
+
+
+def processors(cores: int, quota: float | None) -> Verdict:
+    """Cores that this process may run on, and how many cores' time its container gets (None: all of it)."""
+    if quota is None or quota >= cores:
+        return Verdict(name="processors", status="ok", found=f"{cores} cores")
+    found = f"{cores} cores, of which this container gets the time of {quota:.1f}"
+    remedy = f"set train.threads to {max(1, int(quota))}: torch starts a thread per core, and they wait for each other"
+    return Verdict(name="processors", status="warning", found=found, remedy=remedy)
+
+
+def cgroup_numbers(controller: str, file: str, *, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> list[int]:
+    """What stands in that file of this process's control group and of every group around it, of either version of
+    cgroups, where it is a number and a limit."""
+    words = [line.split() for line in _cgroup_texts(controller, file, root, membership)]
+    numbers = [int(first) for first, *_ in words if first.isdecimal()]
+    return [number for number in numbers if number < UNLIMITED_BYTES]
+
+
+def cgroup_cores(*, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
+    """How many cores' time this process's control groups allow; None: no limit."""
+    pairs = [text.split() for text in _cgroup_texts("cpu", "cpu.max", root, membership)]
+    quotas = _cgroup_texts("cpu", "cpu.cfs_quota_us", root, membership)
+    periods = _cgroup_texts("cpu", "cpu.cfs_period_us", root, membership)
+    pairs += [[quota, period] for quota, period in zip(quotas, periods, strict=False)]
+    cores = [int(quota) / int(period) for quota, period in pairs if quota.isdecimal() and period.isdecimal()]
+    return min(cores, default=None)
+
+
+def _cgroup_texts(controller: str, file: str, root: Path, membership: Path) -> list[str]:
+    """The file's contents, of this process's group first, then of those around it."""
+    texts = []
+    for group in _groups(controller, root, membership):
+        try:
+            texts.append((group / file).read_text(encoding="utf-8").strip())
+        except OSError:
+            continue
+    return [text for text in texts if text]
+
+
+def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / controller if controllers else root
+        inner = Path(path.lstrip("/"))
+        for group in (inner, *inner.parents):  # in a container the path may be the host's, and only the top is there
+            yield mount / group
+
+
+def _verdict(name: str, status: Status, found: str, remedy: str) -> Verdict:
+    return Verdict(name=name, status=status, found=found, remedy="" if status == "ok" else remedy)
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def _gigabytes(value: int) -> str:
+    return f"{value / GIGABYTE:.1f} GB"
