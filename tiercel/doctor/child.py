@@ -1,0 +1,104 @@
+"""A Python process for what may die, hang or print anything."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO
+
+from tiercel.errors import EnvironmentProblem
+
+_EXIT_WAIT = 5.0  # seconds for a process whose output has ended to be gone
+_SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
+_BOOTSTRAP = (
+    "import json, resource, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])); "
+    "from importlib import import_module; import_module(sys.argv[2]).main(sys.argv[3:])"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a process ended: `signal` is the name of the one that killed it, None where it left by itself; `last_error`
+    the last line it wrote to its standard error."""
+
+    exit_code: int
+    signal: str | None
+    last_error: str
+
+    @property
+    def text(self) -> str:
+        if self.signal is not None:
+            return f"its process was ended by {self.signal}"
+        return self.last_error or f"its process ended with exit code {self.exit_code}"
+
+
+class Child:
+    """Runs a module's `main(arguments)` with this process's import path. Leaving the context kills what is left of it,
+    and all that it started."""
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
+        self._errors = TemporaryFile()  # noqa: SIM115
+        path = json.dumps([str(entry) for entry in sys.path])
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", _BOOTSTRAP, path, module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                errors="replace",
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EnvironmentProblem(f"no process can be started: {error}; free memory or processes") from error
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_pass_on, args=(self._output, self._lines), daemon=True).start()
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for the dead
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._errors.close()
+
+    def line(self, seconds: float) -> str | None:
+        """The next line it prints, None once there is no more. Raises TimeoutError where none comes in time."""
+        try:
+            return self._lines.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def ending(self) -> Ending:
+        """How it ended, once its lines have."""
+        try:
+            code = self._process.wait(_EXIT_WAIT)
+        except subprocess.TimeoutExpired:
+            return Ending(exit_code=0, signal=None, last_error="its process closed its output and went on")
+        name = _SIGNAL_NAMES.get(-code, f"signal {-code}") if code < 0 else None
+        return Ending(exit_code=code, signal=name, last_error=self.last_error())
+
+    def last_error(self) -> str:
+        """The last line that it wrote to its standard error so far."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _pass_on(output: IO[str], lines: "queue.Queue[str | None]") -> None:
+    with output:
+        for line in output:
+            lines.put(line.rstrip("\n"))
+    lines.put(None)

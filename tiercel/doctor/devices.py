@@ -1,0 +1,125 @@
+"""Every dtype's products on every kind of device, tried in children that may die of them."""
+
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiercel.doctor.child import Child
+from tiercel.doctor.gpus import gpu_verdicts, has_nvidia_driver
+from tiercel.doctor.step_worker import GPUS, HANG, IMPORT, MARK
+from tiercel.doctor.verdict import Verdict
+
+IMPORT_SECONDS, STEP_SECONDS = 90.0, 30.0
+
+# Relative to float64, from inputs rounded alike: several times what the dtype's rounding gives.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+
+# By the signal that ended the child, or by how else the step failed.
+REMEDIES = {
+    "SIGFPE": "pip install --upgrade torch, which brings a newer nvidia-cublas (12.4.5.8 at least), or set "
+    "model.dtype: float32",
+    "SIGILL": "install a build of torch for this processor, or set ATEN_CPU_CAPABILITY=default",
+    "SIGSEGV": "pip install --force-reinstall torch, with the nvidia-* packages it asks for",
+    "SIGBUS": "make room in /dev/shm and on the disk, then pip install --force-reinstall torch",
+    "SIGKILL": "mostly the system short of memory: free some, or raise the container's limit",
+    HANG: "end what else uses the device; where it hangs alone, upgrade torch and the driver",
+}
+OTHER_REMEDY = "pip install --force-reinstall torch; for a GPU also look at nvidia-smi"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Of a step. `failure` is None where it came to its end; else `cause` is a key of REMEDIES, or "error"."""
+
+    step: str
+    result: Any = None
+    failure: str | None = None
+    cause: str = ""
+
+
+def device_verdicts() -> Generator[Verdict, None, int | None]:
+    """Of the CPU, of the GPUs, and of each dtype on both. Returns the number of GPUs, None where torch itself cannot
+    be imported."""
+    gpu_count = 0
+    for outcome in try_steps("cpu", (*TOLERANCES, GPUS)):
+        if outcome.step == IMPORT:
+            yield judge(outcome, "torch")
+            return None
+        if outcome.step == GPUS and outcome.failure is None:
+            gpu_count = len(outcome.result["gpus"])
+            yield from gpu_verdicts(outcome.result, has_driver=has_nvidia_driver())
+        else:
+            yield judge(outcome, "torch" if outcome.step == GPUS else "cpu")
+    if gpu_count:
+        for outcome in try_steps("cuda", tuple(TOLERANCES)):
+            yield judge(outcome, "cuda")
+    return gpu_count
+
+
+def try_steps(
+    device: str,
+    steps: Sequence[str],
+    faults: Mapping[str, str] | None = None,
+    *,
+    import_seconds: float = IMPORT_SECONDS,
+    step_seconds: float = STEP_SECONDS,
+) -> Iterator[Outcome]:
+    """Each step's outcome, in order. One that fails takes its child along, and a fresh one tries the rest; where torch
+    cannot be imported, that is the only outcome."""
+    left = list(steps)
+    while left:
+        with Child("tiercel.doctor.step_worker", device, json.dumps(dict(faults or {})), *left) as child:
+            for outcome in _outcomes(child, tuple(left), import_seconds, step_seconds):
+                yield outcome
+                if outcome.step == IMPORT:
+                    return
+                left.remove(outcome.step)
+
+
+def judge(outcome: Outcome, device: str) -> Verdict:
+    """Of a step of that device."""
+    name = f"{device} {outcome.step}"
+    if outcome.failure is not None:
+        remedy = REMEDIES.get(outcome.cause, OTHER_REMEDY)
+        return Verdict(name=name, status="broken", found=outcome.failure, remedy=remedy)
+    tolerance = TOLERANCES[outcome.step]
+    is_right = all(error <= tolerance for error in outcome.result.values())  # NaN is not
+    errors = ", ".join(f"{operation} {error:.1e}" for operation, error in outcome.result.items())
+    if is_right:
+        return Verdict(name=name, status="ok", found=f"forward and backward as in float64 but for {errors}")
+    return Verdict(
+        name=name,
+        status="broken",
+        found=f"wrong result: off by {errors}, where {tolerance:g} is rounding",
+        remedy="set model.dtype to one that is right here; pip install --upgrade torch, and look at the device",
+    )
+
+
+def _outcomes(child: Child, steps: Sequence[str], import_seconds: float, step_seconds: float) -> Iterator[Outcome]:
+    """Of the steps that a child performs, up to the first that fails; an import that does not is left out."""
+    running = IMPORT
+    following = iter(steps)
+    while True:
+        seconds = import_seconds if running == IMPORT else step_seconds
+        try:
+            line = child.line(seconds)
+        except TimeoutError:
+            yield Outcome(step=running, failure=f"no result within {seconds:g} s", cause=HANG)
+            return
+        if line is None:
+            ending = child.ending()
+            yield Outcome(step=running, failure=ending.text, cause=ending.signal or "error")
+            return
+        if not line.startswith(MARK):
+            continue
+        message = json.loads(line[len(MARK) :])
+        if "begins" in message:
+            running = message["begins"]
+            continue
+        if message["ends"] != IMPORT:
+            yield Outcome(step=message["ends"], result=message["result"])
+        after = next(following, None)
+        if after is None:
+            return
+        running = after
