@@ -1,0 +1,69 @@
+"""Whether packages that tiercel can do without, and that are here, can be imported at all."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from tiercel.doctor.child import Child
+from tiercel.doctor.verdict import Verdict
+
+IMPORT_SECONDS = 90.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptionalPackage:
+    """`imports`: what to import, "module" or "module:attribute" where the package loads its parts late."""
+
+    imports: str
+    needed_for: str
+    remedy: str
+
+
+OPTIONALS = {
+    "vllm": OptionalPackage(
+        imports="vllm:LLM",
+        needed_for="rollout.engine: vllm, and tiercel serve",
+        remedy="install vllm in a fresh environment, where it chooses its torch, and tiercel after it",
+    ),
+    "deepspeed": OptionalPackage(
+        imports="deepspeed",
+        needed_for="train.strategy: deepspeed",
+        remedy="pip install --upgrade deepspeed; without nvcc, DS_BUILD_OPS=0 pip install --force-reinstall deepspeed",
+    ),
+    "torchvision": OptionalPackage(
+        imports="torchvision",
+        needed_for="nothing: tiercel's images go through Pillow",
+        remedy="pip install --upgrade torch torchvision from one index, or pip uninstall torchvision: transformers "
+        "imports it where it is installed, and fails with it",
+    ),
+    "pyarrow": OptionalPackage(
+        imports="pyarrow.parquet", needed_for="Parquet data", remedy="pip install --force-reinstall pyarrow"
+    ),
+}
+
+
+def import_verdicts() -> Iterator[Verdict]:
+    """Of each package, imported in a child of its own."""
+    for name, optional in OPTIONALS.items():
+        yield import_verdict(name, optional)
+
+
+def import_verdict(name: str, optional: OptionalPackage, *, seconds: float = IMPORT_SECONDS) -> Verdict:
+    """`absent` where it is not installed; else whether it imports."""
+    title = f"import {name}"
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # None: a mere directory of that name
+        return Verdict(name=title, status="absent", found=f"not installed; needed for {optional.needed_for}")
+    started = time.monotonic()
+    with Child("tiercel.doctor.import_worker", optional.imports) as child:
+        try:
+            while child.line(started + seconds - time.monotonic()) is not None:
+                pass
+        except TimeoutError:
+            found = f"does not end within {seconds:g} s"
+            return Verdict(name=title, status="broken", found=found, remedy=optional.remedy)
+        ending = child.ending()
+    if ending.exit_code != 0:
+        return Verdict(name=title, status="broken", found=ending.text, remedy=optional.remedy)
+    return Verdict(name=title, status="ok", found=f"in {time.monotonic() - started:.1f} s")
