@@ -88,7 +88,7 @@ HEAVY = MODELS | {"torch", "numpy", "PIL"}
 HELP = """
 import contextlib, io
 from tiercel.cli.main import main
-for command in ([], ["grpo"], ["check"]):
+for command in ([], ["grpo"], ["check"], ["doctor"]):
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         main([*command, "--help"])
 """
@@ -107,8 +107,9 @@ def test_types_recipes_and_algorithms_need_no_model_library():
         HELP,
         "from tiercel.cli.main import build_parser; build_parser()",
         "import tiercel.rewards.worker, tiercel.rewards.builtin, tiercel.rewards.answers",
+        "import tiercel.cli.doctor",
     ],
-    ids=("config", "help", "parser", "rewards"),
+    ids=("config", "help", "parser", "rewards", "doctor"),
 )
 def test_what_must_start_at_once_loads_nothing_heavy(program):
     assert not loaded_by(program) & HEAVY

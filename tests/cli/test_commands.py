@@ -113,7 +113,7 @@ def test_check_names_a_missing_image_and_a_broken_reward(tiny_checkpoints, tmp_p
 
 
 def test_every_command_has_help_with_an_example():
-    for name in ("demo", "sft", "grpo", "check", "eval", "predict", "export", "report"):
+    for name in ("demo", "sft", "grpo", "check", "doctor", "eval", "predict", "export", "report"):
         result = subprocess.run([sys.executable, "-m", "tiercel", name, "--help"], capture_output=True, text=True)
         assert result.returncode == 0
         assert "example: tiercel" in " ".join(result.stdout.split())

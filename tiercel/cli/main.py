@@ -99,6 +99,14 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--prompt-tokens", type=_count, metavar="N", help="of a prompt (data.max_prompt_tokens)")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
 
+    doctor = _command(
+        commands,
+        "doctor",
+        "this machine: versions, devices, known bad pairs, and what mends each",
+        "tiercel doctor",
+    )
+    doctor.add_argument("--json", action="store_true", help="the verdicts as JSON")
+
     serve = _command(
         commands,
         "serve",
@@ -224,6 +232,12 @@ def _check(arguments: argparse.Namespace) -> None:
     check(arguments.recipe, arguments.overrides)
 
 
+def _doctor(arguments: argparse.Namespace) -> None:
+    from tiercel.cli.doctor import doctor
+
+    doctor(as_json=arguments.json)
+
+
 def _serve(arguments: argparse.Namespace) -> None:
     from tiercel.cli.serve import serve_recipe
 
@@ -289,6 +303,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "grpo": _grpo,
     "check": _check,
     "plan": _plan,
+    "doctor": _doctor,
     "serve": _serve,
     "eval": _eval,
     "predict": _predict,
