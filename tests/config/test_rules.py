@@ -30,6 +30,7 @@ from tiercel.config.schema import Reward
         ["train.eval_every=5", "data.eval=rows.jsonl"],
         ["rewards.0={call: mine.py:score, correct_at: 0.5}"],
         ["rewards.0={call: package.module:function}"],
+        ["rewards.0={call: mine.py:score, env: [SERVICE_KEY]}", "reliability.reward_memory_gb=0.5"],
         ["rewards.0={name: length, max_tokens: 100}"],
         ["rewards.0={name: choice, choices: [yes, no], answer_column: label}"],
         ["rewards.0={name: number, tolerance: 0}", "rewards.1.weight=-0.5"],

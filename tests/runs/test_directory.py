@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.rewards.samples import scored, scored_group
-from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reward, SftRecipe, Train
+from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliability, Reward, SftRecipe, Train
 from tiercel.errors import RunError
 from tiercel.runs import directory
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
@@ -166,6 +166,23 @@ def test_length_and_intervals_may_differ(tmp_path):
     make(longer)
     assert load_run_recipe(tmp_path) == longer
     assert {"train.steps", "train.epochs", "output"} <= set(MAY_DIFFER)
+
+
+def test_every_limit_may_differ(tmp_path):
+    make(grpo_recipe(tmp_path))
+    make(
+        grpo_recipe(
+            tmp_path,
+            reliability=Reliability(
+                stall_timeout=1,
+                reward_timeout=2,
+                reward_memory_gb=3,
+                reward_file_mb=4,
+                max_failed_reward_fraction=0.5,
+            ),
+        )
+    )
+    assert {f"reliability.{key}" for key in Reliability.model_fields} <= set(MAY_DIFFER)
 
 
 def test_a_run_that_moved_goes_on(tmp_path):

@@ -131,6 +131,10 @@ def _number(details: ErrorDetails, key: Key) -> str:
     return _wrong_value(details, key)
 
 
+def _finite_number(details: ErrorDetails, key: Key) -> str:
+    return f"must be a finite {type_in_words(key.field)}"
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -206,6 +210,7 @@ def _wrong_value(details: ErrorDetails, key: Key) -> str:
 EXPLANATIONS: dict[str, Callable[[ErrorDetails, Key], str]] = {
     "int_type": _whole_number,
     "float_type": _number,
+    "finite_number": _finite_number,
     "bool_type": _boolean,
     "string_type": _text,
     "literal_error": _word,

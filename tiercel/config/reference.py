@@ -118,7 +118,7 @@ def _table(title: str, keys: list[Key]) -> str:
 
 
 def _row(key: Key) -> str:
-    meaning = (key.field.description or "").replace("|", "\\|").replace("<", "&lt;")
+    meaning = " ".join((key.field.description or "").split()).replace("|", "\\|").replace("<", "&lt;")
     return f"| `{key.leaf}` | {type_in_words(key.field)} | {_default(key)} | {meaning} |"
 
 

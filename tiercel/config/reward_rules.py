@@ -1,6 +1,5 @@
 """Judgements on the recipe's rewards."""
 
-import math
 import re
 
 from tiercel.config.keys import shown
@@ -14,10 +13,11 @@ REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
     "choice": ("choices", "answer_column", "correct_at"),
     "iou": ("answer_column", "correct_at"),
     "length": ("max_tokens", "correct_at"),
-    "call": ("correct_at",),
+    "call": ("env", "correct_at"),
 }
 _FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
 _MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 def reward_entries(recipe: GrpoRecipe) -> Problems:
@@ -55,10 +55,12 @@ def _reward_options(key: str, reward: Reward) -> Problems:
                 text=f"{shown(value)} given, but {named} does not take it; remove it (it belongs to {takers})",
                 also=(f"{key}.name", f"{key}.call"),
             )
-    for option in ("weight", "correct_at"):
-        value = getattr(reward, option)
-        if value is not None and not math.isfinite(value):
-            yield Problem(key=f"{key}.{option}", text=f"{value} given; must be a finite number")
+    if not all(_VARIABLE.fullmatch(name) for name in reward.env or ()):
+        yield Problem(  # it does not repeat what was given, which may be a secret
+            key=f"{key}.env",
+            text="must be names of environment variables alone, such as [OPENAI_API_KEY]; their values stay out of "
+            "the recipe",
+        )
     if reward.pattern is not None and (fault := regex_fault(reward.pattern)) is not None:
         yield Problem(key=f"{key}.pattern", text=f"{shown(reward.pattern)} is no regular expression: {fault}")
     if reward.choices is not None and len(set(reward.choices)) < max(2, len(reward.choices)):

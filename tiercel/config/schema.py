@@ -11,6 +11,7 @@ PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Part = Literal["vision", "projector", "language"]
 RewardName = Literal["format", "exact", "number", "choice", "iou", "length"]
@@ -90,7 +91,7 @@ class Reward(Section):
     """A built-in reward."""
     call: str | None = None
     """Your own: file.py:function or package.module:function, taking a Sample, answering a number or None."""
-    weight: float = 1.0
+    weight: FiniteFloat = 1.0
     """Factor of this reward in the sum."""
     pattern: str | None = None
     """format: regular expression the whole completion must match; null asks for <answer>...</answer> at the end."""
@@ -102,7 +103,10 @@ class Reward(Section):
     """length: 1 up to this many tokens, then falling linearly to 0 at twice as many."""
     answer_column: str | None = None
     """Column of the row that holds the right answer; null takes `answer`."""
-    correct_at: float | None = None
+    env: tuple[str, ...] | None = None
+    """call: names of environment variables that your function needs though they look like secrets, such as
+    OPENAI_API_KEY; it sees no other `*_KEY`, `*TOKEN*`, `*SECRET*` or `*PASSWORD*`."""
+    correct_at: FiniteFloat | None = None
     """A row counts as right for eval/accuracy from this value on; null takes the built-in's own (iou 0.5, else 1)."""
 
 
@@ -273,6 +277,10 @@ class Reliability(Section):
     """Seconds without progress before the run is diagnosed and ended."""
     reward_timeout: PositiveFloat = 60.0
     """Seconds one batch of your own reward's calls may take."""
+    reward_memory_gb: PositiveFloat = 8.0
+    """Gigabytes of the machine's memory that your own reward and all that it starts may hold together; Linux only."""
+    reward_file_mb: PositiveFloat = 1024.0
+    """Megabytes that each file may have that your own reward writes."""
     max_failed_reward_fraction: Fraction = 0.1
     """The run stops when more than this share of a step's rewards failed."""
     max_skipped_updates: NonNegativeInt = 0

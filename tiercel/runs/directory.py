@@ -43,6 +43,11 @@ MAY_DIFFER = (
     "rollout.patience",
     "rollout.vllm.gpu_memory_utilization",
     "rollout.vllm.sleep_level",
+    "reliability.stall_timeout",
+    "reliability.reward_timeout",
+    "reliability.reward_memory_gb",
+    "reliability.reward_file_mb",
+    "reliability.max_failed_reward_fraction",
     "output",
 )
 LOCK_PATIENCE_SECONDS = 5.0
