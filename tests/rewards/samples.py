@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tiercel.config.schema import Reward
+from tiercel.config.schema import Reliability, Reward
 from tiercel.samples import CoordinateSpace, Sample, SampleImage, Size
 from tiercel.types import (
     Completion,
@@ -96,3 +96,8 @@ def scored(total: float | None, is_correct: bool | None = None, **rewards: Rewar
 
 def reward(**keys: Any) -> Reward:
     return Reward(**keys)
+
+
+def limits(timeout: float = 30.0, **keys: float) -> Reliability:
+    """What a reward's process may take; `timeout` in seconds."""
+    return Reliability(reward_timeout=timeout, **keys)

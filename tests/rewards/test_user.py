@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.rewards.conftest import children
-from tests.rewards.samples import sample
+from tests.rewards.samples import limits, sample
 from tiercel.errors import RecipeError
 from tiercel.rewards import user
 from tiercel.rewards.process import environment_without_secrets
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_child_left")
 
 def score(call, *samples, timeout=30.0):
     """Values from a process that lives for one batch."""
-    reward = UserReward(call, timeout=timeout)
+    reward = UserReward(call, limits(timeout))
     try:
         reward.start()
         return reward.score(samples)
@@ -143,7 +143,7 @@ def test_a_hang_is_killed_with_what_it_started_and_the_next_batch_gets_a_new_pro
                 time.sleep(600)
             return 1.0
         """)
-    reward = UserReward(call, timeout=1.0)
+    reward = UserReward(call, limits(1.0))
     reward.start()
     start = time.monotonic()
     before, hung, after = reward.score([sample("x"), sample("hang", id="row-2"), sample("x", id="row-3")])
@@ -167,7 +167,7 @@ def test_a_process_that_ends_keeps_what_it_answered_and_is_started_again(reward_
                 os._exit(7)
             return 1.0
         """)
-    reward = UserReward(call, timeout=30.0)
+    reward = UserReward(call, limits())
     reward.start()
     values = reward.score([sample("x"), sample("exit"), sample("x")])
     assert values[0] == RewardValue(value=1.0)
@@ -193,16 +193,64 @@ def test_a_crash_names_the_signal_and_sys_exit_is_a_failure(reward_file):
     assert "its process was ended by SIGSEGV" in crashed.failure
 
 
-def test_a_process_that_died_between_batches_is_replaced(reward_file):
-    reward = UserReward(reward_file("import os\ndef score(sample):\n    return os.getpid()\n"), timeout=30.0)
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_process_that_died_between_batches_is_replaced(reward_file, is_awaited):
+    reward = UserReward(reward_file("import os\ndef score(sample):\n    return os.getpid()\n"), limits())
     reward.start()
     (pid,) = numbers(reward.score([sample()]))
     os.kill(int(pid), signal.SIGKILL)
-    assert gone(int(pid))
+    if is_awaited:
+        assert gone(int(pid))
     (other_pid,) = numbers(reward.score([sample()]))
     assert other_pid != pid
     reward.close()
     assert gone(int(other_pid))
+
+
+def test_a_process_that_ends_during_a_batch_is_not_asked_for_it_again(reward_file, tmp_path):
+    call = reward_file("""
+        import os
+        import pathlib
+
+        def score(sample):
+            with pathlib.Path(__file__).with_name("calls").open("a") as calls:
+                calls.write("x")
+            os._exit(1)
+        """)
+    (value,) = score(call, sample())
+    assert "its process ended with exit code 1" in value.failure
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "GeneratorExit", "BaseException", "asyncio.CancelledError"])
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_what_is_raised_past_exception_fails_its_own_completion_too(reward_file, prefix, raised):
+    call = reward_file(f"""
+        import asyncio
+
+        {prefix}def score(sample):
+            if sample.completion == "bad":
+                raise {raised}
+            return 1.0
+        """)
+    before, bad, after = score(call, sample(), sample("bad"), sample())
+    assert numbers([before, after]) == [1.0, 1.0]
+    assert raised.rpartition(".")[2] in bad.failure
+
+
+def test_an_answer_that_raises_when_it_is_looked_at_is_a_failure(reward_file):
+    call = reward_file("""
+        class Odd:
+            @property
+            def shape(self):
+                raise RuntimeError("boom")
+
+        def score(sample):
+            return Odd() if sample.completion == "odd" else 1.0
+        """)
+    odd, good = score(call, sample("odd"), sample())
+    assert "RuntimeError: boom" in odd.failure
+    assert good == RewardValue(value=1.0)
 
 
 def test_async_calls_run_side_by_side(reward_file):
@@ -282,7 +330,7 @@ def test_a_column_that_json_cannot_carry_fails_its_row_alone(reward_file):
 
 
 def test_no_samples_need_no_process():
-    assert UserReward("nowhere.py:score", timeout=1.0).score([]) == ()
+    assert UserReward("nowhere.py:score", limits()).score([]) == ()
 
 
 def test_secrets_of_the_environment_are_not_seen(reward_file, monkeypatch):
@@ -372,7 +420,7 @@ def test_an_import_that_hangs_ends(reward_file, monkeypatch):
 
 def test_code_that_breaks_later_fails_the_batch_and_not_the_run(reward_file):
     call = reward_file("import os\ndef score(sample):\n    os._exit(1)\n")
-    reward = UserReward(call, timeout=30.0)
+    reward = UserReward(call, limits())
     reward.start()
     reward.score([sample()])
     reward_file("raise RuntimeError('edited')\n")
@@ -393,7 +441,7 @@ def test_an_interrupted_batch_leaves_no_answer_for_the_next(reward_file):
     def interrupt(number, frame):
         raise KeyboardInterrupt
 
-    reward = UserReward(call, timeout=30.0)
+    reward = UserReward(call, limits())
     reward.start()
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
@@ -418,9 +466,10 @@ def test_the_process_ends_with_a_parent_that_is_killed(reward_file, tmp_path):
             time.sleep(600)
         """)
     script = (
-        "import sys; from tiercel.rewards.user import UserReward; from tiercel.samples import Sample; "
+        "import sys; from tiercel.config.schema import Reliability; from tiercel.rewards.user import UserReward; "
+        "from tiercel.samples import Sample; "
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
-        "images=(), coordinate_space='unit'); UserReward(sys.argv[1], timeout=600).score([sample])"
+        "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"
     )
     parent = subprocess.Popen([sys.executable, "-c", script, call], cwd=Path(__file__).parents[2])
     while not (tmp_path / "pid").exists():
@@ -433,7 +482,7 @@ def test_the_process_ends_with_a_parent_that_is_killed(reward_file, tmp_path):
 
 def test_close_kills_at_once_and_twice_is_no_error(reward_file):
     before = children()
-    reward = UserReward(reward_file("def score(sample):\n    return 1\n"), timeout=30.0)
+    reward = UserReward(reward_file("def score(sample):\n    return 1\n"), limits())
     reward.start()
     (pid,) = children() - before
     reward.close()

@@ -1,38 +1,46 @@
 """A reward's own process: JSON lines over a socket of its own, a deadline, and an end for all that it started.
 
-The process leads a session of its own, so that one signal reaches its children too, and sees no variable of the
-environment that looks like a secret. What it prints is read aside and its last lines are kept.
+What is started is a supervisor, which forks the worker and leaves nothing behind (supervisor.py). The worker sees no
+variable of the environment that looks like a secret, but those that the recipe names, and has a temporary directory of
+its own. What it prints is read aside and its last lines are kept.
 """
 
 import contextlib
 import fnmatch
+import glob
 import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tiercel.config.schema import Reliability
 from tiercel.errors import EnvironmentProblem
 from tiercel.reliability.redaction import SECRET_VARIABLES, redact
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
+LONGEST_REPLY = 1 << 20  # bytes
+FOREIGN_REPLY = "something other than its answers came over its connection; its process was killed"
 
 _CHUNK = 65536  # bytes
 _TICK = 0.2  # seconds between looks at whether the process still lives
 _STACK_WAIT = 0.3  # seconds given to a hanging process to say where it hangs
 _EXIT_WAIT = 1.0  # seconds for a process that closed its socket to be gone
+_CLOSE_WAIT = 2.0  # seconds for the supervisor to end all
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tiercel.rewards.worker import main; main(int(sys.argv[2]), sys.argv[3])"
+    "from tiercel.rewards.supervisor import main; main(sys.argv[2])"
 )
 
 logger = logging.getLogger(__name__)
@@ -44,53 +52,78 @@ class Exchange:
 
     replies: tuple[Mapping[str, Any], ...]
     interruption: str | None
+    has_ended: bool = False  # the process did, by itself
 
 
-def environment_without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose names do not look like a secret's, in either case."""
+class ForeignReply(ValueError):
+    """What came over the connection is no reply: the user's code wrote to it."""
+
+
+def environment_without_secrets(environment: Mapping[str, str], named: Collection[str] = ()) -> dict[str, str]:
+    """The variables whose names do not look like a secret's, in either case, and those that are `named`."""
     return {
         name: value
         for name, value in environment.items()
-        if not any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in SECRET_VARIABLES)
+        if name in named or not any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in SECRET_VARIABLES)
     }
 
 
 class RewardProcess:
     """A running worker.py for one `file.py:function` or `package.module:function`."""
 
-    def __init__(self, call: str):
-        """Start the process; it imports the user's code and then sends its first reply."""
-        ours, theirs = socket.socketpair()
-        arguments = [json.dumps([str(entry) for entry in sys.path]), str(theirs.fileno()), call]
-        with theirs:
+    def __init__(self, call: str, limits: Reliability, variables: Collection[str] = ()):
+        """Start the process; it imports the user's code and then sends its first reply. `variables`: of the
+        environment, which it sees though they look like secrets."""
+        self._call = call
+        with contextlib.ExitStack() as undo:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-u", "-c", _BOOTSTRAP, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(theirs.fileno(),),
-                    env=environment_without_secrets(os.environ),
-                    start_new_session=True,
-                    bufsize=0,
-                )
+                self._directory = tempfile.mkdtemp(prefix="tiercel-reward-")
+                undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                self._channel, channel = map(undo.enter_context, socket.socketpair())
+                self._control, control = map(undo.enter_context, socket.socketpair())
+                self._process = self._started(channel, control, limits, variables)
             except OSError as error:
-                ours.close()
                 raise EnvironmentProblem(
-                    f"the process of the reward {call} cannot be started: {error}; free memory or processes"
+                    f"the process of the reward {call} cannot be started: {error}; free memory, processes or disk"
                 ) from error
+            undo.pop_all()
+        channel.close()
+        control.close()
         assert self._process.stdout is not None
         self._output = self._process.stdout
-        self._channel = ours
         self._channel.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
-        self._call = call
         self._received = bytearray()  # the beginning of a reply
         self._unprinted = b""  # the beginning of a printed line
         self._printed: deque[str] = deque(maxlen=PRINTED_LINES)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
+
+    def _started(
+        self, channel: socket.socket, control: socket.socket, limits: Reliability, variables: Collection[str]
+    ) -> "subprocess.Popen[bytes]":
+        charge = {
+            "call": self._call,
+            "channel": channel.fileno(),
+            "control": control.fileno(),
+            "trainer": os.getpid(),
+            "directory": self._directory,
+            "memory_gb": limits.reward_memory_gb,
+            "file_mb": limits.reward_file_mb,
+        }
+        arguments = [json.dumps([str(entry) for entry in sys.path]), json.dumps(charge)]
+        directories = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), self._directory)
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", _BOOTSTRAP, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(channel.fileno(), control.fileno()),
+            env={**environment_without_secrets(os.environ, variables), **directories},
+            start_new_session=True,
+            bufsize=0,
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -112,7 +145,7 @@ class RewardProcess:
             self._selector.modify(self._channel, wanted)
             ready = self._selector.select(min(remaining, _TICK))
             if not ready and not self.is_alive:
-                return Exchange(replies=tuple(replies), interruption=self._describe_end())
+                return Exchange(replies=tuple(replies), interruption=self._describe_end(), has_ended=True)
             for key, events in ready:
                 if key.fileobj is self._output:
                     self._read_output()
@@ -121,9 +154,11 @@ class RewardProcess:
                     if events & selectors.EVENT_WRITE:
                         unsent = unsent[self._channel.send(unsent[:_CHUNK]) :]
                     if events & selectors.EVENT_READ:
-                        replies.extend(self._read_replies())
+                        self._read_replies(replies)
                 except (ConnectionError, EOFError):
-                    return Exchange(replies=tuple(replies), interruption=self._describe_end())
+                    return Exchange(replies=tuple(replies), interruption=self._describe_end(), has_ended=True)
+                except ForeignReply:
+                    return Exchange(replies=tuple(replies), interruption=FOREIGN_REPLY)
         return Exchange(replies=tuple(replies), interruption=None)
 
     def printed(self) -> tuple[str, ...]:
@@ -139,25 +174,34 @@ class RewardProcess:
         return lines
 
     def close(self) -> None:
-        """Kill the process and all that it started, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for the dead
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Kill the process and all that it started, wait until they are gone, and remove its temporary directory."""
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_WAIT)
+        if self._process.returncode != 0:  # the user's code stopped or killed the supervisor
+            self._process.kill()
+            self._process.wait()
+            kill_marked(f"TMPDIR={self._directory}")
+            shutil.rmtree(self._directory, ignore_errors=True)
         self._selector.close()
         self._channel.close()
         self._output.close()
 
-    def _read_replies(self) -> list[Mapping[str, Any]]:
+    def _read_replies(self, replies: list[Mapping[str, Any]]) -> None:
+        """Append what has come. Raises EOFError at the connection's end, ForeignReply after what is no reply."""
         try:
             chunk = self._channel.recv(_CHUNK)
         except BlockingIOError:
-            return []
+            return
         if not chunk:
             raise EOFError
         self._received += chunk
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
-        return [json.loads(line) for line in lines]
+        for line in lines:
+            replies.append(_parsed(line))
+        if len(rest) > LONGEST_REPLY:
+            raise ForeignReply
 
     def _read_output(self) -> bool:
         """Read what was printed; False where there is nothing (any more)."""
@@ -182,17 +226,45 @@ class RewardProcess:
 
     def _describe_hang(self, timeout: float) -> str:
         """What to say of a process that is late; asks it to print where it is."""
-        if self.is_alive:
-            self._process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(OSError):
+            self._control.send(b"?")
             time.sleep(_STACK_WAIT)
         return f"no answer within {timeout:g} s; its process was killed"
 
     def _describe_end(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_WAIT)
-        code = self._process.returncode
-        if code is None:
+        """The supervisor's word on it."""
+        self._control.settimeout(_EXIT_WAIT)
+        try:
+            reason = self._control.recv(_CHUNK).decode()
+        except OSError:
             return "its process closed the connection; it was killed"
-        if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code}"
+        return reason or "the process that watches over it was killed"
+
+
+def _parsed(line: bytes | bytearray) -> Mapping[str, Any]:
+    try:
+        reply = json.loads(line)
+    except ValueError as error:
+        raise ForeignReply from error
+    if not isinstance(reply, dict):
+        raise ForeignReply
+    return reply
+
+
+def kill_marked(variable: str) -> None:
+    """Kill the processes that were started with `NAME=value` in their environment, and wait a while; Linux only."""
+    deadline = time.monotonic() + _EXIT_WAIT
+    while (found := _marked(variable.encode())) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _marked(variable: bytes) -> list[int]:
+    found = []
+    for file in glob.glob("/proc/[0-9]*/environ"):
+        with contextlib.suppress(OSError), open(file, "rb") as environment:  # gone, or another user's
+            if variable in environment.read().split(b"\0"):
+                found.append(int(file.split("/")[2]))
+    return found

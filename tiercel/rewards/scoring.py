@@ -5,6 +5,7 @@ failed reward, or with none that applies, is masked: its total is None.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -114,13 +115,13 @@ class Scorer:
         self._processes = ExitStack()
         self._user: dict[int, UserReward] = {}  # by place in the recipe
         self._entries = tuple(
-            self._entry(index, name, reward, reliability.reward_timeout)
+            self._entry(index, name, reward, reliability)
             for index, (name, reward) in enumerate(zip(self.names, rewards, strict=True))
         )
 
-    def _entry(self, index: int, name: str, reward: Reward, timeout: float) -> _Entry:
+    def _entry(self, index: int, name: str, reward: Reward, reliability: Reliability) -> _Entry:
         if reward.call is not None:
-            user = self._user[index] = UserReward(reward.call, timeout=timeout)
+            user = self._user[index] = UserReward(reward.call, reliability, variables=reward.env or ())
             return _Entry(name=name, reward=reward, ask=user.score, correct_at=reward.correct_at)
         assert reward.name is not None
         built_in = BUILTIN[reward.name]
@@ -128,8 +129,14 @@ class Scorer:
         return _Entry(name=name, reward=reward, ask=_ask_built_in(built_in, reward), correct_at=correct_at)
 
     def __enter__(self) -> "Scorer":
-        """Start every reward of the user's. Raises one RecipeError with all that cannot be loaded."""
-        problems: list[str] = []
+        """Start every reward of the user's. Raises one RecipeError with all that cannot be loaded, and all variables
+        of the environment that are not set."""
+        problems = [
+            f"rewards.{index}.env: {name} is not set in the environment; export it, or take it out of the list"
+            for index, entry in enumerate(self._entries)
+            for name in entry.reward.env or ()
+            if name not in os.environ
+        ]
         with ExitStack() as processes:
             for index, user in self._user.items():
                 processes.callback(user.close)

@@ -1,11 +1,13 @@
 """The user's own reward function, run in a process of its own. See worker.py for what the function may be."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.reliability.redaction import Redactor
-from tiercel.rewards.process import RewardProcess
-from tiercel.rewards.wire import NotJson, encode_sample
+from tiercel.rewards.process import FOREIGN_REPLY, Exchange, RewardProcess
+from tiercel.rewards.wire import LARGEST_VALUE, NotJson, encode_sample
 from tiercel.samples import RewardValue, Sample
 
 START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
@@ -14,14 +16,17 @@ START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packa
 class UserReward:
     """One function of the user's, called for a batch of samples at a time.
 
-    A completion whose call raises, hangs, ends the process or answers anything but a finite number or None is
-    unscorable, and its failure says why. The process is killed after a hang and started afresh for the next batch.
+    A completion whose call raises, hangs, ends the process, takes more than its limits allow or answers anything but
+    a finite number or None is unscorable, and its failure says why. The process is killed after a hang and started
+    afresh for the next batch. One that ends between two batches is replaced, and nothing fails.
     """
 
-    def __init__(self, call: str, *, timeout: float):
-        """`call` is file.py:function or package.module:function, `timeout` the seconds that one batch may take."""
+    def __init__(self, call: str, limits: Reliability, *, variables: Collection[str] = ()):
+        """`call` is file.py:function or package.module:function. `variables` of the environment are seen by it though
+        they look like secrets."""
         self.call = call
-        self._timeout = timeout
+        self._limits = limits
+        self._variables = tuple(variables)
         self._process: RewardProcess | None = None
 
     def start(self) -> None:
@@ -52,10 +57,12 @@ class UserReward:
     def _start(self) -> str | None:
         """Start the process; the reason where the user's code cannot be loaded."""
         self.close()
-        process = RewardProcess(self.call)
+        process = RewardProcess(self.call, self._limits, self._variables)
         self._process = process
         loaded = process.exchange(b"", reply_count=1, timeout=START_TIMEOUT)
-        problem = loaded.interruption if loaded.interruption is not None else loaded.replies[0]["problem"]
+        problem = (
+            loaded.interruption if loaded.interruption is not None else loaded.replies[0].get("problem", FOREIGN_REPLY)
+        )
         if problem is None:
             return None
         text = f"{self.call}: {problem}" + _printed(process)
@@ -64,32 +71,49 @@ class UserReward:
 
     def _ask(self, samples: Sequence[Sample], lines: dict[int, str]) -> dict[int, RewardValue]:
         """Values of the samples whose lines are given, by index."""
-        if self._process is None or not self._process.is_alive:
-            problem = self._start()
+        request = f"[{','.join(lines.values())}]\n".encode()
+        for _ in range(2):
+            problem = None if self._process is not None and self._process.is_alive else self._start()
             if problem is not None:
                 return {index: RewardValue(value=None, failure=f"reward {problem}") for index in lines}
-        process = self._process
-        assert process is not None
-        process.printed()  # what came before this batch
-        request = f"[{','.join(lines.values())}]\n".encode()
-        is_reusable = False
-        try:
-            exchange = process.exchange(request, reply_count=len(lines), timeout=self._timeout)
-            printed = _printed(process)
-            is_reusable = exchange.interruption is None
-        finally:  # a signal may arrive here: answers still on their way must not meet the next batch
-            if not is_reusable:
-                self.close()
-        replies = {reply["index"]: reply for reply in exchange.replies}
+            exchange, printed = self._exchange(request, len(lines))
+            if exchange.replies or not exchange.has_ended:
+                break  # else it had ended before this batch, and nothing of it was begun
+        replies = {reply.get("index"): reply for reply in exchange.replies[1:] if isinstance(reply.get("index"), int)}
         values: dict[int, RewardValue] = {}
         for position, index in enumerate(lines):
-            reply = replies.get(position, {"failure": exchange.interruption})
-            failure = reply.get("failure")
+            value, failure = _checked(replies.get(position, {"failure": exchange.interruption}))
             if failure is not None:
                 failure = f"reward {self.call}, row {samples[index].id}: {failure}{printed}"
                 failure = _without_columns_secrets(failure, samples[index])
-            values[index] = RewardValue(value=reply.get("value"), failure=failure)
+            values[index] = RewardValue(value=value, failure=failure)
         return values
+
+    def _exchange(self, request: bytes, sample_count: int) -> tuple[Exchange, str]:
+        """Ask for a batch: the word that it has begun and a reply for each sample; and what was printed."""
+        process = self._process
+        assert process is not None
+        process.printed()  # what came before this batch
+        is_reusable = False
+        try:
+            exchange = process.exchange(request, reply_count=sample_count + 1, timeout=self._limits.reward_timeout)
+            printed = _printed(process)
+            answered = sorted(str(reply.get("index")) for reply in exchange.replies[1:])
+            is_reusable = answered == sorted(map(str, range(sample_count)))
+        finally:  # a signal may arrive here: answers still on their way must not meet the next batch
+            if not is_reusable:
+                self.close()
+        return exchange, printed
+
+
+def _checked(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
+    """Value and failure of a reply. The user's code may have written what looks like one."""
+    if "value" in reply and reply["value"] is None:
+        return None, None
+    value, failure = reply.get("value"), reply.get("failure", FOREIGN_REPLY)
+    if isinstance(value, float) and abs(value) <= LARGEST_VALUE:
+        return value, None
+    return None, failure if isinstance(failure, str) else FOREIGN_REPLY
 
 
 def _without_columns_secrets(failure: str, sample: Sample) -> str:

@@ -1,11 +1,11 @@
-"""The process that runs one reward function of the user's: started by process.py, never imported by training.
+"""The process that runs one reward function of the user's: forked by supervisor.py, never imported by training.
 
-It reads one JSON line per batch from a socket of its own and answers one JSON line per sample as soon as that sample
-is scored. Standard output and error belong to the user's code. Imports no torch unless that code does.
+It reads one JSON line per batch from a socket of its own, answers that it has begun, and one JSON line per sample as
+soon as that sample is scored. Standard output and error belong to the user's code. Imports no torch unless that does.
 """
 
 import asyncio
-import contextlib
+import errno
 import faulthandler
 import importlib
 import importlib.util
@@ -14,14 +14,12 @@ import json
 import math
 import numbers
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,25 +31,25 @@ from tiercel.samples import Sample
 TRACEBACK_LINES = 20
 LONGEST_FAILURE = 4000  # characters
 
-Answer = Callable[[int, Any], None]
-Fail = Callable[[int, str], None]
+Report = Callable[[int, Mapping[str, Any]], None]
 
 
 class CannotLoad(ValueError):
     """The user's file, module or function cannot be loaded; the message says why and what there is."""
 
 
-def main(descriptor: int, call: str) -> None:
+def run(descriptor: int, call: str, file_mb: float) -> None:
     """Load `call`, say so, then answer batches until the other side closes the socket."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_files(file_mb)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # process.py asks where a hang is
     channel = socket.socket(fileno=descriptor)
     channel.set_inheritable(False)
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(channel, requests), daemon=True).start()
+    own = os.getpid()
 
     def reply(**fields: Any) -> None:
+        if os.getpid() != own:
+            os._exit(0)  # a child that the function forked came back from it
         channel.sendall(json.dumps(fields).encode() + b"\n")
 
     try:
@@ -61,23 +59,24 @@ def main(descriptor: int, call: str) -> None:
         return
     reply(problem=None)
     loop = asyncio.new_event_loop()  # one for the life of the worker, so that clients may keep connections
-    while True:
-        samples = [decode_sample(fields) for fields in json.loads(requests.get())]
-        score_batch(
-            function,
-            samples,
-            loop,
-            answer=lambda index, value: reply(index=index, **_checked(value)),
-            fail=lambda index, failure: reply(index=index, failure=failure),
-        )
+    with channel.makefile("rb") as requests:
+        for request in requests:
+            samples = [decode_sample(fields) for fields in json.loads(request)]
+            reply(begun=True)
+            score_batch(function, samples, loop, lambda index, fields: reply(index=index, **fields))
 
 
-def _read_requests(channel: socket.socket, requests: queue.SimpleQueue[bytes]) -> None:
-    """Hand on each line; when the other side is gone, end this process and all that the user's code started."""
-    with contextlib.suppress(OSError), channel.makefile("rb") as lines:
-        for line in lines:
-            requests.put(line)
-    os.killpg(os.getpid(), signal.SIGKILL)
+def _limit_files(file_mb: float) -> None:
+    """No core dumps, and a limit for each file. Python ignores SIGXFSZ, so a write beyond it raises OSError."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit, (_, hard) = round(file_mb * 1e6), resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+def file_limit(file_mb: float) -> str:
+    """What to say of a file that grew too large."""
+    return f"reliability.reward_file_mb = {file_mb:g} limits every file that a reward writes"
 
 
 def load_function(call: str) -> Callable[..., Any]:
@@ -92,7 +91,7 @@ def load_function(call: str) -> Callable[..., Any]:
         module = _load_module(source)
     except CannotLoad:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # whatever the user's code raises
         raise CannotLoad(f"{source} cannot be imported for its function {name}:\n{failure_text(error)}") from error
     function = getattr(module, name, None)
     if function is None or not callable(function):
@@ -126,49 +125,43 @@ def _functions_of(module: ModuleType) -> Iterator[str]:
 
 
 def score_batch(
-    function: Callable[..., Any],
-    samples: Sequence[Sample],
-    loop: asyncio.AbstractEventLoop,
-    *,
-    answer: Answer,
-    fail: Fail,
+    function: Callable[..., Any], samples: Sequence[Sample], loop: asyncio.AbstractEventLoop, report: Report
 ) -> None:
-    """Call the user's function for every sample and report each by its index, once, through `answer` or `fail`."""
+    """Call the user's function for every sample and report each by its index, once: its value, or its failure.
+
+    Whatever the function raises is a failure, KeyboardInterrupt and the like included.
+    """
     is_async = inspect.iscoroutinefunction(function)
     if getattr(function, "batched", False):
         try:
             values = loop.run_until_complete(function(list(samples))) if is_async else function(list(samples))
-            values = _as_list(values, len(samples))
-        except (Exception, SystemExit) as error:
-            for index in range(len(samples)):
-                fail(index, failure_text(error))
-            return
-        for index, value in enumerate(values):
-            answer(index, value)
+            replies = [_checked(value) for value in _as_list(values, len(samples))]
+        except BaseException as error:
+            replies = [{"failure": failure_text(error)}] * len(samples)
+        for index, fields in enumerate(replies):
+            report(index, fields)
     elif is_async:
-        calls = (_score_async(function, index, sample, answer, fail) for index, sample in enumerate(samples))
+        calls = (_score_async(function, index, sample, report) for index, sample in enumerate(samples))
         loop.run_until_complete(_gather(calls))
     else:
         for index, sample in enumerate(samples):
             try:
-                value = function(sample)
-            except (Exception, SystemExit) as error:
-                fail(index, failure_text(error))
-            else:
-                answer(index, value)
+                fields = _checked(function(sample))
+            except BaseException as error:
+                fields = {"failure": failure_text(error)}
+            report(index, fields)
 
 
 async def _gather(calls: Iterator[Any]) -> None:
     await asyncio.gather(*calls)
 
 
-async def _score_async(function: Callable[..., Any], index: int, sample: Sample, answer: Answer, fail: Fail) -> None:
+async def _score_async(function: Callable[..., Any], index: int, sample: Sample, report: Report) -> None:
     try:
-        value = await function(sample)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        fail(index, failure_text(error))
-    else:
-        answer(index, value)
+        fields = _checked(await function(sample))
+    except BaseException as error:
+        fields = {"failure": failure_text(error)}
+    report(index, fields)
 
 
 def _as_list(values: Any, expected: int) -> list[Any]:
@@ -214,4 +207,7 @@ def failure_text(error: BaseException) -> str:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    return redact("\n".join(text.splitlines()[-TRACEBACK_LINES:]))[-LONGEST_FAILURE:]
+    text = redact("\n".join(text.splitlines()[-TRACEBACK_LINES:]))[-LONGEST_FAILURE:]
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        text += f"\n{file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[0] / 1e6)}"
+    return text

@@ -1,0 +1,212 @@
+"""The process between the trainer and a reward's worker: it runs no code of the user's, so it outlives what that does.
+
+As the subreaper (Linux) of all that the worker starts it inherits every process that left the worker's session or lost
+its parent, so none can hide. The worker itself could not be that, for it may end first; and a variable in the
+environment that marks its processes is lost with `env -i`. Started by process.py; imports no torch.
+
+The memory that all of them hold is added up. RLIMIT_AS and RLIMIT_DATA hold for each process by itself, and count what
+was reserved and never touched: the address space of CUDA, the stacks of idle threads.
+"""
+
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tiercel.rewards.worker import file_limit, run
+
+TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile is the most by which it can be exceeded
+CLEAN = 0  # exit code: nothing is left
+UNCLEAN = 1
+
+_END_WAIT = 1.5  # seconds for processes that were killed to be gone
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charge:
+    """What a supervisor is to start and to watch; travels as JSON."""
+
+    call: str
+    channel: int  # descriptor of the worker's socket
+    control: int  # descriptor of the supervisor's own
+    trainer: int  # process id
+    directory: str  # the worker's TMPDIR, removed at the end
+    memory_gb: float
+    file_mb: float
+
+
+def main(charge_json: str) -> NoReturn:
+    """Start the worker, watch it, end all that it started; then say on the control socket why it ended, if it did."""
+    charge = Charge(**json.loads(charge_json))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    worker = os.fork()
+    if worker == 0:
+        _work(charge)
+    os.close(charge.channel)
+    with socket.socket(fileno=charge.control) as control:
+        reason = watch(worker, control, charge)
+        code = CLEAN if end_all(worker) else UNCLEAN
+        if reason is not None:
+            with contextlib.suppress(OSError):  # the trainer may be gone
+                control.sendall(reason.encode())
+        shutil.rmtree(charge.directory, ignore_errors=True)
+    os._exit(code)
+
+
+def _work(charge: Charge) -> NoReturn:
+    """The worker's side of the fork, in a session of its own."""
+    os.setsid()
+    os.close(charge.control)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    code = 1
+    try:
+        run(charge.channel, charge.call, charge.file_mb)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # by no way may it go on as a second supervisor
+
+
+def watch(worker: int, control: socket.socket, charge: Charge) -> str | None:
+    """Wait for an end and say why it came; None where the trainer wants it, or is gone.
+
+    The trainer closes the control socket to end all, and sends a byte to be shown where the worker is.
+    """
+    woken = _woken_by_ending_children()
+    while True:
+        ready, _, _ = select.select([control, woken], [], [], TICK)
+        if woken in ready:
+            woken.recv(4096)
+        if control in ready and not _received(control):
+            return None
+        if control in ready:
+            os.kill(worker, signal.SIGUSR1)
+        if os.getppid() != charge.trainer:
+            return None
+        status = reap(worker)
+        if status is not None:
+            return describe_end(os.waitstatus_to_exitcode(status), charge.file_mb)
+        held = held_bytes(descendants(os.getpid()), charge.memory_gb * 1e9)
+        if held > charge.memory_gb * 1e9:
+            return (
+                f"it and what it started held {held / 1e9:.2f} GB of memory, more than "
+                f"reliability.reward_memory_gb = {charge.memory_gb:g} allows; its process was killed"
+            )
+
+
+def _woken_by_ending_children() -> socket.socket:
+    """A socket that can be read when a child has ended."""
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
+    return reading
+
+
+def _received(control: socket.socket) -> bytes:
+    try:
+        return control.recv(1)
+    except ConnectionError:
+        return b""
+
+
+def reap(worker: int) -> int | None:
+    """Bury every child that has ended; the worker's wait status, where it is one of them."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == worker:
+                found = status
+    return found
+
+
+def end_all(worker: int) -> bool:
+    """Kill the worker's group and all descendants, and wait; False where some are left after a while."""
+    deadline = time.monotonic() + _END_WAIT
+    while True:
+        for kill, pid in [(os.killpg, worker), *((os.kill, pid) for pid in descendants(os.getpid()))]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+        reap(worker)
+        if not _has_children():
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants(pid: int) -> set[int]:
+    """Ids of all processes below one; where there is no /proc, none."""
+    found: set[int] = set()
+    unseen = [pid]
+    while unseen:
+        for file in glob.glob(f"/proc/{unseen.pop()}/task/*/children"):
+            with contextlib.suppress(OSError), open(file, "rb") as children:
+                new = {int(child) for child in children.read().split()} - found
+                found |= new
+                unseen += new
+    return found
+
+
+def held_bytes(pids: Iterable[int], enough: float) -> int:
+    """Memory of processes without the pages of files, in bytes; exact where the quick sum is more than `enough`.
+
+    The quick sum counts a page that several processes share once for each.
+    """
+    pids = tuple(pids)
+    quick = sum(_kibibytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) for pid in pids) * 1024
+    if quick <= enough:
+        return quick
+    exact = sum(_kibibytes(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:")) for pid in pids) * 1024
+    return exact or quick  # older kernels do not tell
+
+
+def _kibibytes(file: str, fields: tuple[bytes, ...]) -> int:
+    """The sum of some fields of a file of /proc; 0 where the process has ended."""
+    try:
+        with open(file, "rb") as lines:
+            return sum(int(line.split()[1]) for line in lines if line.startswith(fields))
+    except OSError:
+        return 0
+
+
+def describe_end(code: int, file_mb: float) -> str:
+    """An exit code, or a signal's number as a negative one, in words."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    limit = f"; {file_limit(file_mb)}" if name == "SIGXFSZ" else ""
+    return f"its process was ended by {name}{limit}"
+
+
+def _prctl(option: int, argument: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, *(ctypes.c_ulong(number) for number in (argument, 0, 0, 0)))
