@@ -1,0 +1,1 @@
+"""Faults made on purpose, and whether tiercel does what it promises under them."""
