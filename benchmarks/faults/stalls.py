@@ -23,7 +23,7 @@ CASES = (
     ("stop", "learn", EXIT_STALL, "gives no sign of life"),
     ("kill", "learn", EXIT_TRAINING, "was killed by SIGKILL"),
     ("exit", "rollout", EXIT_TRAINING, "ended with exit code 1"),
-    ("skip", "collective", EXIT_STALL, "left out a collective"),
+    ("skip", "collective", EXIT_STALL, "collective"),
     ("skip", "gradients", EXIT_STALL, "is in another collective than the others"),
 )
 SHORT = (("sleep", "learn"), ("skip", "collective"))

@@ -43,13 +43,12 @@ class Ranks:
         if self.world_size == 1 or strike("collective", self.pulse.doing.step, self.rank):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
-        frame = _calling_frame()
-        with self.pulse.collective(f"gather ({code_place(frame)})"):
-            dist.all_gather_object(found, (self._sign(frame), value))
+        with self.pulse.collective(f"gather ({code_place(_calling_frame())})"):
+            dist.all_gather_object(found, (self._sign(), value))
         _require_one_place(self.rank, [sign for sign, _ in found])
         return [value for _, value in found]
 
-    def _sign(self, frame: FrameType) -> Sign:
+    def _sign(self) -> Sign:
         doing = self.pulse.doing
         return Sign(
             rank=self.rank,
@@ -57,7 +56,7 @@ class Ranks:
             phases=doing.phases,
             step=doing.step,
             waits_in=doing.collective,
-            path=code_path(frame),
+            path=code_path(sys._getframe()),
             quiet_seconds=0.0,
             limit_seconds=0.0,
         )

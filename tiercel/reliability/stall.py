@@ -151,7 +151,7 @@ def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
     path = []
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(PACKAGE) and not file.endswith("ranks.py"):
+        if file.startswith(PACKAGE):
             path.append((file.removeprefix(PACKAGE), frame.f_lineno))
         frame = frame.f_back
     return tuple(reversed(path))
