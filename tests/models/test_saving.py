@@ -15,7 +15,7 @@ from tiercel.config.schema import Lora, Model
 from tiercel.errors import ModelError
 from tiercel.models.loading import load_family
 from tiercel.models.policy import Policy
-from tiercel.models.saving import restore_adapter, save_adapter, save_model, save_trained
+from tiercel.models.saving import read_tensors, restore_adapter, save_adapter, save_model, save_trained
 
 ALL = Lora(rank=4, alpha=8, targets="all")
 
@@ -161,3 +161,10 @@ def test_what_is_trained_decides_what_is_saved(tiny_checkpoints, tmp_path):
     assert save_trained(tiny_policy(checkpoint, None), tmp_path) == tmp_path / "model"
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_a_file_that_is_no_safetensors_is_named(tmp_path):
+    file = tmp_path / "optimizer.safetensors"
+    file.write_bytes(b"\x80\x02" * 50)
+    with pytest.raises(ModelError, match=r"optimizer\.safetensors is no safetensors file that can be read"):
+        read_tensors(file)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tiercel.errors import RunError
+from tiercel.runs import checkpoints
 from tiercel.runs.checkpoints import (
     MANIFEST,
     FoundCheckpoint,
@@ -15,6 +17,7 @@ from tiercel.runs.checkpoints import (
     prune,
     save_checkpoint,
 )
+from tiercel.runs.files import file_sha256
 
 
 def write_weights(text: str = "weights"):
@@ -79,6 +82,18 @@ def cut_the_manifest(path: Path) -> None:
     (path / MANIFEST).write_text(text[: len(text) // 2])
 
 
+def state_hash(path: Path, name: str, value: object) -> None:
+    """State one more hash in the manifest."""
+    hashes = json.loads((path / MANIFEST).read_text())["sha256"]
+    (path / MANIFEST).write_text(json.dumps({"sha256": hashes | {name: value}}))
+
+
+def write_state(path: Path, text: str) -> None:
+    """With a manifest that fits."""
+    (path / "state.json").write_text(text)
+    state_hash(path, "state.json", file_sha256(path / "state.json"))
+
+
 DAMAGE = {
     "adapter/weights.bin does not have the sha256": flip_a_byte,
     "optimizer.bin does not have the sha256": lambda path: (path / "optimizer.bin").write_text("moments 2x"),
@@ -90,6 +105,11 @@ DAMAGE = {
     f"{MANIFEST} is missing or unreadabl": lambda path: (path / MANIFEST).write_text("[]"),
     f"{MANIFEST} is missing or unreada": lambda path: (path / MANIFEST).write_text('{"sha256": ["optimizer.bin"]}'),
     f"{MANIFEST} is missing or unread": lambda path: (path / MANIFEST).write_bytes(b"\xff\xfe\x00"),
+    f"{MANIFEST} is missing or unrea": lambda path: (path / MANIFEST).write_text("[" * 100_000),
+    "state.json does not have": lambda path: state_hash(path, "state.json", 7),
+    "state.json is not JSON": lambda path: write_state(path, "{"),
+    "state.json is not of this step": lambda path: write_state(path, '{"step": 21}'),
+    "state.json is not of this ste": lambda path: write_state(path, "[]"),
 }
 
 
@@ -102,6 +122,16 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, problem):
     assert found is not None and found.step == 10
     (line,) = said
     assert line.startswith(f"checkpoint {damaged} is passed over: {problem}")
+
+
+def test_a_file_that_the_disk_does_not_give_is_named(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+
+    def fail(file: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoints, "file_sha256", fail)
+    assert problem_with(directory_of(tmp_path, 10)) == "adapter/weights.bin cannot be read: Input/output error"
 
 
 def test_all_damaged_is_none_and_each_is_named(tmp_path):
@@ -143,6 +173,21 @@ def test_saving_a_step_again_replaces_a_damaged_one(tmp_path):
     flip_a_byte(directory_of(tmp_path, 20))
     save(tmp_path, 20)
     assert problem_with(directory_of(tmp_path, 20)) is None
+
+
+def test_a_whole_checkpoint_of_the_same_step_stays(tmp_path):
+    save(tmp_path, 20)
+    before = file_sha256(directory_of(tmp_path, 20) / MANIFEST)
+    assert save_checkpoint(tmp_path, 20, write_weights("other"), {}) == directory_of(tmp_path, 20)
+    assert file_sha256(directory_of(tmp_path, 20) / MANIFEST) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000020"]
+
+
+def test_too_little_space_is_refused_before_anything_is_written(tmp_path):
+    root = tmp_path / "checkpoints"
+    with pytest.raises(RunError, match=rf"{root}: the checkpoint needs 1{',000' * 6} bytes, and the disk has .* free"):
+        save_checkpoint(root, 20, write_weights(), {}, expected_bytes=10**18)
+    assert list(root.iterdir()) == []
 
 
 def test_prune_keeps_the_newest_and_removes_leftovers(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.rewards.samples import scored, scored_group
@@ -331,3 +332,13 @@ def test_groups_are_recorded_with_each_image_once(run):
     assert [completion["advantage"] for completion in second["completions"]] == [None, None]
     assert names(run.path / "images") == ["0" * 64 + ".png"]
     assert Image.open(run.path / "images" / ("0" * 64 + ".png")).size == (400, 50)
+
+
+def test_a_picture_that_does_not_fit_the_disk_is_a_run_error(run, monkeypatch):
+    def fail(self, *arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
+    with pytest.raises(RunError, match=r"images/0+\.png cannot be written: .*No space left"):
+        run.save_image(image)

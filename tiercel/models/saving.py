@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import get_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -57,7 +58,7 @@ def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
 def restore_adapter(policy: Policy, directory: Path) -> None:
     """Copy a saved adapter's weights into the policy's. Raises ModelError where the names differ."""
     assert policy.peft is not None
-    tensors = load_file(directory / "adapter_model.safetensors")
+    tensors = read_tensors(directory / "adapter_model.safetensors")
     names = {
         name.replace("lora_A.default", "lora_A").replace("lora_B.default", "lora_B"): parameter
         for name, parameter in policy.peft.named_parameters()
@@ -68,6 +69,14 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
         raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd}")
     for name, tensor in tensors.items():
         names[name].data.copy_(tensor)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. Raises ModelError where it is none."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} is no safetensors file that can be read: {error}") from error
 
 
 def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor
 
+from tiercel.errors import RunError
+from tiercel.models.saving import read_tensors
 from tiercel.types import Completion, EncodedPrompt, Group
 
 TENSORS = "pending.safetensors"
@@ -50,25 +53,32 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
 
 
 def load_pending(directory: Path) -> dict[int, PendingGroup]:
-    """By the prompt's index; empty where the checkpoint has none."""
+    """By the prompt's index; empty where the checkpoint has none. Raises RunError where the files are not those that
+    `save_pending` writes, ModelError where the tensors cannot be read."""
     if not (directory / GROUPS).exists():
         return {}
-    tensors = load_file(directory / TENSORS)
-    groups = {}
-    for entry in json.loads((directory / GROUPS).read_text(encoding="utf-8")):
-        index = entry["index"]
-        groups[index] = PendingGroup(
-            index=index,
-            policy_version=entry["policy_version"],
-            completions=tuple(
-                Completion(
-                    token_ids_C=tensors[f"{index}.{number}.token_ids"],
-                    logprobs_C=tensors[f"{index}.{number}.logprobs"],
-                    text=completion["text"],
-                    is_truncated=completion["is_truncated"],
-                    seed=completion["seed"],
-                )
-                for number, completion in enumerate(entry["completions"])
-            ),
-        )
-    return groups
+    tensors = read_tensors(directory / TENSORS)
+    try:
+        entries = json.loads((directory / GROUPS).read_text(encoding="utf-8"))
+        groups = [_pending_group(entry, tensors) for entry in entries]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise RunError(f"{directory / GROUPS} does not hold the groups of a step: {error}") from error
+    return {group.index: group for group in groups}
+
+
+def _pending_group(entry: dict[str, Any], tensors: dict[str, Tensor]) -> PendingGroup:
+    index = entry["index"]
+    return PendingGroup(
+        index=index,
+        policy_version=entry["policy_version"],
+        completions=tuple(
+            Completion(
+                token_ids_C=tensors[f"{index}.{number}.token_ids"],
+                logprobs_C=tensors[f"{index}.{number}.logprobs"],
+                text=completion["text"],
+                is_truncated=completion["is_truncated"],
+                seed=completion["seed"],
+            )
+            for number, completion in enumerate(entry["completions"])
+        ),
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiercel.errors import RunError
 from tiercel.runs.files import file_sha256, sync, write_atomically
 
 MANIFEST = "MANIFEST.json"
@@ -27,12 +28,19 @@ def directory_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
-    """`write` fills a temporary directory; then state, manifest, flush, rename."""
+def save_checkpoint(
+    root: Path, step: int, write: Callable[[Path], None], state: dict[str, Any], *, expected_bytes: int = 0
+) -> Path:
+    """`write` fills a temporary directory; then state, manifest, flush, rename. A whole checkpoint of the same step is
+    left as it is. Raises RunError, before anything is written, where the disk has less than `expected_bytes` free."""
     final = directory_of(root, step)
+    if final.exists() and problem_with(final) is None:  # to replace it would leave none for a moment
+        return final
     temporary = root / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
+    require_space(root, expected_bytes)
+    temporary.mkdir()
     write(temporary)
     write_atomically(temporary / STATE, json.dumps({"step": step, **state}, indent=1, sort_keys=True))
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
@@ -40,34 +48,71 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], state:
     for path in files:
         sync(path)
     write_atomically(temporary / MANIFEST, json.dumps({"sha256": hashes}, indent=1, sort_keys=True))
-    for directory in {path.parent for path in files}:
+    for directory in (temporary, *(path for path in temporary.rglob("*") if path.is_dir())):
         sync(directory)
-    if final.exists():  # an invalid one of the same step, or the same step saved again
+    if final.exists():  # a damaged one
         shutil.rmtree(final)
     temporary.rename(final)
     sync(root)
     return final
 
 
+def require_space(directory: Path, needed: int) -> None:
+    """Raise RunError where the disk of `directory` has less than `needed` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise RunError(
+            f"{directory}: the checkpoint needs {needed:,} bytes, and the disk has {free:,} free; make room there or "
+            "lower train.keep; the same command goes on from the newest checkpoint"
+        )
+
+
 def problem_with(path: Path) -> str | None:
     """Why a checkpoint cannot be used, or None."""
-    manifest = path / MANIFEST
-    try:
-        hashes = dict(json.loads(manifest.read_text(encoding="utf-8"))["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+    hashes = _stated_hashes(path / MANIFEST)
+    if hashes is None:
         return f"{MANIFEST} is missing or unreadable"
     if STATE not in hashes:
         return f"{STATE} is not in the manifest"
     for name, expected in hashes.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file_sha256(file) != expected:
-            return f"{name} does not have the sha256 of the manifest"
+        if (problem := _file_problem(path / name, expected)) is not None:
+            return f"{name} {problem}"
     present = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST}
     if extra := sorted(present - set(hashes)):
         return f"{extra[0]} is not in the manifest"
+    return _state_problem(path)
+
+
+def _stated_hashes(manifest: Path) -> dict[str, Any] | None:
+    try:
+        hashes = json.loads(manifest.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return hashes if isinstance(hashes, dict) else None
+
+
+def _file_problem(file: Path, expected: Any) -> str | None:
+    try:
+        if not file.is_file():
+            return "is missing"
+        return None if file_sha256(file) == expected else "does not have the sha256 of the manifest"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def _state_problem(path: Path) -> str | None:
+    """A checkpoint under another one's name would have the data go on from the wrong row."""
+    try:
+        state = _read_state(path)
+    except (ValueError, RecursionError):
+        return f"{STATE} is not JSON"
+    if not isinstance(state, dict) or state.get("step") != int(path.name.removeprefix("step-")):
+        return f"{STATE} is not of this step"
     return None
+
+
+def _read_state(path: Path) -> Any:
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
@@ -84,7 +129,7 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
         if (problem := problem_with(path)) is not None:
             report(f"checkpoint {path} is passed over: {problem}")
             continue
-        return FoundCheckpoint(step=step, path=path, state=json.loads((path / STATE).read_text(encoding="utf-8")))
+        return FoundCheckpoint(step=step, path=path, state=_read_state(path))
     return None
 
 

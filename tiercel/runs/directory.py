@@ -114,9 +114,12 @@ class RunDirectory:
         """The picture as the model got it, under its hash."""
         path = self.path / "images" / f"{image.sha256}.png"
         if not path.exists():
-            temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
-            picture_image(image.views[0]).save(temporary, format="PNG")
-            temporary.replace(path)
+            _written(path, partial(_save_picture, image, path, path.with_suffix(f".{self.ranks.rank}.tmp")))
+
+
+def _save_picture(image: EncodedImage, path: Path, temporary: Path) -> None:
+    picture_image(image.views[0]).save(temporary, format="PNG")
+    temporary.replace(path)
 
 
 def _written(file: Path, write: Callable[[], None]) -> None:

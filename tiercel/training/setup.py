@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
@@ -22,7 +24,7 @@ from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import Policy, build_policy
-from tiercel.models.saving import restore_adapter, save_trained
+from tiercel.models.saving import read_tensors, restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
@@ -173,7 +175,7 @@ def build_engine(
     # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
     policy, strategy = ranks.in_turns(load_and_wrap) if name in LOADS_IN_TURNS else load_and_wrap()
     if found is not None:
-        strategy.restore(load_file(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
+        strategy.restore(read_tensors(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
     engine = Engine(
         policy=policy,
         learner=strategy.learner,
@@ -199,7 +201,7 @@ def save(
     run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int, pending: Sequence[PendingGroup] = ()
 ) -> None:
     """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed. `pending`: this rank's
-    groups of the next step."""
+    groups of the next step. Raises RunError where the disk is full, say."""
 
     engine.ranks.pulse.begin("save", step)
     strategy = engine.strategy
@@ -219,12 +221,18 @@ def save(
 
     def save_and_prune() -> None:
         try:
-            save_checkpoint(run.checkpoints, step, write, state)
-        except OSError as error:
+            needed = byte_count(weights) + byte_count(moments)
+            save_checkpoint(run.checkpoints, step, write, state, expected_bytes=needed)
+        except (OSError, SafetensorError) as error:
             raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
         prune(run.checkpoints, step, recipe.train.keep)
 
     engine.ranks.on_first(save_and_prune)
+
+
+def byte_count(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of tensors as a file holds them."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def is_due(step: int, every: int | None, last: int) -> bool:

@@ -1,0 +1,37 @@
+"""Groups that a checkpoint kept for the next step, where their files are not what was written."""
+
+import pytest
+import torch
+
+from tiercel.errors import ModelError, RunError
+from tiercel.rollout.pending import GROUPS, TENSORS, PendingGroup, load_pending, save_pending
+from tiercel.types import Completion
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A directory with one group of one completion."""
+    completion = Completion(
+        token_ids_C=torch.arange(3), logprobs_C=torch.zeros(3), text="a", is_truncated=False, seed=5
+    )
+    save_pending(tmp_path, [PendingGroup(index=7, policy_version=1, completions=(completion,))])
+    return tmp_path
+
+
+def test_groups_come_back_by_their_index(kept):
+    (group,) = load_pending(kept).values()
+    assert (group.index, group.policy_version, group.completions[0].seed) == (7, 1, 5)
+    assert load_pending(kept).keys() == {7}
+
+
+@pytest.mark.parametrize("text", ["cos\nsystem\n", "[1]", '[{"index": 8}]', "{", "7"])
+def test_other_descriptions_are_refused(kept, text):
+    (kept / GROUPS).write_text(text)
+    with pytest.raises(RunError, match=r"pending\.json does not hold the groups of a step"):
+        load_pending(kept)
+
+
+def test_other_tensors_are_refused(kept):
+    (kept / TENSORS).write_bytes(b"\x80\x02" * 50)
+    with pytest.raises(ModelError, match=r"pending\.safetensors is no safetensors file"):
+        load_pending(kept)
