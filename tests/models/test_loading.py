@@ -139,3 +139,54 @@ def test_weights_are_frozen_in_the_dtype_asked_for(tiny_checkpoints, dtype):
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not model.training
+
+
+def refused(checkpoint: Path, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        load_weights(load_family(Model(path=str(checkpoint))), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"\x80\x02\xff", b"[]", b"[" * 100_000])
+def test_files_that_hold_no_json_object_are_named(checkpoint, name, content):
+    (checkpoint / name).write_bytes(content)
+    refused(checkpoint, name.replace(".", r"\."))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"])
+def test_a_tokenizer_or_processor_that_cannot_be_read_is_refused(checkpoint, name):
+    (checkpoint / name).write_bytes(b"cos\nsystem\n")
+    refused(checkpoint, f"{checkpoint}: config, tokenizer or image processor cannot be read")
+
+
+def test_a_tokenizers_own_code_is_neither_run_nor_asked_about(checkpoint, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *prompt: pytest.fail("it asks"))
+    own = {"AutoTokenizer": ["code.Slow", "code.Fast"]}
+    edit(checkpoint / "tokenizer_config.json", auto_map=own, tokenizer_class="Unknown")
+    (checkpoint / "code.py").write_text("raise SystemExit('code of the checkpoint was run')")
+    try:
+        load_family(Model(path=str(checkpoint)))
+    except ModelError as error:
+        assert "tokenizer" in str(error)
+
+
+def test_a_template_file_that_is_no_text_is_named(checkpoint, tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_bytes(b"\x80\x02")
+    with pytest.raises(ModelError, match=r"data\.template: .*mine\.jinja cannot be read"):
+        load_family(Model(path=str(checkpoint)), str(file))
+
+
+def test_weights_that_are_no_safetensors_are_refused(checkpoint):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(b"\x80\x02" * 50)
+    refused(checkpoint, "its weights cannot be read")
+    weights.rename(checkpoint / "pytorch_model.bin")
+    refused(checkpoint, "its weights cannot be read")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../model.safetensors", 7])
+def test_an_index_may_name_only_safetensors_beside_it(checkpoint, name):
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(checkpoint, r"index\.json names .*; weights are read from \.safetensors files beside it")

@@ -288,6 +288,14 @@ def test_an_initial_adapter_that_is_none_is_refused(tiny_checkpoints, tmp_path):
         tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, init=str(tmp_path)))
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_cannot_be_read_is_refused(tiny_checkpoints, tmp_path, name):
+    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"]), tmp_path)
+    (tmp_path / name).write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ModelError, match="the adapter cannot be read"):
+        load_for_inference(tiny_recipe(tiny_checkpoints["qwen2_5_vl"]), CPU, tmp_path)
+
+
 def test_inference_trains_nothing(tiny_checkpoints, tmp_path):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)
     save_adapter(policy, tmp_path)

@@ -173,6 +173,13 @@ def test_a_template_that_refuses_is_quoted(family, tmp_path):
         encode_prompt(changed, row_of(("user", "?")), 0, [], system=None, max_prompt_tokens=99)
 
 
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{% include 'a' %}", "{{ range(10 ** 9) }}", "{{ messages.a.b }}"])
+def test_a_template_that_fails_rejects_the_row(family, tmp_path, template):
+    changed = with_template(family, tmp_path, template)
+    with pytest.raises(DataError, match="the chat template refuses this conversation"):
+        encode_prompt(changed, row_of(("user", "?")), 0, [], system=None, max_prompt_tokens=99)
+
+
 def test_a_template_without_room_for_images_is_refused(family, tmp_path):
     changed = with_template(family, tmp_path, "{% for message in messages %}" + TURN + "{% endfor %}" + PROMPT)
     image = family.encode_image(noise_image(56, 56, 0))

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from tiercel.config.schema import Model
@@ -15,6 +17,7 @@ from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 
 FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Qwen2VL, Qwen25VL, Ovis2)}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INDEX = "model.safetensors.index.json"  # of weights in several files
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
 
@@ -43,12 +46,9 @@ def resolve(model: Model) -> Path:
 def family_class(path: Path) -> type[Family]:
     """The family that config.json names. Raises ModelError for remote code and for unknown architectures."""
     file = path / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"model.path: {path} has no config.json") from error
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{file} is not JSON: {error}") from error
+    if not file.is_file():
+        raise ModelError(f"model.path: {path} has no config.json")
+    config = _read_json(file)
     model_type = config.get("model_type")
     if model_type == "ovis":
         raise ModelError(
@@ -67,15 +67,24 @@ def family_class(path: Path) -> type[Family]:
 
 
 def load_family(model: Model, template: str | None = None) -> Family:
-    """Config, tokenizer and image processor; no weights. `template` is a file with a chat template."""
+    """Config, tokenizer and image processor; no weights. `template` is a file with a chat template. Raises ModelError
+    where one of them cannot be read."""
     path = resolve(model)
     chosen = family_class(path)
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    try:
+        # Said aloud, for transformers would otherwise ask at the terminal whether to run a tokenizer's own code.
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        image_processor = chosen.image_processor_class.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # of broken files tokenizers raises Exception itself
+        raise ModelError(
+            f"{path}: config, tokenizer or image processor cannot be read: {type(error).__name__}: {error}"
+        ) from error
     checkpoint = Checkpoint(
         path=str(path),
-        config=AutoConfig.from_pretrained(path, local_files_only=True),
+        config=config,
         tokenizer=tokenizer,
-        image_processor=chosen.image_processor_class.from_pretrained(path, local_files_only=True),
+        image_processor=image_processor,
         chat_template=_chat_template(path, tokenizer, template),
         end_token_ids=_end_token_ids(path, tokenizer),
     )
@@ -85,14 +94,21 @@ def load_family(model: Model, template: str | None = None) -> Family:
 def load_weights(
     family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None
 ) -> HuggingFaceModel:
-    """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights."""
-    model: HuggingFaceModel = AutoModelForImageTextToText.from_pretrained(
-        path or family.checkpoint.path,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        use_safetensors=True,
-    )
+    """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights.
+    Raises ModelError where they are no safetensors files that can be read."""
+    directory = path or Path(family.checkpoint.path)
+    _require_safetensors(directory)
+    try:
+        model: HuggingFaceModel = AutoModelForImageTextToText.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{directory}: its weights cannot be read: {error}") from error
     model.requires_grad_(False)
     # Nothing here generates by it, and some published ones are refused by transformers' own check when saved.
     model.generation_config = GenerationConfig()
@@ -100,14 +116,41 @@ def load_weights(
     return model.to(device).eval()
 
 
+def _read_json(file: Path) -> dict[str, Any]:
+    """Raises ModelError where a file of the checkpoint is no JSON object."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} holds no JSON object")
+    return content
+
+
+def _require_safetensors(directory: Path) -> None:
+    """Raises ModelError where an index sends its reader to files of another kind, or elsewhere."""
+    if not (directory / INDEX).is_file():
+        return
+    files = _read_json(directory / INDEX).get("weight_map")
+    for file in files.values() if isinstance(files, dict) else [files]:
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelError(
+                f"{directory / INDEX} names {file!r}; weights are read from .safetensors files beside it, and from "
+                "nothing else"
+            )
+
+
 def _chat_template(path: Path, tokenizer, template: str | None) -> str:
     if template is not None:
-        return Path(template).read_text(encoding="utf-8")
+        try:
+            return Path(template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"data.template: {template} cannot be read: {error}") from error
     if tokenizer.chat_template:
         return tokenizer.chat_template
     legacy = path / "chat_template.json"
-    if legacy.is_file():
-        return json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
+    if legacy.is_file() and isinstance(found := _read_json(legacy).get("chat_template"), str):
+        return found
     raise ModelError(f"{path} has no chat template; give data.template a file with one")
 
 
@@ -116,7 +159,7 @@ def _end_token_ids(path: Path, tokenizer) -> tuple[int, ...]:
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     file = path / "generation_config.json"
     if file.is_file():
-        more = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") or []
+        more = _read_json(file).get("eos_token_id") or []
         ids += more if isinstance(more, list) else [more]
     if not ids:
         raise ModelError(f"{path} names no end token (eos_token) in its tokenizer or generation_config.json")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tiercel.config.schema import BaseRecipe, Lora, Part
@@ -211,7 +212,10 @@ def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int)
 def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:
     if not (directory / "adapter_config.json").is_file() or not (directory / "adapter_model.safetensors").is_file():
         raise ModelError(f"{directory} is no adapter: it needs adapter_config.json and adapter_model.safetensors")
-    return PeftModel.from_pretrained(model, str(directory), is_trainable=True)
+    try:
+        return PeftModel.from_pretrained(model, str(directory), is_trainable=True)
+    except (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ModelError(f"{directory}: the adapter cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _unfreeze(family: Family, model: HuggingFaceModel, freeze: tuple[Part, ...]) -> None:

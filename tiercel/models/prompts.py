@@ -14,6 +14,17 @@ from tiercel.geometry import from_original
 from tiercel.models.family import Family
 from tiercel.types import EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
+# A template is a program: it divides, looks up and calls what it likes.
+_TEMPLATE_FAULTS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
     """The messages, opened by the recipe's system message where they have none of their own."""
@@ -43,7 +54,7 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
 
 
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """The chat template's text; each image is `family.image_marker`."""
+    """The chat template's text; each image is `family.image_marker`. Raises DataError where the template fails."""
     conversation = []
     for message in messages:
         texts = message.content.split("<image>")
@@ -60,7 +71,7 @@ def render(family: Family, messages: Sequence[Message], add_generation_prompt: b
             add_generation_prompt=add_generation_prompt,
             chat_template=family.checkpoint.chat_template,
         )
-    except TemplateError as error:
+    except _TEMPLATE_FAULTS as error:
         raise DataError(f"the chat template refuses this conversation: {error}", field="messages") from error
 
 
