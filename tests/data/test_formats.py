@@ -228,10 +228,23 @@ def test_values_that_json_or_utf8_cannot_hold_are_refused():
     assert refused({"messages": [USER], "blob": b"x"}).field == "blob"
     assert refused({"messages": [{"role": "user", "content": "\ud800"}]}).field == "messages[0].content"
     assert refused({"messages": [USER], "id": "\udc00"}).id == "rec:4"
+    assert refused({"messages": [USER], "\ud800": 1}).field == "row"
+    assert refused({"messages": [USER], "meta": {"x": [{"\udfff": 1}]}}).field == "meta.x[0]"
+    assert refused({"messages": [USER], "images": ["\ud800.png"]}).reason.startswith("'\\ud800.png'")
     nested = []
     for _ in range(500):
         nested = [nested]
     assert refused({"messages": [USER], "meta": {"x": nested}}).field.startswith("meta.x[0][0]")
+    for _ in range(100_000):
+        nested = [nested]
+    assert refused({"messages": [USER], "images": nested}).reason == "is nested too deeply"
+    assert refused({"messages": [USER], "id": nested}).reason == "is nested too deeply"
+
+
+def test_reasons_and_fields_have_a_limit():
+    turn = {"role": "user", "content": "a", "x" * 5000: 1}
+    assert len(refused({"messages": [turn]}).reason) == 1000
+    assert len(refused({"messages": [USER], "x" * 5000: float("nan")}).field) == 1000
 
 
 # ms-swift

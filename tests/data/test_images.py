@@ -186,6 +186,12 @@ def test_claimed_size_is_refused_from_the_header():
     assert "exceeds limit" in problem(ImageSource(data=png_header(60_000, 60_000)), limit=10**12, read=open_header)
 
 
+def test_padding_without_end_is_given_up():
+    data = encoded(noise(), "JPEG")
+    padded = data[:2] + b"\xff" * 400_000 + data[2:]
+    assert "padded with bytes that mean nothing" in problem(ImageSource(data=padded), read=open_header)
+
+
 def test_text_and_empty_bytes_are_refused():
     assert "no PNG, JPEG or WEBP" in problem(ImageSource(data=b"<svg xmlns='http://www.w3.org/2000/svg'/>"))
     assert "empty (0 bytes)" in problem(ImageSource(data=b""))
@@ -220,12 +226,24 @@ def test_missing_empty_and_odd_files(tmp_path):
         "http://169.254.169.254/latest/meta-data",
         "data:image/png;base64,AAAA",
         "a\0.png",
+        "a\n.png",
+        "\x1b[2J.png",
+        "\ud800.png",
+        "\udc80.png",
+        "a/" * 500_000,
     ],
 )
 def test_paths_are_checked_here_too(tmp_path, path):
     (tmp_path / "root").mkdir()
     noise().save(tmp_path / "secret.png")
     problem(ImageSource(path=path), tmp_path / "root")
+
+
+def test_messages_show_a_path_short_and_as_plain_text():
+    assert str(ImageProblem("\x1b[2J\ud800.png", "why")) == "'\\x1b[2J\\ud800.png': why"
+    assert str(ImageProblem("\u202ea.png", "why")) == "'\\u202ea.png': why"
+    assert str(ImageProblem("ü.png", "why")) == "ü.png: why"
+    assert str(ImageProblem("x" * 1000, "why")) == "x" * 197 + "...: why"
 
 
 def test_absolute_paths_are_refused_even_under_the_root(tmp_path):

@@ -27,6 +27,7 @@ from tiercel.data.rows import (
     read_content,
     read_images,
     read_messages,
+    shortened,
 )
 from tiercel.errors import DataError
 from tiercel.types import Message, RejectedRow, Row
@@ -145,7 +146,10 @@ def parse_record(
             image_size=image_size,
         )
     except DataError as error:
-        return RejectedRow(id=id, file=file, line=line, field=error.field, reason=str(error))
+        field, reason = shortened(error.field), shortened(str(error))
+        return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
+    except RecursionError:  # a message that shows the value at fault
+        return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
 
 
 def default_id(file: str, line: int) -> str:
@@ -204,6 +208,7 @@ def clean_answer(value: Any) -> Any:
 def require_plain(record: Mapping[str, Any]) -> None:
     """Raise DataError at anything in a record that JSON and UTF-8 cannot hold; images are judged elsewhere."""
     for key, value in record.items():
+        _require_text(key, "row")
         if key not in ("images", "image"):
             _require_plain(value, key, _DEEPEST)
 
@@ -211,10 +216,7 @@ def require_plain(record: Mapping[str, Any]) -> None:
 def _require_plain(value: Any, field: str, levels: int) -> None:
     kind = type(value)
     if kind is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise DataError("contains half of a surrogate pair, which is no text", field=field) from error
+        _require_text(value, field)
     elif kind is float:
         if not math.isfinite(value):
             raise DataError(f"is {value}; only finite numbers are read", field=field)
@@ -222,10 +224,21 @@ def _require_plain(value: Any, field: str, levels: int) -> None:
         if levels == 0:
             raise DataError(f"is part of a value nested more than {_DEEPEST} levels deep", field=field[:40])
         for key, item in value.items() if kind is dict else enumerate(value):
+            if isinstance(key, str):
+                _require_text(key, field)
             if type(item) not in _ALWAYS_PLAIN:
                 _require_plain(item, f"{field}.{key}" if kind is dict else f"{field}[{key}]", levels - 1)
     elif kind not in _ALWAYS_PLAIN:
         raise DataError(f"holds a {kind.__name__}, which JSON has no form for; write it as text", field=field)
+
+
+def _require_text(text: str, field: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError("contains half of a surrogate pair, which is no text", field=field) from error
 
 
 def _read_id(record: Mapping[str, Any], default: str) -> str:

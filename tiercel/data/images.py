@@ -3,14 +3,14 @@
 PNG, JPEG and WEBP only, from files under one root or from bytes embedded in the row. Nothing is fetched.
 """
 
+import re
 import stat
 import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -52,6 +52,12 @@ _UPRIGHT = {
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 
+_LONGEST_SHOWN = 200  # characters of a path in a message
+_LONGEST_PATH = 4096  # characters; the system's own limit, before it is asked about each part
+_MOST_READS = 300_000  # of one image; 400 MB of PNG take 200,000
+# Control characters, and halves of surrogate pairs, which no file can be written with.
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
 
 class ImageProblem(DataError):
     """An image cannot be used. `path` is the row's own name for it, `reason` says why."""
@@ -59,7 +65,7 @@ class ImageProblem(DataError):
     def __init__(self, path: str, reason: str, field: str = "images"):
         self.path = path
         self.reason = reason
-        super().__init__(f"{path}: {reason}", field=field)
+        super().__init__(f"{shown_path(path)}: {reason}", field=field)
 
     def __reduce__(self) -> tuple[type["ImageProblem"], tuple[str, str, str]]:
         return ImageProblem, (self.path, self.reason, self.field)
@@ -106,6 +112,10 @@ def path_problem(path: str) -> str | None:
         return "the path is empty"
     if "\0" in path:
         return "the path contains a null character"
+    if _UNWRITABLE.search(path):
+        return "the path contains a control character or half of a surrogate pair"
+    if len(path) > _LONGEST_PATH:
+        return f"the path has {len(path)} characters; {_LONGEST_PATH} are the most"
     if "://" in path or path.lower().startswith(("data:", "file:")):
         return "is a URL; nothing is fetched: give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
@@ -114,6 +124,12 @@ def path_problem(path: str) -> str | None:
     if ".." in parts:
         return "contains '..'; give it relative to data.image_root"
     return None
+
+
+def shown_path(path: str) -> str:
+    """A row's path as messages show it: short, and without what a terminal would obey."""
+    short = path if len(path) <= _LONGEST_SHOWN else path[: _LONGEST_SHOWN - 3] + "..."
+    return short if short.isprintable() else ascii(short)
 
 
 def resolve(path: str, root: Path) -> Path:
@@ -129,7 +145,7 @@ def resolve(path: str, root: Path) -> Path:
     except FileNotFoundError as error:
         raise ImageProblem(path, f"no such file under data.image_root ({root})") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        raise ImageProblem(path, f"cannot be read: {error}") from error
+        raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(status.st_mode):
         raise ImageProblem(path, "is not a regular file")
     if status.st_size == 0:
@@ -154,14 +170,26 @@ def _opened(source: ImageSource, root: Path, max_pixels: int) -> Iterator[Image.
         raise ImageProblem(name, f"cannot be read: {str(error) or type(error).__name__}") from error
 
 
-def _stream(source: ImageSource, root: Path) -> BinaryIO:
+class _Stream(BufferedReader):
+    """Bytes of an image. Pillow looks for a JPEG's next marker byte by byte, through any padding; here it gives up."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        if self.reads > _MOST_READS:
+            raise OSError("its header is padded with bytes that mean nothing")
+        return super().read(size)
+
+
+def _stream(source: ImageSource, root: Path) -> _Stream:
     if source.data is not None:
         if not source.data:
             raise ImageProblem(source_name(source), "the embedded image is empty (0 bytes)")
-        return BytesIO(source.data)
+        return _Stream(BytesIO(source.data))
     if source.path is None:
         raise ImageProblem(source_name(source), "has neither a path nor bytes")
-    return resolve(source.path, root).open("rb")
+    return _Stream(resolve(source.path, root).open("rb", buffering=0))
 
 
 def _header_problem(image: Image.Image, max_pixels: int) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from tiercel.config.schema import Data
 from tiercel.data.formats import FormatName, default_id, detect_format, parse_record
 from tiercel.data.images import open_header
-from tiercel.data.rows import Purpose
+from tiercel.data.rows import Purpose, shortened
 from tiercel.errors import DataError, EnvironmentProblem, RunError
 from tiercel.reliability.redaction import redact_values
 from tiercel.types import RejectedRow, Row
@@ -157,7 +157,7 @@ def _parsed(
         if isinstance(row, RejectedRow):
             rejected.append(row)
         elif row.id in line_of_id:
-            reason = f"{row.id!r} is the id of line {line_of_id[row.id]} already"
+            reason = f"{shortened(row.id)!r} is the id of line {line_of_id[row.id]} already"
             rejected.append(RejectedRow(id=row.id, file=file, line=row.line, field="id", reason=reason))
         else:
             line_of_id[row.id] = row.line

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tiercel.data.images import path_problem
+from tiercel.data.images import path_problem, shown_path
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageSource, Message, RejectedRow, Row, Size
 
@@ -20,6 +20,8 @@ ImageSize = Callable[[ImageSource], Size]
 IMAGE_MARK = "<image>"
 BOX_MARK = "<bbox>"
 REFERENCE_MARK = "<ref-object>"
+
+_LONGEST_REASON = 1000  # characters
 
 _MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
@@ -43,6 +45,11 @@ class Draft:
 def reject(row: Row, error: DataError) -> RejectedRow:
     """The record of a row that was accepted as text but cannot be used."""
     return RejectedRow(id=row.id, file=row.file, line=row.line, field=error.field, reason=str(error))
+
+
+def shortened(text: str) -> str:
+    """A reason or a field as bad_rows.jsonl keeps it, though the row's own text is part of it."""
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
 
 
 def given(record: Mapping[str, Any], key: str) -> bool:
@@ -122,7 +129,7 @@ def _read_image(value: Any, field: str) -> ImageSource:
     if data is not None or not isinstance(path, str):
         raise DataError(f'is {_brief(value)}; it must be a path or {{"bytes": ..., "path": ...}}', field=field)
     if problem := path_problem(path):
-        raise DataError(f"{path}: {problem}", field=field)
+        raise DataError(f"{shown_path(path)}: {problem}", field=field)
     return ImageSource(path=path)
 
 
