@@ -6,6 +6,7 @@
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
 # make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
+# make faults          crashes, full disks, damaged files, hostile input: how many cases end as they must; faults-short
 # make docs            what is generated in docs/
 # make bench-exact     every form of the learner against plain transformers in float64
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
@@ -20,8 +21,8 @@ DEEPSPEED := 0.19.8
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-families test-scale vllm-env test-vllm docs bench-exact bench-learner bench-scaling bench-rollout \
-	bench-peers clean
+.PHONY: venv demo test lint types test-families test-scale vllm-env test-vllm faults faults-short docs \
+	bench-exact bench-learner bench-scaling bench-rollout bench-peers clean
 
 venv: .venv/.made
 
@@ -35,6 +36,12 @@ demo: venv
 
 test: venv
 	.venv/bin/python -m pytest
+
+faults: venv
+	.venv/bin/python -m benchmarks.faults
+
+faults-short: venv
+	.venv/bin/python -m benchmarks.faults --short
 
 lint: venv
 	.venv/bin/ruff check .

@@ -1,0 +1,282 @@
+"""Row files made by Hypothesis: any JSON in any field of the three formats, and lines that are no JSON at all.
+
+Every row must end as read or as rejected, with its field and a reason that can be printed and written; what is read
+must be fit to be written again.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as some
+
+from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
+from tiercel.config.schema import Data
+from tiercel.data.formats import FORMATS, FormatName
+from tiercel.data.reading import first_reasons, read_rows, write_bad_rows
+from tiercel.data.rows import Purpose
+from tiercel.runs.files import json_line
+from tiercel.types import RejectedRow, Row
+
+ROW_COUNTS = {"short": 250, "full": 10_000}
+ROWS_A_FILE = 5
+QUESTION = {"role": "user", "content": "<image>Where is the 7?"}
+REPLY = {"role": "assistant", "content": "There: <bbox>"}
+GOOD: dict[FormatName, tuple[dict[str, Any], ...]] = {
+    "tiercel": (
+        {"messages": [QUESTION, {"role": "assistant", "content": "There."}], "images": ["a.png"], "answer": [1, 2]},
+        {"messages": [QUESTION, REPLY], "images": ["a.png"], "boxes": [[1, 2, 3, 4]]},
+    ),
+    "swift": (
+        {"query": "Where?", "response": "There.", "history": [["a", "b"]], "images": ["a.png"], "system": "Be brief."},
+        {"messages": [QUESTION, REPLY], "images": ["a.png"], "objects": {"bbox": [[1, 2, 3, 4]]}, "label": "<answer>7"},
+    ),
+    "vlm_r1": (
+        {"conversations": [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": [1, 2]}], "image": "a.png"},
+        {"problem": "Where?", "solution": "<answer>[1, 2]</answer>", "image": ["a.png"]},
+    ),
+}
+LONG = 1 << 20
+
+texts = some.one_of(
+    some.text(max_size=20),
+    some.sampled_from(
+        (
+            "<image>",
+            "<image><image>",
+            "<bbox>",
+            "<ref-object>",
+            "\0",
+            "\ud800",
+            "a\udfff.png",
+            "\udc80.png",
+            "\u202e\u200b",
+            "\x1b[2J",
+            "../a.png",
+            "http://a",
+            "<answer>[1, 2",
+            "<answer>[" * 50,
+            "[1e400]",
+            "1" * 5000,
+            "x" * 3000,
+            "user",
+            "assistant",
+            "system",
+        )
+    ),
+)
+numbers = some.one_of(
+    some.integers(),
+    some.floats(allow_nan=False, allow_infinity=False),
+    some.sampled_from((10**400, -(10**4000), 2**63, 2**64, -1, 0, 1, 5e-324, 1.7976931348623157e308, True, False)),
+)
+values = some.recursive(
+    some.one_of(some.none(), some.booleans(), numbers, texts),
+    lambda inner: some.one_of(some.lists(inner, max_size=4), some.dictionaries(texts, inner, max_size=4)),
+    max_leaves=8,
+)
+roles = some.one_of(some.sampled_from(("system", "user", "assistant", "human", "gpt", "tool")), values)
+boxes = some.one_of(some.lists(some.lists(numbers, max_size=5), max_size=3), values)
+images = some.one_of(texts, some.lists(texts, max_size=3), some.builds(lambda path: {"path": path}, texts), values)
+
+
+def turns(role_key: str, content_key: str) -> some.SearchStrategy:
+    """Conversations, some of them good."""
+    part = some.one_of(
+        some.builds(lambda text: {"type": "text", "text": text}, texts), some.just({"type": "image"}), values
+    )
+    content = some.one_of(texts, some.lists(part, max_size=3), values)
+    turn = some.builds(lambda role, text: {role_key: role, content_key: text}, roles, content)
+    return some.one_of(some.lists(some.one_of(turn, values), max_size=4), values)
+
+
+objects = some.one_of(
+    some.fixed_dictionaries(
+        {},
+        optional={
+            "ref": some.one_of(some.lists(texts, max_size=3), values),
+            "bbox": boxes,
+            "bbox_type": some.one_of(some.sampled_from(("real", "norm1")), values),
+            "image_id": some.one_of(some.lists(some.integers(-1, 3), max_size=3), values),
+        },
+    ),
+    values,
+)
+FIELDS: dict[str, some.SearchStrategy] = {
+    "id": values,
+    "messages": turns("role", "content"),
+    "conversations": turns("from", "value"),
+    "images": images,
+    "image": images,
+    "answer": values,
+    "boxes": boxes,
+    "box_images": some.one_of(some.lists(some.integers(-1, 3), max_size=3), values),
+    "query": some.one_of(texts, values),
+    "response": some.one_of(texts, values),
+    "history": some.one_of(some.lists(some.lists(texts, max_size=3), max_size=3), values),
+    "system": values,
+    "objects": objects,
+    "solution": values,
+    "label": values,
+    "problem": some.one_of(texts, values),
+    "videos": values,
+    "tools": values,
+}
+records = some.one_of(
+    some.fixed_dictionaries({}, optional=FIELDS),
+    some.dictionaries(texts, values, max_size=4),
+)
+
+
+def nested(opening: str, closing: str) -> some.SearchStrategy:
+    """A value of a field, nested around the depths at which parsers and printers give up."""
+    depths = some.one_of(some.integers(1, 1100), some.just(100_000))
+    keys = some.sampled_from(("messages", "images", "id", "answer", "objects", "boxes"))
+    return some.builds(lambda key, depth: f'{{"{key}": {opening * depth}1{closing * depth}}}'.encode(), keys, depths)
+
+
+odd_lines = some.one_of(
+    some.binary(max_size=60).map(lambda data: data.replace(b"\n", b" ")),
+    values.map(lambda value: json.dumps(value).encode()),
+    nested("[", "]"),
+    nested('{"a": ', "}"),
+    some.sampled_from(
+        (
+            b'{"messages": NaN}',
+            b'{"answer": Infinity, "messages": []}',
+            b'{"answer": -Infinity}',
+            b'{"answer": 1e999}',
+            b'{"answer": ' + b"9" * 10_000 + b"}",
+            b'{"answer": 0.' + b"9" * 10_000 + b"}",
+            b'{"messages": 1, "messages": [], "messages": "a"}',
+            b'{"id": "good", "messages": [{"role": "user", "content": "a"}]}',
+            b'{"a": "\xff\xfe"}',
+            b'{"a": "\xed\xa0\x80"}',
+            b'{"a": "\\ud800"}',
+            b'{"\\udfff": 1, "messages": [{"role": "user", "content": "a"}]}',
+            b'{"messages": [{"role": "user", "content": "a"}], "a": {"\\ud800": 1}}',
+            b'{"a": "\\u0000"}',
+            b'{"a": "\0"}',
+            b"\xef\xbb\xbf{}",
+            b"\xef\xbb\xbf" * 3,
+            b"{'a': 1}",
+            b'{"a": 1,}',
+            b'{"a": 1} {"a": 2}',
+            b'{"a": ',
+            b"null",
+            b"[]",
+            b'""',
+            b"0",
+            b"--1",
+            b'{"a": "' + b"x" * LONG + b'"}',
+            b'{"messages": [{"role": "user", "content": "' + b"<image>" * 10_000 + b'"}]}',
+            b'{"images": ["' + b"x/" * (LONG // 8) + b'"], "messages": [{"role": "user", "content": "a"}]}',
+            b'{"images": [' + b'"a",' * 10_000 + b'"a"], "messages": [{"role": "user", "content": "a"}]}',
+        )
+    ),
+)
+
+
+def files_of(format: FormatName) -> some.SearchStrategy:
+    """Files that claim a format: good rows with a few fields replaced, any others, and what is no row."""
+    change = some.one_of([some.tuples(some.just(key), field) for key, field in FIELDS.items()])
+    spoilt = some.builds(
+        lambda good, changes: good | dict(changes), some.sampled_from(GOOD[format]), some.lists(change, max_size=2)
+    )
+    written = some.one_of(spoilt, spoilt, records).map(lambda record: json.dumps(record).encode())
+    return some.tuples(
+        some.just(format),
+        some.sampled_from(("grpo", "sft")),
+        some.sampled_from((b"\n", b"\r\n", b"\n\n", b" \n")),
+        some.sampled_from((b"", b"\xef\xbb\xbf")),
+        some.lists(some.one_of(written, written, odd_lines), min_size=ROWS_A_FILE, max_size=ROWS_A_FILE),
+    )
+
+
+files = some.one_of([files_of(format) for format in FORMATS])
+
+
+def fuzzed_rows(size: Size, seed: int, work_dir: Path) -> Figure:
+    """As many files as hold so many rows; the same ones for the same seed."""
+    started = time.perf_counter()
+    outcomes: list[Outcome] = []
+    counts = {"read": 0, "rejected": 0}
+
+    def judge(file: tuple[Any, ...]) -> None:
+        problem, read, rejected = _judged(work_dir / f"{len(outcomes)}.jsonl", *file)
+        counts["read"] += read
+        counts["rejected"] += rejected
+        name = f"file {len(outcomes) // ROWS_A_FILE}, {file[0]} for {file[1]}"
+        outcomes.extend([(name, problem)] * ROWS_A_FILE)
+
+    _run(judge, ROW_COUNTS[size] // ROWS_A_FILE, seed)
+    return figure_of("fuzzed rows", outcomes, seed=seed, seconds=time.perf_counter() - started, figures=counts)
+
+
+def _run(judge: Callable[[tuple[Any, ...]], None], examples: int, seed: int) -> None:
+    """Hypothesis as a generator alone: it keeps nothing, and what fails is counted by `judge`."""
+    plain = settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    seeded(seed)(plain(given(files)(judge)))()
+
+
+def _judged(
+    path: Path, format: FormatName, purpose: Purpose, ending: bytes, mark: bytes, content: list[bytes]
+) -> tuple[str | None, int, int]:
+    """What is wrong with how a file's rows ended, how many were read and how many rejected. A good row comes first:
+    a file without any is refused as a whole."""
+    good = json.dumps(GOOD[format][0] | {"id": "good"}).encode()
+    path.write_bytes(mark + ending.join([good, *content]) + ending)
+    config = Data(train=str(path), format=format)
+    try:
+        table = read_rows(path, config, purpose)
+        write_bad_rows(table.rejected, path.with_suffix(".bad"))
+        first_reasons(table.rejected).encode()
+    except Exception as error:  # any error at all is what the fault looks for
+        return f"{type(error).__name__}: {error}", 0, 0
+    finally:
+        path.unlink()
+        path.with_suffix(".bad").unlink(missing_ok=True)
+    expected = 1 + sum(bool(line.strip()) for line in content)
+    if table.total != expected or len(table.rows) + len(table.rejected) != expected:
+        return f"{len(table.rows)} read, {len(table.rejected)} rejected of {expected}", 0, 0
+    problems = [*map(_row_problem, table.rows), *map(_rejection_problem, table.rejected)]
+    return next(filter(None, problems), None), len(table.rows) - 1, len(table.rejected)
+
+
+def _row_problem(row: Row) -> str | None:
+    """What a row that was read is needed for later: it is written to rollouts/ and sent to rewards."""
+    try:
+        json_line(
+            {
+                "id": row.id,
+                "answer": row.answer,
+                "columns": row.columns,
+                "texts": [message.content for message in row.messages],
+                "paths": [image.path for image in row.images],
+            }
+        ).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"line {row.line} was read, but {type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def _rejection_problem(rejected: RejectedRow) -> str | None:
+    if not rejected.field or not rejected.reason:
+        return f"line {rejected.line} was rejected without field or reason"
+    if len(rejected.reason) > 2000:
+        return f"line {rejected.line}: a reason of {len(rejected.reason)} characters"
+    try:
+        f"{rejected.id} {rejected.field} {rejected.reason}".encode()
+    except UnicodeEncodeError:
+        return f"line {rejected.line}: a reason that cannot be written"
+    return None
