@@ -140,7 +140,7 @@ def nested(opening: str, closing: str) -> some.SearchStrategy:
 
 
 odd_lines = some.one_of(
-    some.binary(max_size=60).map(lambda data: data.replace(b"\n", b" ")),
+    some.binary(max_size=60).map(lambda data: data.replace(b"\n", b" ") if data.strip() else b"-"),
     values.map(lambda value: json.dumps(value).encode()),
     nested("[", "]"),
     nested('{"a": ', "}"),
@@ -207,11 +207,11 @@ def fuzzed_rows(size: Size, seed: int, work_dir: Path) -> Figure:
     counts = {"read": 0, "rejected": 0}
 
     def judge(file: tuple[Any, ...]) -> None:
-        problem, read, rejected = _judged(work_dir / f"{len(outcomes)}.jsonl", *file)
+        problems, read, rejected = _judged(work_dir / f"{len(outcomes)}.jsonl", *file)
         counts["read"] += read
         counts["rejected"] += rejected
         name = f"file {len(outcomes) // ROWS_A_FILE}, {file[0]} for {file[1]}"
-        outcomes.extend([(name, problem)] * ROWS_A_FILE)
+        outcomes.extend((name, problem) for problem in problems)
 
     _run(judge, ROW_COUNTS[size] // ROWS_A_FILE, seed)
     return figure_of("fuzzed rows", outcomes, seed=seed, seconds=time.perf_counter() - started, figures=counts)
@@ -231,9 +231,9 @@ def _run(judge: Callable[[tuple[Any, ...]], None], examples: int, seed: int) -> 
 
 def _judged(
     path: Path, format: FormatName, purpose: Purpose, ending: bytes, mark: bytes, content: list[bytes]
-) -> tuple[str | None, int, int]:
-    """What is wrong with how a file's rows ended, how many were read and how many rejected. A good row comes first:
-    a file without any is refused as a whole."""
+) -> tuple[list[str | None], int, int]:
+    """For each row what is wrong with how it ended, in no order; how many were read and how many rejected. A good row
+    comes first: a file without any is refused as a whole."""
     good = json.dumps(GOOD[format][0] | {"id": "good"}).encode()
     path.write_bytes(mark + ending.join([good, *content]) + ending)
     config = Data(train=str(path), format=format)
@@ -242,15 +242,16 @@ def _judged(
         write_bad_rows(table.rejected, path.with_suffix(".bad"))
         first_reasons(table.rejected).encode()
     except Exception as error:  # any error at all is what the fault looks for
-        return f"{type(error).__name__}: {error}", 0, 0
+        return [f"{type(error).__name__}: {error}"] * ROWS_A_FILE, 0, 0
     finally:
         path.unlink()
         path.with_suffix(".bad").unlink(missing_ok=True)
     expected = 1 + sum(bool(line.strip()) for line in content)
     if table.total != expected or len(table.rows) + len(table.rejected) != expected:
-        return f"{len(table.rows)} read, {len(table.rejected)} rejected of {expected}", 0, 0
-    problems = [*map(_row_problem, table.rows), *map(_rejection_problem, table.rejected)]
-    return next(filter(None, problems), None), len(table.rows) - 1, len(table.rejected)
+        problem = f"{len(table.rows)} read, {len(table.rejected)} rejected of {expected}"
+        return [problem] * ROWS_A_FILE, 0, 0
+    problems = [*map(_row_problem, table.rows[1:]), *map(_rejection_problem, table.rejected)]
+    return [*problems, *[None] * (ROWS_A_FILE - len(problems))], len(table.rows) - 1, len(table.rejected)
 
 
 def _row_problem(row: Row) -> str | None:

@@ -229,6 +229,7 @@ def test_values_that_json_or_utf8_cannot_hold_are_refused():
     assert refused({"messages": [{"role": "user", "content": "\ud800"}]}).field == "messages[0].content"
     assert refused({"messages": [USER], "id": "\udc00"}).id == "rec:4"
     assert refused({"messages": [USER], "\ud800": 1}).field == "row"
+    assert refused({"messages": [USER], "": "\ud800"}).field == "row"
     assert refused({"messages": [USER], "meta": {"x": [{"\udfff": 1}]}}).field == "meta.x[0]"
     assert refused({"messages": [USER], "images": ["\ud800.png"]}).reason.startswith("'\\ud800.png'")
     nested = []

@@ -210,7 +210,7 @@ def require_plain(record: Mapping[str, Any]) -> None:
     for key, value in record.items():
         _require_text(key, "row")
         if key not in ("images", "image"):
-            _require_plain(value, key, _DEEPEST)
+            _require_plain(value, key or "row", _DEEPEST)
 
 
 def _require_plain(value: Any, field: str, levels: int) -> None:
