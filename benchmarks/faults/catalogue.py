@@ -11,16 +11,28 @@ from benchmarks.faults.figure import Figure, Size
 from benchmarks.faults.full_disks import full_disks
 from benchmarks.faults.fuzzed_rows import fuzzed_rows
 from benchmarks.faults.hostile_images import hostile_images
+from benchmarks.faults.kills import kills
+from benchmarks.faults.long_runs import long_runs
+from benchmarks.faults.non_finite import non_finite
+from benchmarks.faults.rewards import hostile_rewards
+from benchmarks.faults.stalls import stalls
+from benchmarks.faults.terminations import terminations
 from benchmarks.faults.wrong_recipes import wrong_recipes
 
 # (size, seed, an empty directory of its own) -> Figure
 FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
+    "SIGKILL at random moments": kills,
     "crash at every file operation of a save": crashes,
     "disk full at every file of a save": full_disks,
     "damaged checkpoint files": damage,
+    "SIGTERM in each phase": terminations,
+    "NaN or Inf on one rank": non_finite,
+    "hostile rewards": hostile_rewards,
+    "a rank sleeps, stops, dies, skips": stalls,
     "hostile images": hostile_images,
     "fuzzed rows": fuzzed_rows,
     "pickle canaries in every loadable slot": canaries,
     "path and URL escapes": escapes,
     "wrong recipes": wrong_recipes,
+    "memory over many steps": long_runs,
 }

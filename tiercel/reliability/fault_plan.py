@@ -68,7 +68,7 @@ def strike(site: str, step: int, rank: int) -> bool:
 def spoil(value: T, site: str, step: int, rank: int) -> T:
     """The value, which can be multiplied by a number, or what the plan makes of it."""
     kind = _take(site, step, rank, tuple(VALUES))
-    return value if kind is None else value * VALUES[kind]  # type: ignore[operator]
+    return value if kind is None else value * VALUES[kind]  # type: ignore[operator, return-value]
 
 
 def _take(site: str, step: int, rank: int, kinds: tuple[str, ...]) -> str | None:

@@ -6,7 +6,6 @@ its own. What it prints is read aside and its last lines are kept.
 """
 
 import contextlib
-import fnmatch
 import glob
 import json
 import logging
@@ -26,7 +25,7 @@ from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import EnvironmentProblem
-from tiercel.reliability.redaction import SECRET_VARIABLES, redact
+from tiercel.reliability.redaction import is_secret_name, redact
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
@@ -61,11 +60,7 @@ class ForeignReply(ValueError):
 
 def environment_without_secrets(environment: Mapping[str, str], named: Collection[str] = ()) -> dict[str, str]:
     """The variables whose names do not look like a secret's, in either case, and those that are `named`."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in named or not any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in SECRET_VARIABLES)
-    }
+    return {name: value for name, value in environment.items() if name in named or not is_secret_name(name)}
 
 
 class RewardProcess:
