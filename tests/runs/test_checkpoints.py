@@ -9,7 +9,9 @@ from tiercel.errors import RunError
 from tiercel.runs import checkpoints
 from tiercel.runs.checkpoints import (
     MANIFEST,
+    SCORE,
     FoundCheckpoint,
+    best_scored,
     directory_of,
     list_checkpoints,
     newest_valid,
@@ -215,3 +217,24 @@ def test_same_weights_give_the_same_bytes(tmp_path):
     assert len(files) == 4
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def scored(root: Path, step: int, score: float | None) -> None:
+    state = {} if score is None else {SCORE: score}
+    save_checkpoint(root, step, lambda directory: (directory / "weights").write_text(str(step)), state)
+
+
+def test_the_best_is_the_one_with_the_best_score_and_the_earliest_of_equals(tmp_path):
+    for step, score in ((1, 0.2), (2, None), (3, 0.5), (4, 0.5), (5, 0.4)):
+        scored(tmp_path, step, score)
+    assert best_scored(tmp_path, 5, lowest=False).step == 3
+    assert best_scored(tmp_path, 5, lowest=True).step == 1
+    assert best_scored(tmp_path, 2, lowest=False).step == 1
+    assert best_scored(tmp_path, 0, lowest=False) is None
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    for step, score in ((1, 0.2), (2, 0.5), (3, 0.3), (4, 0.1)):
+        scored(tmp_path, step, score)
+        prune(tmp_path, step, 1, best_scored(tmp_path, step, lowest=False))
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 2]

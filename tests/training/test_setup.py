@@ -1,4 +1,4 @@
-"""What both loops share: a checkpoint that cannot be written."""
+"""What both loops share: a checkpoint that cannot be written, and the one that is best."""
 
 from types import SimpleNamespace
 
@@ -7,9 +7,12 @@ import torch
 from safetensors import SafetensorError
 
 from tests.tiny_models import TINY_LORA, tiny_recipe
+from tests.training.test_loops import run_sft, sft_recipe, write_rows
+from tiercel.config.schema import Train
 from tiercel.distributed.ranks import ALONE
-from tiercel.errors import RunError
-from tiercel.runs.directory import RunDirectory
+from tiercel.errors import RecipeError, RunError
+from tiercel.runs.checkpoints import list_checkpoints
+from tiercel.runs.directory import RunDirectory, read_metrics
 from tiercel.training import setup
 
 
@@ -31,10 +34,33 @@ def test_a_full_disk_names_the_directory_and_the_step(engine, tmp_path, monkeypa
 
     monkeypatch.setattr(setup, "save_trained", fail)
     with pytest.raises(RunError, match=rf"{tmp_path}/checkpoints: the checkpoint of step 3 .*No space left"):
-        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3)
+        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {})
 
 
 def test_a_save_knows_beforehand_how_much_it_needs(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=39))
     with pytest.raises(RunError, match="needs 40 bytes, and the disk has 39 free"):
-        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3)
+        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {})
+
+
+def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_path):
+    recipe = sft_recipe(
+        tiny_checkpoints["qwen2_vl"],
+        write_rows(tmp_path),
+        tmp_path / "run",
+        optim={"lr": 1e-2, "schedule": "constant"},
+        train={"steps": 5, "save_every": 5, "eval_every": 1, "keep": 1, "keep_best": "eval/loss"},
+    )
+    run = run_sft(recipe)
+    losses = {row["step"]: row["eval/loss"] for row in read_metrics(run) if row["step"] > 0}
+    best = min(losses, key=losses.__getitem__)
+    kept = [step for step, _ in list_checkpoints(run / "checkpoints")]
+    assert kept == sorted({5, best}, reverse=True)
+
+
+def test_a_metric_that_no_reward_yields_is_named(tmp_path):
+    recipe = tiny_recipe(tmp_path).model_copy(update={"train": Train(steps=2, keep_best="eval/accuracy")})
+    run = RunDirectory(path=tmp_path)
+    with pytest.raises(RecipeError, match=r"train\.keep_best: eval/accuracy given, which no reward"):
+        setup.is_best(run, recipe, 1, {"eval/reward/mean": 0.1})
+    assert setup.is_best(run, recipe, 1, {"eval/accuracy": 0.1})

@@ -101,6 +101,8 @@ def _run_length(recipe: BaseRecipe) -> Problems:
             text=f"{optim.warmup_steps} given, above train.steps ({train.steps}); optim.lr would never be reached",
             also=("train.steps",),
         )
+    if train.keep_best is not None:
+        yield from _keep_best(recipe, train.keep_best)
     if train.eval_every is not None and recipe.data.eval is None:
         yield Problem(
             key="train.eval_every",
@@ -280,6 +282,20 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             text=f"{coefficient:g} given without lora; the penalty needs the policy that the run started from, of "
             "which full fine-tuning keeps no copy; write algorithm.kl.coef: 0, or add the section lora",
             also=("lora",),
+        )
+
+
+def _keep_best(recipe: BaseRecipe, metric: str) -> Problems:
+    if recipe.data.eval is None:
+        yield Problem(
+            key="train.keep_best",
+            text=f"{metric} given, but there are no rows to evaluate on; write data.eval, or remove it",
+            also=("data.eval",),
+        )
+    elif (metric == "eval/loss") == isinstance(recipe, GrpoRecipe):
+        metrics = "eval/accuracy or eval/reward/mean" if isinstance(recipe, GrpoRecipe) else "eval/loss"
+        yield Problem(
+            key="train.keep_best", text=f"{metric} given, which these evaluations do not have; write {metrics}"
         )
 
 

@@ -262,6 +262,8 @@ class Train(Section):
     """Steps between checkpoints; the last step is always saved."""
     keep: PositiveInt = 3
     """Checkpoints kept, newest first."""
+    keep_best: Literal["eval/accuracy", "eval/reward/mean", "eval/loss"] | None = None
+    """One more is kept: that of the evaluation with the best value of this metric, saved at once; null keeps none."""
     eval_every: PositiveInt | None = None
     """Steps between evaluations; null evaluates at the start and at the end only."""
     log_every: PositiveInt = 1

@@ -13,6 +13,7 @@ from tiercel.runs.files import file_sha256, sync, write_atomically
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
+SCORE = "score"  # in the state of a checkpoint that was evaluated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +105,7 @@ def _state_problem(path: Path) -> str | None:
     """A checkpoint under another one's name would have the data go on from the wrong row."""
     try:
         state = _read_state(path)
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return f"{STATE} is not JSON"
     if not isinstance(state, dict) or state.get("step") != int(path.name.removeprefix("step-")):
         return f"{STATE} is not of this step"
@@ -133,11 +134,29 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
     return None
 
 
-def prune(root: Path, newest: int, keep: int) -> None:
-    """Keep the `keep` checkpoints up to step `newest`, the one just saved. Those past it were passed over when the run
-    was resumed, and count for nothing; they go, and leftovers of interrupted saves too."""
+def best_scored(root: Path, newest: int, *, lowest: bool) -> FoundCheckpoint | None:
+    """Up to step `newest`, the checkpoint whose state has the best score, the earliest among equals; None where none
+    has a score."""
+    best: FoundCheckpoint | None = None
+    for step, path in reversed(list_checkpoints(root)):
+        state = {} if step > newest or _state_problem(path) is not None else _read_state(path)
+        score = state.get(SCORE)
+        if score is not None and (best is None or is_better(score, best.state[SCORE], lowest=lowest)):
+            best = FoundCheckpoint(step=step, path=path, state=state)
+    return best
+
+
+def is_better(score: float, other: float, *, lowest: bool) -> bool:
+    return score < other if lowest else score > other
+
+
+def prune(root: Path, newest: int, keep: int, best: FoundCheckpoint | None = None) -> None:
+    """Keep the `keep` checkpoints up to step `newest`, the one just saved, and the best. Those past it were passed over
+    when the run was resumed, and count for nothing; they go, and leftovers of interrupted saves too."""
     found = list_checkpoints(root)
     kept = [path for step, path in found if step <= newest][:keep]
+    if best is not None:
+        kept.append(best.path)
     for _, path in found:
         if path not in kept:
             shutil.rmtree(path)

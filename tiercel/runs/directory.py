@@ -35,6 +35,7 @@ MAY_DIFFER = (
     "train.eval_every",
     "train.log_every",
     "train.keep",
+    "train.keep_best",
     "train.strategy",
     "reliability.stall_timeout",
     "reliability.max_skipped_updates",

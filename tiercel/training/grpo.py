@@ -107,14 +107,17 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     "memory/peak_bytes": ranks.largest(setup.peak_memory(engine.policy.device)),
                     **clock.metrics(),
                 }
+                is_to_save = setup.is_due(step + 1, recipe.train.save_every, steps)
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
                     row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, session.progress)
+                    is_to_save |= setup.is_best(run, recipe, step + 1, row)
                 run.record(row)
                 session.diagnose(row)
                 session.progress.step(row)
-                setup.stop_if_asked(session.stop, run, recipe, engine, step + 1, rollouts.pending())
-                if setup.is_due(step + 1, recipe.train.save_every, steps):
-                    setup.save(run, recipe, engine, step + 1, rollouts.pending())
+                is_asked = ranks.any(session.stop.is_set)
+                if is_to_save or is_asked:
+                    setup.save(run, recipe, engine, step + 1, row, rollouts.pending())
+                setup.end_if(is_asked, step + 1)
                 clock = Clock(ranks.pulse)
                 clock.begin("data", step + 1)
 

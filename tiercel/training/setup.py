@@ -18,7 +18,7 @@ from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
-from tiercel.errors import DataError, RunError, Terminated
+from tiercel.errors import DataError, RecipeError, RunError, Terminated
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
@@ -28,7 +28,7 @@ from tiercel.models.saving import read_tensors, restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
-from tiercel.runs.checkpoints import FoundCheckpoint, prune, save_checkpoint
+from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_better, prune, save_checkpoint
 from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
@@ -36,6 +36,8 @@ from tiercel.training.choice import chosen_strategy
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
+
+LOWEST_IS_BEST = ("eval/loss",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,10 +200,16 @@ def pending_of(found: FoundCheckpoint | None) -> dict[int, PendingGroup]:
 
 
 def save(
-    run: RunDirectory, recipe: BaseRecipe, engine: Engine, step: int, pending: Sequence[PendingGroup] = ()
+    run: RunDirectory,
+    recipe: BaseRecipe,
+    engine: Engine,
+    step: int,
+    row: Mapping[str, float],
+    pending: Sequence[PendingGroup] = (),
 ) -> None:
-    """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed. `pending`: this rank's
-    groups of the next step. Raises RunError where the disk is full, say."""
+    """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed, but for the best.
+    `row`: the step's metrics; `pending`: this rank's groups of the next step. Raises RunError where the disk is full,
+    say."""
 
     engine.ranks.pulse.begin("save", step)
     strategy = engine.strategy
@@ -213,6 +221,8 @@ def save(
         "next_index": step * recipe.optim.prompts_per_step,
         "loss_scaler": strategy.scaler_state(),
     }
+    if recipe.train.keep_best in row:
+        state[SCORE] = row[recipe.train.keep_best]
 
     def write(directory: Path) -> None:
         save_trained(engine.policy, directory, weights)
@@ -225,9 +235,31 @@ def save(
             save_checkpoint(run.checkpoints, step, write, state, expected_bytes=needed)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
-        prune(run.checkpoints, step, recipe.train.keep)
+        prune(run.checkpoints, step, recipe.train.keep, best_so_far(run, recipe, step))
 
     engine.ranks.on_first(save_and_prune)
+
+
+def best_so_far(run: RunDirectory, recipe: BaseRecipe, step: int) -> FoundCheckpoint | None:
+    """The checkpoint that train.keep_best keeps; None without one."""
+    metric = recipe.train.keep_best
+    return None if metric is None else best_scored(run.checkpoints, step, lowest=metric in LOWEST_IS_BEST)
+
+
+def is_best(run: RunDirectory, recipe: BaseRecipe, step: int, row: Mapping[str, float]) -> bool:
+    """Whether this evaluated step is better than every checkpoint, by train.keep_best. All ranks ask together; the
+    first one has the metrics of all. Raises RecipeError where the evaluation has no such metric."""
+    metric = recipe.train.keep_best
+    if metric is None:
+        return False
+
+    def judge() -> bool:
+        if metric not in row:
+            raise RecipeError([f"train.keep_best: {metric} given, which no reward of the recipe yields (correct_at)"])
+        best = best_so_far(run, recipe, step)
+        return best is None or is_better(row[metric], best.state[SCORE], lowest=metric in LOWEST_IS_BEST)
+
+    return run.ranks.on_first(judge)
 
 
 def byte_count(tensors: Mapping[str, Tensor]) -> int:
@@ -264,17 +296,9 @@ def check_rejected(batch: StepBatch, table: RowTable, known: set[str], recipe: B
         raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
 
 
-def stop_if_asked(
-    stop: StopRequest,
-    run: RunDirectory,
-    recipe: BaseRecipe,
-    engine: Engine,
-    step: int,
-    pending: Sequence[PendingGroup] = (),
-) -> None:
-    """After SIGTERM or SIGINT: save and end with exit code 75."""
-    if engine.ranks.any(stop.is_set):
-        save(run, recipe, engine, step, pending)
+def end_if(is_asked: bool, step: int) -> None:
+    """Raises Terminated, for exit code 75, after SIGTERM or SIGINT; the step was saved before."""
+    if is_asked:
         raise Terminated(f"stopped after step {step}, saved; the same command goes on from there")
 
 

@@ -60,14 +60,17 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                     "time/step": now - clock,
                     "memory/peak_bytes": ranks.largest(setup.peak_memory(engine.policy.device)),
                 }
+                is_to_save = setup.is_due(step + 1, recipe.train.save_every, steps)
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
                     ranks.pulse.begin("evaluation", step + 1)
                     row |= heldout_loss(engine, recipe)
+                    is_to_save |= setup.is_best(run, recipe, step + 1, row)
                 run.record(row)
                 session.diagnose(row)
                 session.progress.step(row)
                 clock = time.perf_counter()
-                setup.stop_if_asked(session.stop, run, recipe, engine, step + 1)
-                if setup.is_due(step + 1, recipe.train.save_every, steps):
-                    setup.save(run, recipe, engine, step + 1)
+                is_asked = ranks.any(session.stop.is_set)
+                if is_to_save or is_asked:
+                    setup.save(run, recipe, engine, step + 1, row)
+                setup.end_if(is_asked, step + 1)
                 ranks.pulse.begin("data", step + 1)
