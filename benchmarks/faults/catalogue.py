@@ -15,6 +15,7 @@ from benchmarks.faults.kills import kills
 from benchmarks.faults.long_runs import long_runs
 from benchmarks.faults.non_finite import non_finite
 from benchmarks.faults.rewards import hostile_rewards
+from benchmarks.faults.secrets import secrets
 from benchmarks.faults.stalls import stalls
 from benchmarks.faults.terminations import terminations
 from benchmarks.faults.wrong_recipes import wrong_recipes
@@ -33,6 +34,7 @@ FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "fuzzed rows": fuzzed_rows,
     "pickle canaries in every loadable slot": canaries,
     "path and URL escapes": escapes,
+    "canary secrets": secrets,
     "wrong recipes": wrong_recipes,
     "memory over many steps": long_runs,
 }

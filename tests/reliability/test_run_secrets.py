@@ -81,16 +81,12 @@ def write_rows(directory: Path) -> Path:
     return directory / "rows.jsonl"
 
 
-@pytest.fixture
-def recipe(tiny_checkpoints, tmp_path, monkeypatch) -> Path:
-    """A recipe file, with the secrets in the environment."""
-    for name, value in SECRETS.items():
-        monkeypatch.setenv(name, value)
-    rows = write_rows(tmp_path)
+def write_recipe(checkpoint: Path, directory: Path) -> Path:
+    """A recipe file, beside its rows and its reward."""
     recipe = grpo_recipe(
-        tiny_checkpoints["qwen2_5_vl"],
-        rows,
-        tmp_path / "run",
+        checkpoint,
+        write_rows(directory),
+        directory / "run",
         data={
             "eval": None,
             "workers": 1,
@@ -98,15 +94,23 @@ def recipe(tiny_checkpoints, tmp_path, monkeypatch) -> Path:
             "max_bad_fraction": 0.5,
             "system": f"https://me:{MARK}-recipe@host/?api_key={MARK} is where to ask.",
         },
-        rewards=[{"call": f"{tmp_path}/mine.py:score"}],
+        rewards=[{"call": f"{directory}/mine.py:score"}],
         rollout={"group_size": 2, "max_new_tokens": 4},
         learner={"max_tokens_per_microbatch": 2000},
         train={"steps": 3, "save_every": 1, "threads": 1},
         reliability={"max_failed_reward_fraction": 1.0},
     )
-    path = tmp_path / "recipe.yaml"
+    path = directory / "recipe.yaml"
     path.write_text(recipe_to_yaml(recipe))
     return path
+
+
+@pytest.fixture
+def recipe(tiny_checkpoints, tmp_path, monkeypatch) -> Path:
+    """With the secrets in the environment."""
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    return write_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path)
 
 
 def leaks(run: Path) -> list[str]:

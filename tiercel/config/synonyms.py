@@ -279,6 +279,7 @@ SYNONYMS: dict[str, Suggestion] = {
     "save_interval": _to("train.save_every"),
     "save_strategy": _to("train.save_every", "a number of steps"),
     "save_total_limit": _to("train.keep"),
+    "metric_for_best_model": _to("train.keep_best"),
     "save_limit": _to("train.keep"),
     "max_checkpoints": _to("train.keep"),
     "eval_steps": _to("train.eval_every"),
