@@ -1,9 +1,12 @@
 """Counting, and the results file."""
 
+import json
+
 from benchmarks.faults.__main__ import markdown, merged, rounded
 from benchmarks.faults.catalogue import FAULTS
 from benchmarks.faults.child import collect
 from benchmarks.faults.figure import figure_of
+from benchmarks.tables import RESULTS
 
 
 def test_outcomes_are_counted_and_the_first_failures_kept():
@@ -38,3 +41,8 @@ def test_a_child_that_dies_or_hangs_says_how():
     assert collect(lambda send: send("done"), 10) == (["done"], None)
     assert collect(dies, 10) == ([1], "the process ended with 7")
     assert collect(hangs, 0.5) == ([2], "the process was not done after 0.5 s")
+
+
+def test_the_table_is_made_from_the_results():
+    results = json.loads((RESULTS / "faults.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "faults.md").read_text(encoding="utf-8") == markdown(results["faults"])
