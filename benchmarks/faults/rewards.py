@@ -26,10 +26,8 @@ from tiercel.config.schema import Reliability
 from tiercel.rewards.user import UserReward
 from tiercel.samples import RewardValue, Sample
 
-TIMEOUT = 1.0  # seconds of a batch
-MARGIN = 1.0  # seconds by which it may be exceeded
+MARGIN = 1.0  # seconds by which a batch may exceed its timeout
 SEEDS = {"short": 1, "full": 8}
-LIMITS = Reliability(reward_timeout=TIMEOUT, reward_memory_gb=0.4, reward_file_mb=5.0)
 MARK = "TIERCEL_HOSTILE_REWARD"
 
 ABSENT = "no answer within"
@@ -45,14 +43,15 @@ class Misbehaviour:
     lost: Lost  # which completions become unscorable: itself and those after it are "rest"
     says: str = ""  # part of their failure
     is_batched: bool = False
+    timeout: float = 1.0  # seconds of a batch
 
 
 def _raising(source: str, says: str) -> Misbehaviour:
     return Misbehaviour(source=source, lost="itself", says=says)
 
 
-def _ending(source: str, says: str) -> Misbehaviour:
-    return Misbehaviour(source=source, lost="rest", says=says)
+def _ending(source: str, says: str, timeout: float = 1.0) -> Misbehaviour:
+    return Misbehaviour(source=source, lost="rest", says=says, timeout=timeout)
 
 
 def _forking(source: str) -> Misbehaviour:
@@ -79,7 +78,7 @@ MISBEHAVIOURS: dict[str, Misbehaviour] = {
         "time.sleep(1e6)",
         "its connection",
     ),
-    "allocates 10 GB": _ending("[b'x' * 10**7 for _ in range(1000)]", "reliability.reward_memory_gb = 0.4"),
+    "allocates 10 GB": _ending("[b'x' * 10**7 for _ in range(1000)]", "reliability.reward_memory_gb = 0.4", timeout=10),
     "allocates 10 GB in children": _ending(
         "for _ in range(10):\n"
         "    if os.fork() == 0:\n"
@@ -88,6 +87,7 @@ MISBEHAVIOURS: dict[str, Misbehaviour] = {
         "        time.sleep(600)\n"
         "time.sleep(600)",
         "reliability.reward_memory_gb = 0.4",
+        timeout=10,
     ),
     "leaves a child": _forking(""),
     "leaves a child in a session of its own": _forking("os.setsid(); "),
@@ -161,14 +161,14 @@ def hostile_rewards(size: Literal["short", "full"], seed: int, work: Path) -> Fi
     start = time.perf_counter()
     generator = random.Random(seed)
     failures: list[str] = []
-    seconds: list[float] = []
+    exceeded: list[float] = []
     attempted = 0
     for _ in range(SEEDS[size]):
         for name, misbehaviour in MISBEHAVIOURS.items():
             count = generator.randint(2, 32)
             found, taken = attempt(misbehaviour, count, generator.randrange(count), work)
             failures += [f"{name}, {count} completions: {problem}" for problem in found[:1]]
-            seconds.append(taken)
+            exceeded.append(taken - misbehaviour.timeout)
             attempted += 1
     return Figure(
         fault="hostile rewards",
@@ -176,11 +176,7 @@ def hostile_rewards(size: Literal["short", "full"], seed: int, work: Path) -> Fi
         attempted=attempted,
         seed=seed,
         seconds=time.perf_counter() - start,
-        figures={
-            "misbehaviours": len(MISBEHAVIOURS),
-            "timeout_seconds": TIMEOUT,
-            "longest_batch_seconds": max(seconds),
-        },
+        figures={"misbehaviours": len(MISBEHAVIOURS), "most_seconds_beyond_a_timeout": max(exceeded)},
         failures=tuple(failures),
     )
 
@@ -191,7 +187,8 @@ def attempt(misbehaviour: Misbehaviour, count: int, place: int, work: Path) -> t
         file = Path(directory) / "hostile.py"
         body = textwrap.indent(misbehaviour.source, "    ")
         file.write_text(PREAMBLE + body + "\n" + (CALLED_ONCE if misbehaviour.is_batched else CALLED_EACH))
-        reward = UserReward(f"{file}:score", LIMITS)
+        limits = Reliability(reward_timeout=misbehaviour.timeout, reward_memory_gb=0.4, reward_file_mb=5.0)
+        reward = UserReward(f"{file}:score", limits)
         try:
             reward.start()
             texts = ["bad" if number == place else "good" for number in range(count)]
@@ -202,7 +199,7 @@ def attempt(misbehaviour: Misbehaviour, count: int, place: int, work: Path) -> t
         finally:
             reward.close()
         problems = [*_wrong_values(misbehaviour, place, values), *watched.left()]
-    if taken > TIMEOUT + MARGIN:
+    if taken > misbehaviour.timeout + MARGIN:
         problems.append(f"the batch took {taken:.1f} s")
     if [value.value for value in after] != [1.0, 1.0]:
         problems.append(f"the next batch: {after[0].failure or after[1].failure}")

@@ -26,7 +26,7 @@ CASES = (
     ("skip", "collective", EXIT_STALL, "collective"),
     ("skip", "gradients", EXIT_STALL, "is in another collective than the others"),
 )
-SHORT = (("sleep", "learn"), ("skip", "collective"))
+SHORT = (("sleep", "learn"),)
 
 
 def stalls(size: Size, seed: int, work: Path) -> Figure:

@@ -15,7 +15,7 @@ PHASES = {
     "grpo": ("data", "rollout", "reward", "learn", "sync", "save"),
     "sft": ("data", "learn", "save"),
 }
-SHORT = (("grpo", "reward"), ("sft", "save"))
+SHORT = (("grpo", "reward"),)
 
 
 def terminations(size: Size, seed: int, work: Path) -> Figure:

@@ -112,6 +112,22 @@ def test_check_names_a_missing_image_and_a_broken_reward(tiny_checkpoints, tmp_p
     assert "max_bad_fraction" in captured.err
 
 
+def test_check_names_a_variable_that_a_reward_needs_and_that_is_not_set(
+    tiny_checkpoints, tmp_path, capsys, monkeypatch
+):
+    rows = write_rows(tmp_path)
+    rewards = [{"call": f"{rows.parent}/mine.py:variety", "env": ["SERVICE_KEY"]}]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        recipe_to_yaml(grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", rewards=rewards))
+    )
+    monkeypatch.delenv("SERVICE_KEY", raising=False)
+    assert main(["check", str(recipe)]) == 2
+    assert "rewards.0.env: SERVICE_KEY is not set in the environment" in capsys.readouterr().err
+    monkeypatch.setenv("SERVICE_KEY", "value")
+    assert main(["check", str(recipe)]) == 0
+
+
 def test_every_command_has_help_with_an_example():
     for name in ("demo", "sft", "grpo", "check", "doctor", "eval", "predict", "export", "report"):
         result = subprocess.run([sys.executable, "-m", "tiercel", name, "--help"], capture_output=True, text=True)

@@ -183,6 +183,16 @@ def test_no_process_outlives_its_reward(reward_file, escape, end, reason):
     assert value.failure is None if reason is None else reason in value.failure
 
 
+def test_a_pipe_full_of_prints_does_not_hold_up_the_end(reward_file):
+    mine = UserReward(reward_file("def score(sample):\n    while True:\n        print('x' * 1000)\n"), limits(0.5))
+    mine.start()
+    start = time.monotonic()
+    (value,) = mine.score([sample()])
+    assert time.monotonic() - start < 2
+    assert "no answer within 0.5 s" in value.failure
+    mine.close()
+
+
 def test_killing_its_own_group_ends_the_worker_alone(reward_file):
     (value,) = score(reward_file("import os\ndef score(sample):\n    os.killpg(0, 9)\n"), sample())
     assert "its process was ended by SIGKILL" in value.failure

@@ -90,7 +90,7 @@ class RewardProcess:
         os.set_blocking(self._output.fileno(), False)
         self._received = bytearray()  # the beginning of a reply
         self._unprinted = b""  # the beginning of a printed line
-        self._printed: deque[str] = deque(maxlen=PRINTED_LINES)
+        self._printed: deque[bytes] = deque(maxlen=PRINTED_LINES)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
@@ -164,7 +164,7 @@ class RewardProcess:
         if self._unprinted:
             self._keep_line(self._unprinted)
             self._unprinted = b""
-        lines = tuple(self._printed)
+        lines = tuple(map(_as_text, self._printed))
         self._printed.clear()
         return lines
 
@@ -215,9 +215,9 @@ class RewardProcess:
         return True
 
     def _keep_line(self, line: bytes) -> None:
-        text = redact(line.decode(errors="replace").rstrip())[:LONGEST_PRINTED_LINE]
-        logger.debug("%s: %s", self._call, text)
-        self._printed.append(text)
+        if logger.isEnabledFor(logging.DEBUG):  # one that prints for ever must not keep us busy
+            logger.debug("%s: %s", self._call, _as_text(line))
+        self._printed.append(line)
 
     def _describe_hang(self, timeout: float) -> str:
         """What to say of a process that is late; asks it to print where it is."""
@@ -263,3 +263,8 @@ def _marked(variable: bytes) -> list[int]:
             if variable in environment.read().split(b"\0"):
                 found.append(int(file.split("/")[2]))
     return found
+
+
+def _as_text(line: bytes) -> str:
+    """A printed line as failures show it."""
+    return redact(line.decode(errors="replace").rstrip())[:LONGEST_PRINTED_LINE]

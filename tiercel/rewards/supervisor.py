@@ -10,7 +10,6 @@ was reserved and never touched: the address space of CUDA, the stacks of idle th
 
 import contextlib
 import ctypes
-import glob
 import json
 import os
 import select
@@ -56,14 +55,27 @@ def main(charge_json: str) -> NoReturn:
     if worker == 0:
         _work(charge)
     os.close(charge.channel)
+    _leave_output_to_the_worker()
     with socket.socket(fileno=charge.control) as control:
-        reason = watch(worker, control, charge)
+        try:
+            reason = watch(worker, control, charge)
+        except Exception:
+            reason = f"the process that watches over it failed:\n{traceback.format_exc()}"
+        signal.set_wakeup_fd(-1)
         code = CLEAN if end_all(worker) else UNCLEAN
         if reason is not None:
             with contextlib.suppress(OSError):  # the trainer may be gone
                 control.sendall(reason.encode())
         shutil.rmtree(charge.directory, ignore_errors=True)
     os._exit(code)
+
+
+def _leave_output_to_the_worker() -> None:
+    """A pipe that the worker has filled would block whoever writes to it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _work(charge: Charge) -> NoReturn:
@@ -87,6 +99,7 @@ def watch(worker: int, control: socket.socket, charge: Charge) -> str | None:
     The trainer closes the control socket to end all, and sends a byte to be shown where the worker is.
     """
     woken = _woken_by_ending_children()
+    limit = charge.memory_gb * 1e9
     while True:
         ready, _, _ = select.select([control, woken], [], [], TICK)
         if woken in ready:
@@ -100,8 +113,8 @@ def watch(worker: int, control: socket.socket, charge: Charge) -> str | None:
         status = reap(worker)
         if status is not None:
             return describe_end(os.waitstatus_to_exitcode(status), charge.file_mb)
-        held = held_bytes(descendants(os.getpid()), charge.memory_gb * 1e9)
-        if held > charge.memory_gb * 1e9:
+        held = held_bytes(descendants(os.getpid()), limit)
+        if held > limit:
             return (
                 f"it and what it started held {held / 1e9:.2f} GB of memory, more than "
                 f"reliability.reward_memory_gb = {charge.memory_gb:g} allows; its process was killed"
@@ -112,7 +125,7 @@ def _woken_by_ending_children() -> socket.socket:
     """A socket that can be read when a child has ended."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler there must be, or nothing is written
     signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
     return reading
 
@@ -165,11 +178,13 @@ def descendants(pid: int) -> set[int]:
     found: set[int] = set()
     unseen = [pid]
     while unseen:
-        for file in glob.glob(f"/proc/{unseen.pop()}/task/*/children"):
-            with contextlib.suppress(OSError), open(file, "rb") as children:
-                new = {int(child) for child in children.read().split()} - found
-                found |= new
-                unseen += new
+        tasks = f"/proc/{unseen.pop()}/task"
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(tasks):
+                with contextlib.suppress(OSError), open(f"{tasks}/{thread}/children", "rb", buffering=0) as children:
+                    new = {int(child) for child in children.read().split()} - found
+                    found |= new
+                    unseen += new
     return found
 
 
