@@ -221,8 +221,8 @@ def save(
         "next_index": step * recipe.optim.prompts_per_step,
         "loss_scaler": strategy.scaler_state(),
     }
-    if recipe.train.keep_best in row:
-        state[SCORE] = row[recipe.train.keep_best]
+    if (metric := recipe.train.keep_best) is not None and metric in row:
+        state[SCORE] = row[metric]
 
     def write(directory: Path) -> None:
         save_trained(engine.policy, directory, weights)
