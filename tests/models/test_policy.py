@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.learner.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora, Model
+from tiercel.distributed.ranks import ALONE
 from tiercel.errors import ModelError
 from tiercel.learner.layout import PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
@@ -205,7 +206,7 @@ def test_the_reference_of_a_fresh_adapter_is_the_base(tiny_checkpoints, name, ta
 def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store(tiny_checkpoints, targets):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=targets), noise=0.1)
     packed = packed_case(policy)
-    unit = SimpleNamespace(prefix=None, images=packed.images, batches=(SimpleNamespace(packed=packed),))
+    unit = SimpleNamespace(ranks=ALONE, prefix=None, images=packed.images, batches=(SimpleNamespace(packed=packed),))
     store = VisionStore(policy, 0)
     store.features(packed.images)
     engine = SimpleNamespace(policy=policy, vision=store, learner=Learner(policy, "dense", False), temperature=1.0)
