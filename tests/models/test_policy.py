@@ -206,10 +206,11 @@ def test_the_reference_of_a_fresh_adapter_is_the_base(tiny_checkpoints, name, ta
 def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store(tiny_checkpoints, targets):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=targets), noise=0.1)
     packed = packed_case(policy)
-    unit = SimpleNamespace(ranks=ALONE, prefix=None, images=packed.images, batches=(SimpleNamespace(packed=packed),))
+    unit = SimpleNamespace(prefix=None, images=packed.images, batches=(SimpleNamespace(packed=packed, prompt_ids=()),))
     store = VisionStore(policy, 0)
     store.features(packed.images)
-    engine = SimpleNamespace(policy=policy, vision=store, learner=Learner(policy, "dense", False), temperature=1.0)
+    learner = Learner(policy, "dense", False)
+    engine = SimpleNamespace(ranks=ALONE, policy=policy, vision=store, learner=learner, temperature=1.0)
     base = logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed)
     (found,) = reference_logprobs(engine, unit)
     assert close(found, base)
