@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[list[str], list[str], int]] = {
     "check": (["-m", "tiercel", "check"], [], EXIT_DONE),
     "a wrong override": (["-m", "tiercel", "check"], [f"hf_token={SECRETS['HF_TOKEN']}"], EXIT_USER),
 }
-SHORT = ("a crash",)
+SHORT = ("a wrong override",)
 
 
 def secrets(size: Size, seed: int, work: Path) -> Figure:

@@ -14,7 +14,7 @@ from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.runs.directory import read_metrics
 
-KILLS = 10
+KILLS = 4
 STEPS = 6
 
 
