@@ -9,6 +9,7 @@ from benchmarks.faults.processes import TinyRuns, run
 from tiercel.errors import EXIT_STALL, EXIT_TRAINING
 
 TIMEOUT = 3.0  # reliability.stall_timeout
+LIMITS = {"reward": 2.0, "save": 3.0}  # of these phases, in timeouts: the reward's own on top; no sign of progress
 SECONDS_TO_SAY = 5.0
 SECONDS_TO_END = 35.0  # torch's launcher gives a stopped rank half a minute before it kills it
 STEP = 2
@@ -38,10 +39,10 @@ def stalls(size: Size, seed: int, work: Path) -> Figure:
     for number, (kind, site, code, text) in enumerate(cases):
         for rank in (0, 1) if size == "full" else ((number + seed) % 2,):
             name = f"{kind}-{site}-{rank}"
-            recipe = runs.recipe("grpo", name, reliability={"stall_timeout": TIMEOUT, "reward_timeout": 1.0})
+            recipe = runs.recipe("grpo", name, reliability={"stall_timeout": TIMEOUT, "reward_timeout": TIMEOUT})
             plan = json.dumps([{"step": STEP, "site": site, "rank": rank, "kind": kind}])
             ended = run("grpo", recipe, "--nproc", "2", "train.strategy=ddp", plan=plan)
-            limit = TIMEOUT + (1.0 if site == "reward" else 0.0) + SECONDS_TO_SAY
+            limit = TIMEOUT * LIMITS.get(site, 1.0) + SECONDS_TO_SAY
             within = limit + SECONDS_TO_END if kind == "stop" else limit
             problem = ended.problem(code, text, f"rank {rank}", within=within)
             if code == EXIT_STALL and problem is None:

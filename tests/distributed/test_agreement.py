@@ -1,7 +1,7 @@
 """Ranks that differ are refused by name."""
 
 from tests.training.test_loops import sft_recipe, write_rows
-from tiercel.distributed.agreement import differences, facts, fingerprint
+from tiercel.distributed.agreement import differences, facts, fingerprint, program
 
 
 def test_equal_ranks_agree():
@@ -35,7 +35,8 @@ def test_facts_follow_the_recipe_and_the_data(tiny_checkpoints, tmp_path):
     rows = write_rows(tmp_path)
     recipe = sft_recipe(tiny_checkpoints["ovis2"], rows, tmp_path / "run")
     before = facts(recipe)
-    assert before == facts(recipe) and {"torch", "transformers", "recipe", "data.train", "model files"} <= set(before)
+    assert before == facts(recipe) and {"recipe", "data.train", "model files"} <= set(before)
+    assert {"python", "torch", "transformers", "tiercel's files"} <= set(program())
     other = facts(sft_recipe(tiny_checkpoints["ovis2"], rows, tmp_path / "run", optim={"lr": 1e-3}))
     assert {name for name in before if before[name] != other[name]} == {"recipe"}
     rows.write_text(rows.read_text() + "\n")

@@ -63,6 +63,12 @@ def test_of_two_the_one_that_is_further_left_out_a_collective():
     assert [guilty.rank for guilty in culprits([replace(early, phases=9), late])] == [0]
 
 
+def test_of_two_that_both_seem_to_work_the_one_behind_is_the_culprit():
+    behind, ahead = sign(0, waits=None, phases=6), sign(1, waits=None)
+    assert [guilty.rank for guilty in culprits([behind, ahead])] == [0]
+    assert [guilty.rank for guilty in culprits([sign(0, waits=None)])] == [0]
+
+
 def test_nobody_is_the_culprit_where_all_wait_in_the_same_place(tmp_path):
     signs = [sign(0), sign(1)]
     assert culprits(signs) == ()

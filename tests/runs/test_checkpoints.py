@@ -220,21 +220,22 @@ def test_same_weights_give_the_same_bytes(tmp_path):
 
 
 def scored(root: Path, step: int, score: float | None) -> None:
-    state = {} if score is None else {SCORE: score}
+    state = {} if score is None else {SCORE: {"eval/loss": score}}
     save_checkpoint(root, step, lambda directory: (directory / "weights").write_text(str(step)), state)
 
 
 def test_the_best_is_the_one_with_the_best_score_and_the_earliest_of_equals(tmp_path):
     for step, score in ((1, 0.2), (2, None), (3, 0.5), (4, 0.5), (5, 0.4)):
         scored(tmp_path, step, score)
-    assert best_scored(tmp_path, 5, lowest=False).step == 3
-    assert best_scored(tmp_path, 5, lowest=True).step == 1
-    assert best_scored(tmp_path, 2, lowest=False).step == 1
-    assert best_scored(tmp_path, 0, lowest=False) is None
+    assert best_scored(tmp_path, 5, "eval/loss", lowest=False).step == 3
+    assert best_scored(tmp_path, 5, "eval/loss", lowest=True).step == 1
+    assert best_scored(tmp_path, 2, "eval/loss", lowest=False).step == 1
+    assert best_scored(tmp_path, 0, "eval/loss", lowest=False) is None
+    assert best_scored(tmp_path, 5, "eval/accuracy", lowest=False) is None
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path):
     for step, score in ((1, 0.2), (2, 0.5), (3, 0.3), (4, 0.1)):
         scored(tmp_path, step, score)
-        prune(tmp_path, step, 1, best_scored(tmp_path, step, lowest=False))
+        prune(tmp_path, step, 1, best_scored(tmp_path, step, "eval/loss", lowest=False))
     assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 2]

@@ -23,7 +23,8 @@ def test_rollouts_wait_for_servers_as_long_as_the_recipe_says(tmp_path):
 
 
 def test_what_tells_of_no_progress_has_thrice_the_time(tmp_path):
-    assert limits(tmp_path)["load"] == 300.0
+    assert limits(tmp_path)["load"] == limits(tmp_path)["save"] == 300.0
+    assert limits(tmp_path)["engine"] == 400.0
     assert limits(tmp_path, engine="vllm")["rollout"] == 300.0
 
 
@@ -34,4 +35,4 @@ def test_an_evaluation_may_take_what_rollouts_and_rewards_may(tmp_path):
 
 def test_sft_has_no_phases_of_rollouts(tmp_path):
     recipe = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", reliability=STALL)
-    assert phase_limits(recipe) == {ANY_PHASE: 100.0, "load": 300.0}
+    assert phase_limits(recipe) == {ANY_PHASE: 100.0, "start": 300.0, "load": 300.0, "engine": 300.0, "save": 300.0}

@@ -65,9 +65,11 @@ def test_a_weight_that_is_not_finite_is_named(tiny_checkpoints, rows):
     assert "the trained weight" in str(caught.value) and "lora_A" in str(caught.value)
 
 
-def test_an_update_is_left_out_where_the_recipe_allows_it_and_counted(tiny_checkpoints, rows):
-    recipe = recipe_of(tiny_checkpoints[FAMILY], rows, reliability={"max_skipped_updates": 1})
-    with planning([Fault(site="gradient", kind="nan", step=1)]):
+@pytest.mark.parametrize("dtype", ("float32", "float16"))
+def test_an_update_is_left_out_where_the_recipe_allows_it_and_counted(tiny_checkpoints, rows, dtype):
+    model = {"path": str(tiny_checkpoints[FAMILY]), "dtype": dtype}
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows, model=model, reliability={"max_skipped_updates": 1})
+    with planning([Fault(site="loss", kind="nan", step=1)]):
         run = run_grpo(recipe)
     assert [row["update/left_out"] for row in read_metrics(run)] == [0, 1, 1]
     first, second = (load_file(run / f"checkpoints/step-00000{n}" / ADAPTER) for n in (1, 2))

@@ -21,7 +21,9 @@ def require_agreement(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
     """Raises EnvironmentProblem that names the ranks and their values where one differs."""
     if ranks.world_size == 1:
         return
-    lines = differences(ranks.gather(ranks.together(lambda: facts(recipe))))
+    # Programs first: of different ones nothing else can be compared, the places in their code least of all.
+    lines = differences(ranks.gather(program(), anywhere=True))
+    lines = lines or differences(ranks.gather(ranks.together(lambda: facts(recipe))))
     if lines and ranks.is_first:
         raise EnvironmentProblem("\n  ".join(["the ranks differ; make them equal and start again", *lines]))
     if lines:
@@ -41,9 +43,16 @@ def differences(facts_of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
     return lines
 
 
+def program() -> dict[str, str]:
+    """Versions, and tiercel's own files, which may be of any commit."""
+    package = Path(__file__).parents[1]
+    own = fingerprint(sorted(package.rglob("*.py")))
+    return {"python": platform.python_version(), **installed_versions(), "tiercel's files": own}
+
+
 def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
     """What must be equal on all ranks, by the name that an error gives it."""
-    found = {"python": platform.python_version(), **installed_versions()}
+    found: dict[str, str] = {}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)

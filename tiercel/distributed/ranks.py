@@ -37,15 +37,16 @@ class Ranks:
         """Whether this rank writes the run directory and speaks to the user."""
         return self.rank == 0
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, *, anywhere: bool = False) -> list[T]:
         """Every rank's value, in the order of the ranks. Raises StallError where a rank is at another place of the code
-        than the others, so that it gave them the value of another collective."""
+        than the others, so that it gave them the value of another collective; not where it may be `anywhere`."""
         if self.world_size == 1 or strike("collective", self.pulse.doing.step, self.rank):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
         with self.pulse.collective(f"gather ({code_place(_calling_frame())})"):
             dist.all_gather_object(found, (self._sign(), value))
-        _require_one_place(self.rank, [sign for sign, _ in found])
+        if not anywhere:
+            _require_one_place(self.rank, [sign for sign, _ in found])
         return [value for _, value in found]
 
     def _sign(self) -> Sign:
@@ -143,6 +144,8 @@ class Ranks:
             return
         with self.pulse.collective(f"sum of {what} ({code_place(_calling_frame())})"):
             dist.all_reduce(tensor)
+            if tensor.is_cuda:  # NCCL's call returns before the others have come; this is where the rank waits
+                torch.cuda.current_stream().synchronize()
 
 
 ALONE = Ranks()

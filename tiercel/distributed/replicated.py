@@ -44,6 +44,11 @@ class Replicated:
     def zero_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
+    def leave_out(self) -> None:
+        self.zero_gradients()
+        if self.scaler.is_enabled():
+            self.scaler.update(self.scaler.get_scale())  # else it would take the next update's for this one's
+
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self.scaler.scale(loss).backward()
 

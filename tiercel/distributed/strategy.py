@@ -31,6 +31,9 @@ class Strategy(Protocol):
 
     def zero_gradients(self) -> None: ...
 
+    def leave_out(self) -> None:
+        """Forget an update's gradients, which are not finite."""
+
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Accumulate the gradient of this rank's share of the loss, the sum of whose shares is the minibatch's loss.
         `is_last`: no other backward pass of the update follows on this rank."""

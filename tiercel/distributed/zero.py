@@ -56,6 +56,9 @@ class Zero:
     def zero_gradients(self) -> None:
         """DeepSpeed drops them in its step."""
 
+    def leave_out(self) -> None:
+        """Refused in a recipe: DeepSpeed keeps the gradients."""
+
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self.learner.set_gradient_accumulation_boundary(is_last)
         self.learner.backward(loss * self.ranks.world_size)

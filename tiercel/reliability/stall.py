@@ -53,17 +53,19 @@ def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
 
 
 def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
-    """The ranks that hold up the others: those that say nothing any more; else those that wait for nobody; else those
-    that are in another place than most; between two halves, those that are further, for they left out a collective."""
+    """The ranks that hold up the others: those that say nothing any more; else those that wait for nobody, where others
+    wait; else those that are in another place than most. Between two halves, those that are further, for they left out
+    a collective; but where all seem to work, as on GPUs that wait by themselves, those that are behind."""
     if silent := [sign for sign in signs if sign.is_silent]:
         return tuple(silent)
-    if working := [sign for sign in signs if sign.waits_in is None]:
+    working = [sign for sign in signs if sign.waits_in is None]
+    if working and (len(working) < len(signs) or len(signs) == 1):
         return tuple(working)
     common, count = Counter(sign.position for sign in signs).most_common(1)[0]
     if 2 * count > len(signs):
         return tuple(sign for sign in signs if sign.position != common)
     first = min(sign.position for sign in signs)
-    return tuple(sign for sign in signs if sign.position != first)
+    return tuple(sign for sign in signs if (sign.position == first) == bool(working))
 
 
 def diagnosis(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
@@ -92,8 +94,9 @@ def diagnosis(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path)
 def _everyone_waits(signs: Sequence[Sign]) -> str:
     sign = max(signs, key=lambda sign: sign.quiet_seconds)
     return (
-        f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, {sign.waits_in}, phase "
-        f"{sign.phase} of step {sign.step}: the network between them, or a device, stands still"
+        f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, "
+        f"{sign.waits_in or 'on their devices'}, phase {sign.phase} of step {sign.step}: the network between them "
+        "stands still, or a device"
     )
 
 

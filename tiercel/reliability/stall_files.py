@@ -77,15 +77,19 @@ class SignFiles:
         return None, False
 
 
+def stack_name(rank: int) -> str:
+    return f"rank-{rank}.txt"
+
+
 def write_stacks(directory: Path, rank: int) -> None:
     """Python stacks of all threads of this process."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f"rank-{rank}.txt").open("w", encoding="utf-8") as file:
+    with (directory / stack_name(rank)).open("w", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
 
 
 def read_stack(directory: Path, rank: int) -> str:
     """What `write_stacks` wrote, or nothing."""
     with suppress(OSError):
-        return (directory / f"rank-{rank}.txt").read_text(encoding="utf-8")
+        return (directory / stack_name(rank)).read_text(encoding="utf-8")
     return ""

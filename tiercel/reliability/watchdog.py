@@ -21,13 +21,16 @@ from tiercel.errors import EXIT_STALL
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.reliability.stall import Sign, code_path, diagnosis, is_stalled, waiting_place
-from tiercel.reliability.stall_files import SignFiles, read_stack, write_stacks
+from tiercel.reliability.stall_files import SignFiles, read_stack, stack_name, write_stacks
 
 SLOWEST_LOOK = 0.5  # seconds
 LOOKS_PER_LIMIT = 20
-LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign has not changed after so many looks is silent
+LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign has not changed after so many looks, or longer, is silent
+LONGEST_SILENCE = 3.0  # seconds
+RANKS_OF_A_LOOK = 128  # with more, each looks more seldom: all write to one file system
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_THE_MESSAGE = 4.0
+SECONDS_OF_CLOCKS = 10.0  # by which those of machines may differ
 STDERR = 2
 ANY_PHASE = ""
 
@@ -50,7 +53,8 @@ class Watchdog:
         self.world_size = world_size
         self.limits = limits
         self.end = end
-        self.look_seconds = min(SLOWEST_LOOK, min(limits.values()) / LOOKS_PER_LIMIT)
+        look = min(SLOWEST_LOOK, min(limits.values()) / LOOKS_PER_LIMIT)
+        self.look_seconds = look * max(1.0, world_size / RANKS_OF_A_LOOK)
         self.files = SignFiles(directory / ".signs", world_size)
         self._main = threading.get_ident()
         self._stopped = threading.Event()
@@ -69,7 +73,6 @@ class Watchdog:
     ) -> None:
         self._stopped.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
         self.files.forget(self.pulse.rank)
 
     def limit(self, phase: str) -> float:
@@ -77,31 +80,46 @@ class Watchdog:
         return self.limits.get(phase, self.limits[ANY_PHASE])
 
     def _watch(self) -> None:
-        looked = time.monotonic()
-        while not self._stopped.wait(self.look_seconds):
-            self._arm()
-            before, looked = looked, time.monotonic()
-            if looked - before > min(self.limits.values()) / 2:  # the process itself was stopped, by Ctrl-Z say
-                self.pulse.beat()
-            own = self._look()
-            signs = self._signs_of_all() if own.is_over else None
-            if signs is not None and is_stalled(own.rank, signs) and not self._stopped.is_set():
-                self.files.call_out()
-                self._end(signs)
-            elif self.files.is_called_out():
-                self._end(None)
+        try:
+            while not self._sleep():
+                with suppress(OSError, RuntimeError):  # a file system that fails for a while, no room for a thread
+                    self._arm()
+                    self._judge()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _sleep(self) -> bool:
+        """Until the next look; whether it is the end. Time that the process lost, stopped by Ctrl-Z or a scheduler, is
+        not time without progress."""
+        started = time.monotonic()
+        is_over = self._stopped.wait(self.look_seconds)
+        lost = time.monotonic() - started - self.look_seconds
+        if lost > self.look_seconds:
+            self.pulse.moment += lost
+        return is_over
+
+    def _judge(self) -> None:
+        own = self._look()
+        signs = self._signs_of_all() if own.is_over else None
+        if signs is not None and is_stalled(own.rank, signs) and not self._stopped.is_set():
+            self.files.call_out()
+            self._end(signs)
+        elif self.files.is_called_out():
+            self._end(None)
 
     def _arm(self) -> None:
-        """Where even this thread cannot run, because something holds the interpreter, the stacks go to stderr and the
-        process ends without a word of ours."""
+        """Where even this thread cannot run, because something holds the interpreter, the stacks go to stderr. It does
+        not end the process, for one that a scheduler stopped looks the same; other ranks do."""
         longest = max(self.limits.values()) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
-        faulthandler.dump_traceback_later(longest, exit=True, file=STDERR)
+        faulthandler.dump_traceback_later(longest, file=STDERR)
 
     def _look(self) -> Sign:
         """What this rank does now, for the others to read as well."""
         self._looks += 1
         doing = self.pulse.doing
         frame = sys._current_frames().get(self._main)
+        waits_in, path = doing.collective or waiting_place(frame), code_path(frame)
+        del frame  # it holds what its functions hold
         sign = Sign(
             rank=self.pulse.rank,
             host=platform.node(),
@@ -110,8 +128,8 @@ class Watchdog:
             phases=doing.phases,
             step=doing.step,
             rows=doing.rows[:8],
-            waits_in=doing.collective or waiting_place(frame),
-            path=code_path(frame),
+            waits_in=waits_in,
+            path=path,
             quiet_seconds=self.pulse.quiet_seconds,
             limit_seconds=self.limit(doing.phase),
             looks=self._looks,
@@ -121,8 +139,10 @@ class Watchdog:
 
     def _signs_of_all(self) -> list[Sign]:
         """By rank. A rank whose sign does not change meanwhile is silent."""
-        before = self.files.read()
-        for _ in range(LOOKS_BETWEEN_SIGNS):
+        before, started = self.files.read(), time.monotonic()
+        silence = max(LOOKS_BETWEEN_SIGNS * self.look_seconds, min(LONGEST_SILENCE, min(self.limits.values()) / 20))
+        own = self._look()
+        while time.monotonic() - started < silence:
             time.sleep(self.look_seconds)
             own = self._look()
         signs = self.files.changed_since(before)
@@ -142,15 +162,19 @@ class Watchdog:
             signs = self._signs_of_all() if signs is None else signs
             if self.pulse.rank == next(sign.rank for sign in signs if not sign.is_silent):
                 self._await(lambda: self.files.have_stacks(signs), SECONDS_FOR_STACKS)
-                self._speak(signs, stall, message_file)
+                self._speak(signs, stall, message_file, started)
             else:
                 self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
         finally:
             self._stopped.set()
             self.end(EXIT_STALL)
 
-    def _speak(self, signs: Sequence[Sign], stall: Path, message_file: Path) -> None:
-        stacks = {sign.rank: stack for sign in signs if (stack := read_stack(stall, sign.rank))}
+    def _speak(self, signs: Sequence[Sign], stall: Path, message_file: Path, started: float) -> None:
+        stacks = {
+            sign.rank: read_stack(stall, sign.rank)
+            for sign in signs
+            if _is_newer(stall / stack_name(sign.rank), started)  # not one of an earlier stall at this step
+        }
         message = redact(diagnosis(signs, stacks, stall))
         print(f"\n{message}", file=sys.stderr, flush=True)
         with suppress(OSError):
@@ -167,4 +191,5 @@ class Watchdog:
 
 
 def _is_newer(file: Path, moment: float) -> bool:
-    return file.exists() and file.stat().st_mtime >= moment - 1.0
+    """Than a moment of this machine's clock, or nearly; the file may be another's."""
+    return file.exists() and file.stat().st_mtime >= moment - SECONDS_OF_CLOCKS

@@ -170,6 +170,8 @@ class RewardProcess:
 
     def close(self) -> None:
         """Kill the process and all that it started, wait until they are gone, and remove its temporary directory."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # loader workers may hold it open as well
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_WAIT)

@@ -13,7 +13,7 @@ from tiercel.runs.files import file_sha256, sync, write_atomically
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
-SCORE = "score"  # in the state of a checkpoint that was evaluated
+SCORE = "score"  # in the state of a checkpoint that was evaluated: the metric's name and its value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,14 +134,14 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
     return None
 
 
-def best_scored(root: Path, newest: int, *, lowest: bool) -> FoundCheckpoint | None:
-    """Up to step `newest`, the checkpoint whose state has the best score, the earliest among equals; None where none
-    has a score."""
+def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundCheckpoint | None:
+    """Up to step `newest`, the checkpoint whose state has the best score by this metric, the earliest among equals;
+    None where none has a score."""
     best: FoundCheckpoint | None = None
     for step, path in reversed(list_checkpoints(root)):
         state = {} if step > newest or _state_problem(path) is not None else _read_state(path)
-        score = state.get(SCORE)
-        if score is not None and (best is None or is_better(score, best.state[SCORE], lowest=lowest)):
+        score = (state.get(SCORE) or {}).get(metric)
+        if score is not None and (best is None or is_better(score, best.state[SCORE][metric], lowest=lowest)):
             best = FoundCheckpoint(step=step, path=path, state=state)
     return best
 

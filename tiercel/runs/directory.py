@@ -83,10 +83,6 @@ class RunDirectory:
 
         self.ranks.on_first(partial(_written, self.metrics_file, append))
 
-    def write_on_first(self, path: Path, write: Callable[[], None]) -> None:
-        """Something else in the directory. Raises RunError where it cannot be written."""
-        self.ranks.on_first(partial(_written, path, write))
-
     def rollouts_file(self, step: int) -> Path:
         """The groups that the step's last update learnt from."""
         return self.path / "rollouts" / f"step-{step:06d}.jsonl"
@@ -102,6 +98,7 @@ class RunDirectory:
         """Write rollouts/ or evaluations/ of a step, and each image once. The first rank gets all ranks' groups, in the
         global order and without pictures; the others get none."""
         for group in scored:
+            self.ranks.pulse.beat()
             for image in group.group.prompt.images:
                 self.save_image(image)
         everyone = gathered_groups(self.ranks, scored, advantages)

@@ -15,11 +15,13 @@ from tiercel.distributed.agreement import require_agreement
 from tiercel.distributed.launch import note_code
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
+from tiercel.models.loading import resolve
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
 
-BLIND = 3  # stall timeouts, where nothing tells of progress: weights being read, vLLM sampling in process
+BLIND = 3  # stall timeouts, where nothing tells of progress: files being read and written, vLLM in process
+BLIND_PHASES = ("start", "load", "engine", "save")
 COLLECTIVE_PATIENCE = 2
 AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 
@@ -27,8 +29,10 @@ AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
     and return its path; None but on the first rank. Raises TrainingError where memory runs out."""
-    with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run, watched(recipe, run):
-        train(recipe, run)
+    with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run:
+        ranks.together(lambda: resolve(recipe.model))  # a download shows its own progress and may take hours
+        with watched(recipe, run):
+            train(recipe, run)
         report = ranks.on_first(lambda: write_report(run.path))
         return report if ranks.is_first else None
 
@@ -55,13 +59,14 @@ def watched(recipe: BaseRecipe, run: RunDirectory) -> Watchdog:
 def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
     """Seconds without progress that each phase may have: a stall's, and what the phase may itself wait for others."""
     stall = recipe.reliability.stall_timeout
-    limits = {ANY_PHASE: stall, "load": BLIND * stall}
+    limits = {ANY_PHASE: stall, **dict.fromkeys(BLIND_PHASES, BLIND * stall)}
     if isinstance(recipe, GrpoRecipe):
         rewards = stall + recipe.reliability.reward_timeout * sum(reward.call is not None for reward in recipe.rewards)
         rollouts = BLIND * stall if recipe.rollout.engine == "vllm" else stall
         if recipe.rollout.engine == "vllm-server":
             rollouts += recipe.rollout.patience + recipe.rollout.request_timeout
         limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
+        limits["engine"] += rollouts
         limits["evaluation"] = max(rewards, rollouts)
     return limits
 

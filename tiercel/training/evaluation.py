@@ -131,7 +131,8 @@ def heldout_loss(engine: Engine, recipe: SftRecipe) -> dict[str, float]:
     sums = {"loss": 0.0, "tokens": 0.0}
     with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():
         for batch in steps_of(loader, ranks):
-            for packed, _ in conversation_passes(engine, batch.prompts, recipe):
+            for packed, rows in conversation_passes(engine, batch.prompts, recipe):
+                ranks.pulse.work_on(rows)
                 features_KH = engine.vision.features(packed.images)
                 sums["loss"] -= float(engine.learner(packed, features_KH, 1.0).logprobs_N.sum())
                 sums["tokens"] += len(packed.targets_N)

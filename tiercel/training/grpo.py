@@ -62,6 +62,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
             guard = FiniteGuard(run, recipe, engine, say)
             sync.load(start)
             if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
+                setup.is_best(run, recipe, 0, row)  # names a metric that no evaluation will have
                 run.record({"step": 0, **row})
             clock = Clock(ranks.pulse)
             clock.begin("data", start)

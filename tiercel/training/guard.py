@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from safetensors import SafetensorError
+
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError
 from tiercel.models.saving import save_adapter
@@ -36,27 +38,30 @@ class FiniteGuard:
         try:
             return update()
         except NonFiniteError as error:
-            directory = self._keep(step, error, keep)
-            again = f"`tiercel replay {self.run.path}` computes it again, row by row, from {directory}"
+            again = self._keep(step, error, keep)
             if self.left_out >= self.recipe.reliability.max_skipped_updates:
                 raise NonFiniteError(error.what, error.rows, again) from error
             self.left_out += 1
-            self.engine.strategy.zero_gradients()
+            self.engine.strategy.leave_out()
             self.say(f"step {step + 1}: an update was left out ({self.left_out} so far): {error.what}; {again}")
             return None
 
-    def _keep(self, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> Path:
+    def _keep(self, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> str:
+        """What to do about it. A full disk must not hide why the run ends."""
         directory = self.run.path / FOLDER / f"step-{step:06d}"
         engine = self.engine
         weights = engine.strategy.trained_weights() if self.recipe.lora is not None else {}
         report = {"step": step, "what": error.what, "rows": error.rows, "world_size": engine.ranks.world_size}
 
-        def write() -> None:
-            directory.mkdir(parents=True, exist_ok=True)
-            if self.recipe.lora is not None:
-                save_adapter(engine.policy, directory / "adapter", weights)
-            keep(directory)
-            write_atomically(directory / REPORT, json.dumps(redact_values(report), indent=1))
+        def write() -> str:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                if self.recipe.lora is not None:
+                    save_adapter(engine.policy, directory / "adapter", weights)
+                keep(directory)
+                write_atomically(directory / REPORT, json.dumps(redact_values(report), indent=1))
+            except (OSError, SafetensorError) as problem:
+                return f"it could not be kept in {directory} for a replay: {problem}"
+            return f"`tiercel replay {self.run.path}` computes it again, row by row, from {directory}"
 
-        self.run.write_on_first(directory, write)
-        return directory
+        return engine.ranks.on_first(write)

@@ -80,6 +80,8 @@ def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Call
     """Each row alone, forward and backward, on one process; no weight is changed."""
     set_up_numerics(recipe)
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
+    if recipe.lora is None:
+        say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
     engine = build_engine(recipe, found, recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0, say)
     if recipe.lora is not None:
         restore_adapter(engine.policy, directory / "adapter")

@@ -67,6 +67,7 @@ def open_sampler(
     recipe: GrpoRecipe, engine: Engine, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
 ) -> Iterator[tuple[Sampler, PolicySync]]:
     """The engine that the recipe names, and what keeps it at the policy's version."""
+    engine.ranks.pulse.begin("engine", engine.ranks.pulse.doing.step)
     sampler = SAMPLERS[recipe.rollout.engine](recipe, engine, rows, say)
     sync = PolicySync(sampler, engine, run)
     try:

@@ -222,7 +222,7 @@ def save(
         "loss_scaler": strategy.scaler_state(),
     }
     if (metric := recipe.train.keep_best) is not None and metric in row:
-        state[SCORE] = row[metric]
+        state[SCORE] = {metric: row[metric]}
 
     def write(directory: Path) -> None:
         save_trained(engine.policy, directory, weights)
@@ -243,7 +243,7 @@ def save(
 def best_so_far(run: RunDirectory, recipe: BaseRecipe, step: int) -> FoundCheckpoint | None:
     """The checkpoint that train.keep_best keeps; None without one."""
     metric = recipe.train.keep_best
-    return None if metric is None else best_scored(run.checkpoints, step, lowest=metric in LOWEST_IS_BEST)
+    return None if metric is None else best_scored(run.checkpoints, step, metric, lowest=metric in LOWEST_IS_BEST)
 
 
 def is_best(run: RunDirectory, recipe: BaseRecipe, step: int, row: Mapping[str, float]) -> bool:
@@ -256,8 +256,8 @@ def is_best(run: RunDirectory, recipe: BaseRecipe, step: int, row: Mapping[str, 
     def judge() -> bool:
         if metric not in row:
             raise RecipeError([f"train.keep_best: {metric} given, which no reward of the recipe yields (correct_at)"])
-        best = best_so_far(run, recipe, step)
-        return best is None or is_better(row[metric], best.state[SCORE], lowest=metric in LOWEST_IS_BEST)
+        best = best_so_far(run, recipe, step - 1)
+        return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)
 
     return run.ranks.on_first(judge)
 

@@ -27,6 +27,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
         guard = FiniteGuard(run, recipe, engine, session.progress.say)
         ranks.pulse.begin("evaluation", start)
         if start == 0 and (row := heldout_loss(engine, recipe)):
+            setup.is_best(run, recipe, 0, row)  # names a metric that no evaluation will have
             run.record({"step": 0, **row})
             session.progress.step({"step": 0, **row})
         order = setup.step_order(recipe, session)
