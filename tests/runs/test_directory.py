@@ -96,6 +96,15 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_what_a_run_killed_in_its_first_moment_leaves_is_taken(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").touch()
+    (run / "config.yaml.tmp").write_text("# tier")
+    make(grpo_recipe(run))
+    assert load_run_recipe(run) == grpo_recipe(run)
+
+
 def test_an_empty_directory_is_taken(tmp_path):
     make(grpo_recipe(tmp_path))
     assert (tmp_path / "config.yaml").exists()

@@ -52,6 +52,8 @@ MAY_DIFFER = (
     "output",
 )
 LOCK_PATIENCE_SECONDS = 5.0
+FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
+BEGUN = (".lock", "config.yaml.tmp")  # all that a run leaves that is killed before it has a config.yaml
 Recipe = SftRecipe | GrpoRecipe
 
 
@@ -205,16 +207,17 @@ def _held(recipe: Recipe, path: Path) -> Iterator[None]:
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
-    if path.is_dir() and not config.exists() and any(p.name != ".lock" for p in path.iterdir()):
+    if path.is_dir() and not config.exists() and any(p.name not in BEGUN for p in path.iterdir()):
         raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
-    for name in ("rollouts", "evaluations", "images", "checkpoints"):
-        (path / name).mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
     try:
         _take(lock, path)
         if config.exists():
             _require_same(load_run_recipe(path), recipe, config)
         write_atomically(config, f"# tiercel {kind}\n" + render(redact_values(recipe.model_dump(mode="json"))))
+        for name in FOLDERS:
+            (path / name).mkdir(exist_ok=True)
         write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
         yield
     finally:
