@@ -95,7 +95,7 @@ class Watchdog:
         is_over = self._stopped.wait(self.look_seconds)
         lost = time.monotonic() - started - self.look_seconds
         if lost > self.look_seconds:
-            self.pulse.moment += lost
+            self.pulse.moment = min(self.pulse.moment + lost, time.monotonic())
         return is_over
 
     def _judge(self) -> None:
