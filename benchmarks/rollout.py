@@ -102,11 +102,12 @@ def measured_engines(work: Path, rounds: int, steps: int, key: str, say: Callabl
 def engine_row(engine: str, rounds: list[list[dict[str, Any]]]) -> dict[str, Any]:
     rows = [row for steps in rounds for row in steps]
     phases = ("time/rollout", "time/sync", "time/learn", "time/step")
+    gaps = [row["sampler/logprob_gap_max"] for row in rows if "sampler/logprob_gap_mean" in row]
     return {
         "engine": engine,
         "tokens_per_second": spread([row["tokens/completion"] / row["time/rollout"] for row in rows]),
         "seconds": {phase: spread([row[phase] for row in rows]) for phase in phases},
-        "largest_gap": max(row.get("sampler/logprob_gap_max", 0.0) for row in rows),
+        "largest_gap": max(gaps) if gaps else None,
     }
 
 
@@ -136,7 +137,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     text = (
         f"{results['machine']['cores']} cores ({results['machine']['processor']}), vLLM {results['versions']['vllm']}; "
         f"medians (min to max) of {results['rounds']} rounds of {results['steps']} steps, 4 prompts of 8 completions "
-        "of 64 tokens.\n\n"
+        "of 64 tokens. Of tokens before `rollout.min_new_tokens` vLLM's logprobs are those without end tokens, and are "
+        "not compared.\n\n"
     )
     phases = ("time/rollout", "time/sync", "time/learn", "time/step")
     text += markdown_table(
@@ -146,7 +148,7 @@ def markdown(results: Mapping[str, Any]) -> str:
                 row["engine"],
                 _spread(row["tokens_per_second"]),
                 *(_spread(row["seconds"][phase]) for phase in phases),
-                f"{row['largest_gap']:.1e}",
+                "-" if row["largest_gap"] is None else f"{row['largest_gap']:.1e}",
             )
             for row in results["engines"]
         ],

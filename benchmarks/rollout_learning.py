@@ -75,7 +75,6 @@ def run(work: Path, engine: str, steps: int) -> dict[str, Any]:
         "engine": engine,
         "rewards": [round(row["reward/mean"], 4) for row in rows],
         "largest_gap": max(row["sampler/logprob_gap_max"] for row in rows),
-        "step_seconds": round(mean(row["time/step"] for row in rows), 3),
     }
 
 
@@ -85,14 +84,13 @@ def ends(rewards: list[float]) -> tuple[float, float]:
 
 def markdown(results: dict[str, Any]) -> str:
     text = f"Mean sampled IoU, {results['steps']} steps of 24 prompts of 8, on {results['machine']['cores']} cores.\n\n"
-    header = ("engine", f"first {AT_EACH_END} steps", f"last {AT_EACH_END}", "step, s", "largest logprob gap")
+    header = ("engine", f"first {AT_EACH_END} steps", f"last {AT_EACH_END}", "largest logprob gap")
     return text + markdown_table(
         header,
         [
             (
                 row["engine"],
                 *(f"{value:.3f}" for value in ends(row["rewards"])),
-                f"{row['step_seconds']:.2f}",
                 f"{row['largest_gap']:.1e}",
             )
             for row in results["runs"]

@@ -28,13 +28,13 @@ from benchmarks.drivers.measuring import (
     random_rewards,
     write_answer,
 )
-from tiercel.algorithms import ADVANTAGES
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train
 from tiercel.learner.batch import advantage_groups
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training import setup
+from tiercel.training.advantages import step_advantages
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.grpo import learn
 from tiercel.types import Group, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
@@ -132,7 +132,8 @@ def measure(task: Task) -> Measurement:
             prompt = encode(row, step)
         sampler.load_policy(step, None)
         groups = sampler.sample([prompt], sampling_params(recipe.rollout), [sampling_seed(recipe.train.seed, step)])
-        learnable = advantage_groups(scored(groups, step), ADVANTAGES[recipe.algorithm.advantage])
+        rewarded = scored(groups, step)
+        learnable = advantage_groups(rewarded, step_advantages(engine.ranks, rewarded, recipe))
         setup.seed_step(recipe.train.seed, step, 0)
         with clock.phase("learn"):
             updates = learn(engine, learnable, recipe)

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
-from tiercel.algorithms import ADVANTAGES
 from tiercel.config import GrpoRecipe
 from tiercel.data.order import rank_slice
 from tiercel.data.reading import read_rows
@@ -29,6 +28,7 @@ from tiercel.learner.batch import advantage_groups
 from tiercel.models.family import Family
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
+from tiercel.training.advantages import step_advantages
 from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.training.grpo import learn
 from tiercel.training.parity import trainer_logprobs
@@ -159,7 +159,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
                 examples = [encode(rows[index % len(rows)], index) for index in indices]
                 if kind == "grpo":
                     scored = [recorded_group(prompt, family, step) for prompt in examples]
-                    learn(engine, advantage_groups(scored, ADVANTAGES["group_norm"]), recipe)
+                    learn(engine, advantage_groups(scored, step_advantages(engine.ranks, scored, recipe)), recipe)
                 else:
                     sft_update(engine, conversation_passes(engine, tuple(examples), recipe))
                 engine.vision.end_step()
@@ -212,7 +212,7 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
                     for completion, total in zip(group.completions, totals, strict=True)
                 ]
                 scored.append(scored_group(group.prompt, completions))
-            learn(engine, advantage_groups(scored, ADVANTAGES["group_norm"]), recipe)
+            learn(engine, advantage_groups(scored, step_advantages(engine.ranks, scored, recipe)), recipe)
             engine.vision.end_step()
         if ranks.is_first:
             print("learnt from", arrangement, flush=True)

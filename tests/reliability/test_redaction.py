@@ -152,7 +152,7 @@ def test_what_a_recipe_gives_for_a_secret_is_not_repeated_in_its_problems(tmp_pa
         load_recipe("grpo", tmp_path / "recipe.yaml", check_paths=False)
     told = redact_given(redact(str(error.value)))
     assert KEY[:10] not in told
-    assert "redacted" in told or "a key goes into VLLM_API_KEY" in told
+    assert "redacted" in told or "a key goes into" in told
 
 
 @pytest.mark.parametrize("override", (f"hf token={KEY}", f"hf_token={KEY}: [", f"a.b_key={KEY}.c.d={{"))

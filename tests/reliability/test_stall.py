@@ -48,6 +48,15 @@ def test_a_silent_rank_is_the_culprit_even_where_its_last_sign_waited():
     assert [guilty.rank for guilty in culprits(signs)] == [1]
 
 
+def test_a_rank_that_could_not_speak_while_it_waited_is_not_blamed_for_one_that_stands_still():
+    signs = [sign(0, is_silent=True), sign(1, waits=None), sign(2)]
+    assert [guilty.rank for guilty in culprits(signs)] == [1]
+    at_work = [sign(0, is_silent=True), sign(1, waits=None, quiet=1.0), sign(2)]
+    assert [guilty.rank for guilty in culprits(at_work)] == [0]
+    both = [sign(0, is_silent=True, waits=None), sign(1, waits=None), sign(2)]
+    assert [guilty.rank for guilty in culprits(both)] == [0]
+
+
 def test_one_rank_in_another_place_than_most_is_the_culprit():
     signs = [sign(0), sign(1), sign(2, waits="sum of gradients (update.py:9)", phases=8)]
     assert [guilty.rank for guilty in culprits(signs)] == [2]

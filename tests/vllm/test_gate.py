@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from tests.distributed.worker import keep_gradients
 from tests.vllm.servers import ENVIRONMENT, KEY
 from tests.vllm.test_runs import by_server
-from tiercel.algorithms import ADVANTAGES
 from tiercel.config import load_recipe
 from tiercel.data.reading import read_rows
 from tiercel.errors import EnvironmentProblem
@@ -23,6 +22,7 @@ from tiercel.rollout.sampler import greedy_params, sampling_params
 from tiercel.runs.directory import open_run
 from tiercel.runs.publishing import WEIGHTS, Publisher
 from tiercel.training import grpo
+from tiercel.training.advantages import step_advantages
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.sampling import open_sampler
 from tiercel.training.setup import build_engine
@@ -91,7 +91,7 @@ def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
         for group in groups
     ]
     kept = keep_gradients(engine)
-    grpo.learn(engine, advantage_groups(scored, ADVANTAGES["group_norm"]), recipe)
+    grpo.learn(engine, advantage_groups(scored, step_advantages(engine.ranks, scored, recipe)), recipe)
     return scored, kept[0]
 
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from tiercel.errors import EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER, ElsewhereError, TrainingError
+from tiercel.errors import EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER, ElsewhereError, TiercelError, TrainingError
 
 NOTES = "TIERCEL_LAUNCH_NOTES"  # directory of the notes; set for ranks that this module started
 FINAL_CODES = (EXIT_USER, EXIT_TERMINATED)  # starting again would end in the same way
@@ -53,12 +53,19 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
             with _signals_handed_on(Path(notes)):
                 elastic_launch(config, sys.executable)("-m", "tiercel", *arguments)
         except ChildFailedError as error:
-            code = _noted_code(Path(notes))
-            if code is not None:
-                raise ElsewhereError(0, code) from error
-            raise TrainingError(_unsaid(error.failures)) from error
+            raise failure_of(Path(notes), error.failures) from error
         finally:
             del os.environ[NOTES]
+
+
+def failure_of(notes: Path, failures: Mapping[int, Any]) -> TiercelError:
+    """What to tell of ranks that failed; `failures`: torch's, by rank. One that ended without a word, by a signal say,
+    is named, though another has noted meanwhile that it lost it."""
+    code = _noted_code(notes)
+    silent = {rank: failure for rank, failure in failures.items() if not _told(notes, failure.pid).exists()}
+    if silent and code in (None, EXIT_TRAINING):
+        return TrainingError(_unsaid(silent))
+    return ElsewhereError(0, EXIT_TRAINING if code is None else code)
 
 
 def start_notes() -> int | None:
@@ -77,10 +84,17 @@ def start_notes() -> int | None:
 
 
 def note_code(code: int) -> None:
-    """Note why this rank ends, unless another one was first."""
+    """Note why this rank ends, unless another one was first; and that it has said so itself."""
     if NOTES in os.environ:
+        with suppress(OSError):
+            _told(Path(os.environ[NOTES]), os.getpid()).touch()
         with suppress(OSError), (Path(os.environ[NOTES]) / "code").open("x", encoding="utf-8") as file:
             file.write(str(code))
+
+
+def _told(notes: Path, process: int) -> Path:
+    """There where a rank has said why it ends."""
+    return notes / f"{process}.told"
 
 
 def _noted_code(notes: Path) -> int | None:
@@ -91,11 +105,11 @@ def _noted_code(notes: Path) -> int | None:
     return None
 
 
-def _unsaid(failures: Mapping[int, object]) -> str:
+def _unsaid(failures: Mapping[int, Any]) -> str:
     """What the launcher knows of ranks that ended without a word."""
     ends = []
     for rank, failure in sorted(failures.items()):
-        code = int(failure.exitcode)  # type: ignore[attr-defined]
+        code = int(failure.exitcode)
         if code >= 0:
             ends.append(f"rank {rank} ended with exit code {code}")
             continue

@@ -77,6 +77,11 @@ class Ranks:
         names = sorted({name for each in every for name in each})
         return {name: _sum([each.get(name, 0.0) for each in every]) for name in names}
 
+    def mean(self, name: str, total: float, count: int) -> dict[str, float]:
+        """The sum of all ranks' totals over that of their counts, by its name; nothing where there is nothing."""
+        sums = self.sum({"total": total, "count": count})
+        return {name: sums["total"] / sums["count"]} if sums["count"] else {}
+
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
         """The largest value by name; a rank may lack a name."""
         return largest_by_name(self.gather(dict(values)))

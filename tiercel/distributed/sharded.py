@@ -31,7 +31,8 @@ class Sharded(Replicated):
         require_group(policy.device)
         options: dict[str, Any] = {"mesh": init_device_mesh(policy.device.type, (ranks.world_size,))}
         if policy.peft is not None:
-            options["ignored_params"] = {p for p in learner.parameters() if p.requires_grad}
+            named = learner.named_parameters()
+            options["ignored_params"] = {p for name, p in named if p.requires_grad or ".lora_" in name}
         elif policy.needs_autocast:
             # Autocast would keep a cast copy of every gathered weight until the backward pass.
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)

@@ -53,10 +53,13 @@ def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
 
 
 def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
-    """The ranks that hold up the others: those that say nothing any more; else those that wait for nobody, where others
-    wait; else those that are in another place than most. Between two halves, those that are further, for they left out
-    a collective; but where all seem to work, as on GPUs that wait by themselves, those that are behind."""
-    if silent := [sign for sign in signs if sign.is_silent]:
+    """The ranks that hold up the others: those that say nothing any more, unless they were last waiting while another
+    works beyond its limit; else those that wait for nobody, where others wait; else those that are in another place
+    than most. Between two halves, those that are further, for they left out a collective; but where all seem to work,
+    as on GPUs that wait by themselves, those that are behind."""
+    silent = [sign for sign in signs if sign.is_silent]
+    is_stuck = any(sign.waits_in is None and sign.is_over and not sign.is_silent for sign in signs)
+    if silent and not (is_stuck and all(sign.waits_in is not None for sign in silent)):
         return tuple(silent)
     working = [sign for sign in signs if sign.waits_in is None]
     if working and (len(working) < len(signs) or len(signs) == 1):
