@@ -155,6 +155,15 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     replay.add_argument("--step", type=_count, metavar="N", help="the step (the last that was not finite)")
 
+    importing = _command(
+        commands,
+        "import-command",
+        "a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script that has one",
+        'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
+    )
+    importing.add_argument("given", metavar="COMMAND", help="in quotes, or the file of a script")
+    importing.add_argument("--output", type=Path, metavar="RECIPE", help="where to write it (printed without)")
+
     report = _command(commands, "report", "write a run's report.html anew", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
     return parser
@@ -291,6 +300,12 @@ def _replay(arguments: argparse.Namespace) -> None:
     replay_run(arguments.run, arguments.overrides, arguments.step)
 
 
+def _import_command(arguments: argparse.Namespace) -> None:
+    from tiercel.cli.import_command import import_command
+
+    import_command(arguments.given, arguments.output)
+
+
 def _report(arguments: argparse.Namespace) -> None:
     from tiercel.report import write_report
 
@@ -309,5 +324,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "predict": _predict,
     "export": _export,
     "replay": _replay,
+    "import-command": _import_command,
     "report": _report,
 }
