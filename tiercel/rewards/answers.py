@@ -4,11 +4,11 @@ Nothing here guesses: what cannot be read is None.
 """
 
 import functools
-import math
 import re
 import string
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import islice
 
 from tiercel.samples import Box
 
@@ -40,6 +40,9 @@ _BOX = re.compile(
     rf"[\[(]{_COORDINATE},{_COORDINATE},{_COORDINATE},{_COORDINATE}[\])]"
     rf"|[\[(]{_COORDINATE},{_COORDINATE}[\])]\s*(?:,\s*)?[\[(]{_COORDINATE},{_COORDINATE}[\])]"
 )
+_POINT = re.compile(rf"[\[(]{_COORDINATE},{_COORDINATE}[\])]|\bx\s*={_COORDINATE}(?:,\s*)?y\s*={_COORDINATE}")
+LARGEST_COORDINATE = 1e12
+MOST_BOXES = 200  # matching them takes time that grows with the cube
 
 
 def extract_answer(completion: str) -> str:
@@ -125,6 +128,24 @@ def _choice_patterns(choices: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], b
     )
 
 
+def parse_boxes(text: str) -> list[Box]:
+    """Every list of four numbers in a text, as `parse_box` reads one; the first 200."""
+    found = islice(_BOX.finditer(text), MOST_BOXES)
+    boxes = [tuple(float(number) for number in match.groups() if number is not None) for match in found]
+    return [box for box in boxes if _are_coordinates(box)]  # type: ignore[misc]
+
+
+def parse_point(text: str) -> tuple[float, float] | None:
+    """The first pair of numbers in a text: (x, y), [x, y], {"point_2d": [x, y]} or x=1, y=2; None where there is none,
+    or where a box comes first."""
+    found = _POINT.search(text)
+    box = _BOX.search(text)
+    if found is None or (box is not None and box.start() <= found.start()):
+        return None
+    x, y = (float(number) for number in found.groups() if number is not None)
+    return (x, y) if _are_coordinates((x, y)) else None
+
+
 def parse_box(text: str) -> Box | None:
     """The first list of four numbers in a text, as written; None where there is none.
 
@@ -135,4 +156,9 @@ def parse_box(text: str) -> Box | None:
     if found is None:
         return None
     x1, y1, x2, y2 = (float(number) for number in found.groups() if number is not None)
-    return (x1, y1, x2, y2) if all(math.isfinite(side) for side in (x1, y1, x2, y2)) else None
+    return (x1, y1, x2, y2) if _are_coordinates((x1, y1, x2, y2)) else None
+
+
+def _are_coordinates(numbers: Sequence[float]) -> bool:
+    """Whether arithmetic on the numbers stays finite; no picture has others."""
+    return all(abs(number) <= LARGEST_COORDINATE for number in numbers)

@@ -1,166 +1,230 @@
-"""The built-in rewards: pure functions of a sample and its entry in the recipe.
+"""The built-in rewards, by the names that recipes give them; docs/rewards.md has this table.
 
-Each reads the model's answer with answers.py and the right answer from the row: `answer`, or the column that
-`answer_column` names. A row without a right answer gets None (the reward does not apply); a right answer that
-cannot be read is a DataError naming row and column. Text in a row is read like a completion, so that a right answer
-may stand in <answer>...</answer>.
+    python -m tiercel.rewards.builtin docs/rewards.md        writes it there
+
+Each is a pure function of a sample and its entry in the recipe. It reads the model's answer with answers.py and the
+right answer from the row: `answer`, or the column that `answer_column` names. A row without a right answer gets None:
+the reward does not apply. A right answer that cannot be read is a DataError naming row and column.
 """
 
-import math
-import re
-import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
-from tiercel.config.schema import Reward, RewardName
-from tiercel.errors import DataError
-from tiercel.rewards.answers import LETTERS, extract_answer, parse_box, parse_choice, parse_number
-from tiercel.rewards.boxes import iou, is_proper, to_original
-from tiercel.samples import Box, Sample
+from tiercel.config.reward_rules import REWARD_OPTIONS
+from tiercel.config.schema import Reliability, Reward, RewardName
+from tiercel.rewards import grounding, shape, wording
+from tiercel.rewards.judge import JudgeReward
+from tiercel.rewards.truths import truth_of
+from tiercel.rewards.user import UserReward
+from tiercel.samples import RewardValue, Sample
 
-_INSIDE = r"(?:(?!</?{tag}>).)*"
-DEFAULT_FORMAT = (
-    rf"\s*(?:<think>{_INSIDE.format(tag='think')}</think>\s*)?<answer>{_INSIDE.format(tag='answer')}</answer>\s*"
-)
-_LARGEST_COORDINATE = 1e12
+ALL_TEXT = "all of the answer, as text"
+LAST_NUMBER = "the last number in the answer"
+FIRST_BOX = "the first list of four numbers in the answer"
+ALL_BOXES = "every list of four numbers in the answer, the first 200"
+TOKENS = "the number of tokens, end token included"
+
+
+class BatchReward(Protocol):
+    """A reward with something of its own to start and to end: a process, a connection."""
+
+    def start(self) -> None:
+        """Raises RecipeError with the reason where that fails."""
+
+    def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WithTruth:
+    """A reward in a process of its own, which finds the right answer in `answer`, whatever its column."""
+
+    user: UserReward
+    reward: Reward
+
+    def start(self) -> None:
+        self.user.start()
+
+    def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
+        return self.user.score([replace(sample, answer=truth_of(sample, self.reward)) for sample in samples])
+
+    def close(self) -> None:
+        self.user.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltIn:
-    """A built-in reward and the value from which on it calls a completion right (None: it does not tell)."""
+    """A built-in reward. It has exactly one of `score`, `after` and `batch`."""
 
-    score: Callable[[Sample, Reward], float | None]
-    correct_at: float | None
-
-
-def format_reward(sample: Sample, reward: Reward) -> float:
-    """1 where the whole completion matches `pattern` (a dot matches line ends too), else 0; needs no right answer.
-
-    Without a pattern: one <answer>...</answer> at the end, before it at most one <think>...</think>.
-    """
-    return float(re.fullmatch(reward.pattern or DEFAULT_FORMAT, sample.completion, re.DOTALL) is not None)
+    score: Callable[[Sample, Reward], float | None] | None = None
+    after: Callable[[Sample, bool | None, Reward], float | None] | None = None  # told whether the completion is right
+    batch: Callable[[Reward, Reliability], BatchReward] | None = None  # sees all completions of a step at once
+    correct_at: float | None = None  # value from which on the completion is right; None: it does not tell
+    needs: str | None = None  # a package beyond tiercel's own
+    answer: str  # what it takes as the model's answer
+    value: str
 
 
-def exact_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the answer is the row's text, else 0. Both stripped and in Unicode NFC; case and spelling count.
-
-    The right answer is text or a number; a number is compared as Python writes it (7, 0.5).
-    """
-    truth = _truth(sample, reward)
-    if truth is None:
-        return None
-    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
-        raise _malformed(sample, reward, truth, "is neither text nor a number; write it in quotes")
-    wanted = extract_answer(truth) if isinstance(truth, str) else str(truth)
-    return float(_normal_form(extract_answer(sample.completion)) == _normal_form(wanted))
-
-
-def number_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the last number of the answer is within `tolerance` of the row's number, else 0.
-
-    Exact: 0.1 is a tenth and 1/3 a third. The right answer is a number or text that holds one.
-    """
-    truth = _truth(sample, reward)
-    if truth is None:
-        return None
-    wanted = _number(truth)
-    if wanted is None:
-        raise _malformed(sample, reward, truth, 'holds no number; write one such as 7, 0.5 or "3/4"')
-    given = parse_number(extract_answer(sample.completion))
-    tolerance = _number(reward.tolerance or 0)
-    assert tolerance is not None
-    return float(given is not None and abs(given - wanted) <= tolerance)
-
-
-def choice_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the answer settles on the row's choice, else 0; the right answer is one of `choices` (default A to Z)."""
-    truth = _truth(sample, reward)
-    if truth is None:
-        return None
-    choices = LETTERS if reward.choices is None else reward.choices
-    is_text = isinstance(truth, str | int) and not isinstance(truth, bool)
-    wanted = parse_choice(extract_answer(str(truth)), choices) if is_text else None
-    if wanted is None:
-        shown = "a letter from A to Z" if reward.choices is None else f"one of {', '.join(choices)}"
-        raise _malformed(sample, reward, truth, f"is not {shown}")
-    return float(parse_choice(extract_answer(sample.completion), choices) == wanted)
-
-
-def iou_reward(sample: Sample, reward: Reward) -> float | None:
-    """Intersection over union of the answer's first box with the row's, 0 where the answer holds no box.
-
-    The answer's box is in the model's coordinate space; the row's is in pixels of the original first image: four
-    numbers [x1, y1, x2, y2], or text that holds a box.
-    """
-    truth = _truth(sample, reward)
-    if truth is None:
-        return None
-    wanted = _box(truth)
-    if wanted is None:
-        raise _malformed(sample, reward, truth, "is no box; write [x1, y1, x2, y2] in pixels of the original image")
-    if not is_proper(wanted):
-        raise _malformed(sample, reward, truth, "is an empty or inverted box; x1 < x2 and y1 < y2 are needed")
-    if not sample.images:
-        raise _malformed(sample, reward, truth, "is a box, but the row has no image; add one to `images`")
-    given = parse_box(extract_answer(sample.completion))
-    if given is None:
-        return 0.0
-    image = sample.images[0]
-    return iou(to_original(given, sample.coordinate_space, image.original_size, image.processed_size), wanted)
-
-
-def length_reward(sample: Sample, reward: Reward) -> float:
-    """1 up to `max_tokens` tokens, end token included, falling linearly to 0 at twice as many; no right answer."""
-    assert reward.max_tokens is not None
-    return min(1.0, max(0.0, 2.0 - sample.token_count / reward.max_tokens))
+def math_reward(reward: Reward, reliability: Reliability) -> BatchReward:
+    return WithTruth(UserReward("tiercel.rewards.mathematics:score", reliability), reward)
 
 
 BUILTIN: dict[RewardName, BuiltIn] = {
-    "format": BuiltIn(score=format_reward, correct_at=None),
-    "exact": BuiltIn(score=exact_reward, correct_at=1.0),
-    "number": BuiltIn(score=number_reward, correct_at=1.0),
-    "choice": BuiltIn(score=choice_reward, correct_at=1.0),
-    "iou": BuiltIn(score=iou_reward, correct_at=0.5),
-    "length": BuiltIn(score=length_reward, correct_at=None),
+    "format": BuiltIn(
+        score=shape.format_reward,
+        answer="the whole completion",
+        value="1 if it matches `pattern` from end to end (a dot matches line ends too), else 0; default: one "
+        "`<answer>...</answer>`, before it at most one `<think>...</think>`",
+    ),
+    "exact": BuiltIn(
+        score=wording.exact_reward,
+        correct_at=1.0,
+        answer=ALL_TEXT,
+        value="1 if equal to the row's text, or one of its texts, after stripping and Unicode NFC, else 0; case counts",
+    ),
+    "normalised": BuiltIn(
+        score=wording.normalised_reward,
+        correct_at=1.0,
+        answer=ALL_TEXT,
+        value="as `exact`, but case, punctuation, the articles a, an, the, and widths of spaces do not count",
+    ),
+    "ocr": BuiltIn(
+        score=wording.ocr_reward,
+        correct_at=1.0,
+        needs="rapidfuzz",
+        answer=ALL_TEXT,
+        value="1 - edit distance / length of the longer text, against the nearest of the row's texts",
+    ),
+    "number": BuiltIn(
+        score=wording.number_reward,
+        correct_at=1.0,
+        answer=LAST_NUMBER,
+        value="1 if within `tolerance` (0) or `relative_tolerance` x the row's number of the row's number, else 0; "
+        "computed exactly",
+    ),
+    "count": BuiltIn(
+        score=wording.count_reward,
+        correct_at=1.0,
+        answer=LAST_NUMBER,
+        value="1 - \\|n - wanted\\| / max(1, wanted), at least 0",
+    ),
+    "math": BuiltIn(
+        batch=math_reward,
+        correct_at=1.0,
+        needs="math_verify",
+        answer="the expression that the answer ends in, LaTeX or plain",
+        value="1 if math-verify finds it equal to the row's, else 0; runs under the limits of your own rewards",
+    ),
+    "choice": BuiltIn(
+        score=wording.choice_reward,
+        correct_at=1.0,
+        answer="the choice the answer settles on",
+        value="1 if it is the row's choice, one of `choices` (A to Z), else 0",
+    ),
+    "json": BuiltIn(
+        score=wording.json_reward,
+        answer="all of the answer, bare or in a ```json fence",
+        value="1 if it is JSON that the schema in the file `json_schema` admits (without: any object or list), else 0",
+    ),
+    "iou": BuiltIn(
+        score=grounding.iou_reward,
+        correct_at=0.5,
+        answer=FIRST_BOX,
+        value="intersection over union with the row's box; 0 if there is no box",
+    ),
+    "giou": BuiltIn(
+        score=grounding.giou_reward,
+        answer=FIRST_BOX,
+        value="(GIoU + 1) / 2 with the row's box: boxes apart differ too; 0 if there is no box",
+    ),
+    "ciou": BuiltIn(
+        score=grounding.ciou_reward,
+        answer=FIRST_BOX,
+        value="(CIoU + 1) / 2 with the row's box, at least 0: centres and aspect ratios count; 0 if there is no box",
+    ),
+    "box_precision": BuiltIn(
+        score=grounding.box_precision_reward,
+        answer=ALL_BOXES,
+        value="of the answer's boxes the share that is paired with one of the row's, one to one, so that most pairs "
+        "overlap by `threshold` (0.5)",
+    ),
+    "box_recall": BuiltIn(
+        score=grounding.box_recall_reward, answer=ALL_BOXES, value="of the row's boxes the share that is paired"
+    ),
+    "box_f1": BuiltIn(
+        score=grounding.box_f1_reward,
+        correct_at=1.0,
+        answer=ALL_BOXES,
+        value="2 x pairs / (boxes of the answer + boxes of the row); 1 where both have none",
+    ),
+    "box_map": BuiltIn(
+        score=grounding.box_map_reward,
+        answer=f"{ALL_BOXES}, surest first",
+        value="mean over the overlaps 0.5, 0.55 .. 0.95 of the average precision",
+    ),
+    "point_in_box": BuiltIn(
+        score=grounding.point_in_box_reward,
+        correct_at=1.0,
+        answer="the first pair of numbers in the answer, unless a box comes first",
+        value="1 if it lies in the row's box, or in one of its boxes, edges included, else 0",
+    ),
+    "vlm_r1_rec": BuiltIn(
+        score=grounding.vlm_r1_reward,
+        correct_at=0.5,
+        answer="the first `[x1, y1, x2, y2]` of whole numbers in the first `<answer>...</answer>`",
+        value="VLM-R1's reward for referring expressions by its own definition: far edges one pixel nearer in the "
+        "overlap, whose sides count one more",
+    ),
+    "length": BuiltIn(
+        score=shape.length_reward, answer=TOKENS, value="1 up to `max_tokens`, falling linearly to 0 at twice as many"
+    ),
+    "cosine": BuiltIn(
+        after=shape.cosine_reward,
+        answer=TOKENS,
+        value="a half cosine up to `max_tokens`: from 1 to 0.5 for a right completion, from -0.5 to 0 for a wrong one, "
+        "by the first reward in the list that tells",
+    ),
+    "soft_overlong": BuiltIn(
+        score=shape.soft_overlong_reward,
+        answer=TOKENS,
+        value="0 up to `max_tokens` - `buffer`, falling linearly to -1 at `max_tokens` (DAPO)",
+    ),
+    "repetition": BuiltIn(
+        score=shape.repetition_reward,
+        answer="the words of the whole completion, in lower case",
+        value="-(1 - distinct / all) of its runs of `ngram` (3) words",
+    ),
+    "judge": BuiltIn(
+        batch=JudgeReward,
+        answer="the whole completion, as another model reads it",
+        value="that model's grade / `best` (10); a completion without a grade is unscorable",
+    ),
 }
 
 
-def _truth(sample: Sample, reward: Reward) -> Any:
-    """The row's right answer, None where the row has none."""
-    column = reward.answer_column or "answer"
-    return sample.answer if column == "answer" else sample.columns.get(column)
+def table() -> str:
+    """The built-in rewards as docs/rewards.md lists them."""
+    lines = ["| name | what it takes as the answer | value | options | right from |", "|---|---|---|---|---|"]
+    for name, each in BUILTIN.items():
+        options = ", ".join(f"`{option}`" for option in REWARD_OPTIONS[name] if option != "correct_at") or "-"
+        right = "-" if each.correct_at is None else f"{each.correct_at:g}"
+        needs = f"; needs the package {each.needs}" if each.needs else ""
+        lines.append(f"| `{name}` | {each.answer} | {each.value}{needs} | {options} | {right} |")
+    return "\n".join(lines) + "\n"
 
 
-def _malformed(sample: Sample, reward: Reward, truth: Any, reason: str) -> DataError:
-    column = reward.answer_column or "answer"
-    shown = repr(truth) if len(repr(truth)) <= 80 else repr(truth)[:77] + "..."
-    return DataError(f"row {sample.id}, column {column}: {shown} {reason} (reward {reward.name})", field=column)
+START, END = "<!-- built-in rewards -->\n", "<!-- end -->\n"
 
 
-def _normal_form(text: str) -> str:
-    return unicodedata.normalize("NFC", text.strip())
+def written_into(document: str) -> str:
+    """A text with the table between its two lines."""
+    before, after = document.split(START)[0], document.split(END)[1]
+    return f"{before}{START}{table()}{END}{after}"
 
 
-def _number(value: Any) -> Fraction | None:
-    """A JSON number or the last number in a text. A float means the decimal it is written as."""
-    if isinstance(value, str):
-        return parse_number(extract_answer(value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Fraction(value)
-    return Fraction(repr(value)) if isinstance(value, float) and math.isfinite(value) else None
-
-
-def _box(value: Any) -> Box | None:
-    """Four JSON numbers, or the first box in a text."""
-    if isinstance(value, str):
-        return parse_box(extract_answer(value))
-    if not isinstance(value, list | tuple) or len(value) != 4:
-        return None
-    if any(isinstance(side, bool) or not isinstance(side, int | float) for side in value):
-        return None
-    if not all(abs(side) <= _LARGEST_COORDINATE for side in value):  # NaN fails this too
-        return None
-    x1, y1, x2, y2 = (float(side) for side in value)
-    return (x1, y1, x2, y2)
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(written_into(file.read_text(encoding="utf-8")), encoding="utf-8")

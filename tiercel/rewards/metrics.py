@@ -68,7 +68,7 @@ def accuracy(scored: Sequence[ScoredGroup]) -> float | None:
     return sum(judged) / len(judged) if judged else None
 
 
-def reward_statistics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> dict[str, float]:
     """The metrics of the reward stage; a key whose number is not defined is left out.
 
     reward/mean, reward/std             of the weighted sums of all unmasked completions; std is the population's
@@ -76,7 +76,7 @@ def reward_statistics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     reward/failed_fraction              share of the completions with a failed reward
     reward/masked                       completions without a weighted sum
     group/zero_std_fraction             share with equal sums, among groups of 2 or more unmasked completions
-    group/dropped                       groups with fewer than 2 unmasked completions
+    group/dropped                       groups with fewer than `least_group` unmasked completions
     """
     completions = _completions(scored)
     metrics: dict[str, float] = {}
@@ -95,7 +95,7 @@ def reward_statistics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     usable = [group for group in by_group if len(group) >= 2]
     if usable:
         metrics["group/zero_std_fraction"] = sum(min(group) == max(group) for group in usable) / len(usable)
-    metrics["group/dropped"] = len(by_group) - len(usable)
+    metrics["group/dropped"] = sum(len(group) < least_group for group in by_group)
     return metrics
 
 

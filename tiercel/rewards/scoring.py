@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from types import TracebackType
 
-from tiercel.config.schema import Reliability, Reward
+from tiercel.config.schema import Reliability, Reward, Where
 from tiercel.errors import DataError, RecipeError
-from tiercel.rewards.builtin import BUILTIN, BuiltIn
+from tiercel.rewards.builtin import BUILTIN, BatchReward, BuiltIn
 from tiercel.rewards.user import UserReward
 from tiercel.rewards.wire import LARGEST_VALUE
 from tiercel.types import (
@@ -95,13 +96,17 @@ def judge(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> 
     return None
 
 
+Judgements = Sequence[bool | None]  # whether each sample is right, by the rewards before
+Ask = Callable[[Sequence[Sample], Judgements], tuple[RewardValue, ...]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Entry:
     """One reward of the recipe, ready to be asked."""
 
     name: str
     reward: Reward
-    ask: Callable[[Sequence[Sample]], tuple[RewardValue, ...]]
+    ask: Ask
     correct_at: float | None
 
 
@@ -113,20 +118,28 @@ class Scorer:
         self.names = reward_names(rewards)
         self.coordinate_space: CoordinateSpace = coordinate_space
         self._processes = ExitStack()
-        self._user: dict[int, UserReward] = {}  # by place in the recipe
+        self._batches: dict[int, BatchReward] = {}  # by place in the recipe
         self._entries = tuple(
             self._entry(index, name, reward, reliability)
             for index, (name, reward) in enumerate(zip(self.names, rewards, strict=True))
         )
 
     def _entry(self, index: int, name: str, reward: Reward, reliability: Reliability) -> _Entry:
+        correct_at = reward.correct_at
+        batch: BatchReward | None = None
+        ask: Ask | None = None
         if reward.call is not None:
-            user = self._user[index] = UserReward(reward.call, reliability, variables=reward.env or ())
-            return _Entry(name=name, reward=reward, ask=user.score, correct_at=reward.correct_at)
-        assert reward.name is not None
-        built_in = BUILTIN[reward.name]
-        correct_at = built_in.correct_at if reward.correct_at is None else reward.correct_at
-        return _Entry(name=name, reward=reward, ask=_ask_built_in(built_in, reward), correct_at=correct_at)
+            batch = UserReward(reward.call, reliability, variables=reward.env or ())
+        elif reward.name is not None:
+            built_in = BUILTIN[reward.name]
+            correct_at = built_in.correct_at if correct_at is None else correct_at
+            batch = built_in.batch(reward, reliability) if built_in.batch is not None else None
+            ask = _ask_built_in(built_in, reward)
+        if batch is not None:
+            self._batches[index] = batch
+            ask = _ask_batch(batch)
+        assert ask is not None
+        return _Entry(name=name, reward=reward, ask=_asked_where(ask, reward.where), correct_at=correct_at)
 
     def __enter__(self) -> "Scorer":
         """Start every reward of the user's. Raises one RecipeError with all that cannot be loaded, and all variables
@@ -137,13 +150,23 @@ class Scorer:
             for name in entry.reward.env or ()
             if name not in os.environ
         ]
+        without_package = {
+            index: f"rewards.{index}.name: {entry.reward.name} needs the package {package}, which is not installed; "
+            "pip install 'tiercel[rewards]'"
+            for index, entry in enumerate(self._entries)
+            if entry.reward.name and (package := BUILTIN[entry.reward.name].needs) and not find_spec(package)
+        }
+        problems += without_package.values()
         with ExitStack() as processes:
-            for index, user in self._user.items():
-                processes.callback(user.close)
+            for index, batch in self._batches.items():
+                processes.callback(batch.close)
+                if index in without_package:
+                    continue
                 try:
-                    user.start()
+                    batch.start()
                 except RecipeError as error:
-                    problems += [f"rewards.{index}.call: {problem}" for problem in error.problems]
+                    key = "name" if self._entries[index].reward.name else "call"
+                    problems += [f"rewards.{index}.{key}: {problem}" for problem in error.problems]
             if problems:
                 raise RecipeError(problems)
             self._processes = processes.pop_all()
@@ -172,7 +195,12 @@ class Scorer:
 
     def score_samples(self, samples: Sequence[Sample]) -> tuple[dict[str, RewardValue], ...]:
         """The rewards of each sample by name, in the recipe's order."""
-        by_reward = [entry.ask(samples) for entry in self._entries]
+        by_reward: list[tuple[RewardValue, ...]] = []
+        thresholds = [entry.correct_at for entry in self._entries]
+        for entry in self._entries:
+            before = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
+            right = [judge(values, thresholds[: len(by_reward)]) for values in before]
+            by_reward.append(entry.ask(samples, right))
         return tuple(dict(zip(self.names, values, strict=True)) for values in zip(*by_reward, strict=True))
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
@@ -185,14 +213,50 @@ class Scorer:
         )
 
 
-def _ask_built_in(built_in: BuiltIn, reward: Reward) -> Callable[[Sequence[Sample]], tuple[RewardValue, ...]]:
-    def ask_one(sample: Sample) -> RewardValue:
+def _ask_batch(batch: BatchReward) -> Ask:
+    return lambda samples, right: batch.score(samples)
+
+
+def _ask_built_in(built_in: BuiltIn, reward: Reward) -> Ask:
+    def ask_one(sample: Sample, is_right: bool | None) -> RewardValue:
         try:
-            return RewardValue(value=built_in.score(sample, reward))
+            if built_in.after is not None:
+                value = built_in.after(sample, is_right, reward)
+            else:
+                assert built_in.score is not None
+                value = built_in.score(sample, reward)
         except DataError as error:
             return RewardValue(value=None, failure=str(error))
+        except (ArithmeticError, ValueError, RecursionError) as error:  # of what a model may write
+            return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {error!r}")
+        if value is not None and not abs(value) <= LARGEST_VALUE:
+            return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is no reward")
+        return RewardValue(value=value)
 
-    return lambda samples: tuple(ask_one(sample) for sample in samples)
+    return lambda samples, right: tuple(map(ask_one, samples, right))
+
+
+def _asked_where(ask: Ask, where: Where | None) -> Ask:
+    """Asked for the rows that the entry is for; to others it does not apply."""
+    if where is None:
+        return ask
+
+    def ask_some(samples: Sequence[Sample], right: Judgements) -> tuple[RewardValue, ...]:
+        applies = [column_text(sample.columns.get(where.column)) in where.equals for sample in samples]
+        asked = iter(
+            ask(
+                [sample for sample, is_meant in zip(samples, applies, strict=True) if is_meant],
+                [each for each, is_meant in zip(right, applies, strict=True) if is_meant],
+            )
+        )
+        return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in applies)
+
+    return ask_some
+
+
+def column_text(value: object) -> str:
+    """A column's value as recipes write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def dry_run(scorer: Scorer, sample: Sample) -> dict[str, RewardValue]:

@@ -1,0 +1,187 @@
+"""The reward `judge`: a model behind an OpenAI-compatible address grades completions, many at a time."""
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import httpx
+
+from tiercel.config.schema import Reliability, Reward
+from tiercel.errors import DataError, RecipeError
+from tiercel.rewards.answers import extract_answer
+from tiercel.rewards.truths import texts_of, truth_of
+from tiercel.samples import RewardValue, Sample
+
+PLACES = ("prompt", "completion", "answer")
+QUESTION = """\
+You grade an answer to a question. Judge only whether it is right and complete, not its style or length.
+
+Question:
+{prompt}
+
+Right answer:
+{answer}
+
+Answer to grade:
+{completion}
+
+Reply with a whole number from 0 (wrong) to 10 (right), inside <answer></answer>, and nothing else.
+"""
+WORTH_A_TRY = (408, 409, 425, 429, 500, 502, 503, 504)
+FIRST_PAUSE = 0.5  # seconds; doubled with every try
+_NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_GRADE = re.compile(rf"\s*(?P<grade>{_NUMBER})\s*(?:/\s*(?P<of>{_NUMBER}))?\s*\.?\s*")
+LONGEST_REPLY = 300  # characters of a reply that is shown
+
+
+class _Unanswered(Exception):
+    """A request that got no grade; the text says why."""
+
+
+class JudgeReward:
+    """Asks for a grade of each completion: at most `judge.concurrency` requests at a time, each tried again after a
+    pause where the server is busy, fails or does not answer. A completion without a grade is unscorable.
+    """
+
+    def __init__(self, reward: Reward, reliability: Reliability):
+        assert reward.judge is not None
+        self._reward, self._judge = reward, reward.judge
+        self._batch_timeout = reliability.reward_timeout
+        self._headers: dict[str, str] = {}
+        self._question = QUESTION
+
+    def start(self) -> None:
+        """Read the key and the question. Raises RecipeError."""
+        judge = self._judge
+        if judge.key is not None:
+            key = os.environ.get(judge.key, "").strip()
+            if not key:
+                raise RecipeError([f"judge.key: {judge.key} is not set in the environment; export it"])
+            if not (key.isascii() and key.isprintable()):
+                raise RecipeError([f"judge.key: {judge.key} holds characters that no key has; export it anew"])
+            self._headers = {"Authorization": f"Bearer {key}"}
+        if judge.prompt is not None:
+            self._question = _read_question(judge.prompt)
+
+    def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
+        """A grade for each sample, over `judge.best`; None where the row has no right answer that the question asks
+        for. All of them take at most reliability.reward_timeout seconds together."""
+        return asyncio.run(self._score_all(samples))
+
+    def close(self) -> None:
+        """Nothing is open between two batches."""
+
+    async def _score_all(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
+        gate = asyncio.Semaphore(self._judge.concurrency)
+        limits = httpx.Limits(max_connections=self._judge.concurrency)
+        async with httpx.AsyncClient(
+            headers=self._headers, timeout=self._judge.timeout, limits=limits, trust_env=False
+        ) as client:
+            tasks = [asyncio.create_task(self._score_one(sample, client, gate)) for sample in samples]
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._batch_timeout)
+            late = f"no grade within reliability.reward_timeout = {self._batch_timeout:g} s for the whole batch"
+            values = [task.result() if task.done() else self._failure(late) for task in tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return tuple(values)
+
+    async def _score_one(self, sample: Sample, client: httpx.AsyncClient, gate: asyncio.Semaphore) -> RewardValue:
+        try:
+            question = self._filled(sample)
+        except DataError as error:
+            return RewardValue(value=None, failure=str(error))
+        if question is None:
+            return RewardValue(value=None)
+        try:
+            async with gate:
+                reply = await self._ask(client, question)
+            grade = self._grade(reply)
+        except (_Unanswered, ValueError, LookupError, TypeError) as error:  # text that cannot be sent, or filled in
+            return self._failure(f"row {sample.id}: {error}")
+        return RewardValue(value=float(min(Fraction(1), max(Fraction(0), grade))))
+
+    def _grade(self, reply: str) -> Fraction:
+        """A number, or number/best, that is all of the answer; over `judge.best`. Raises _Unanswered."""
+        best = Fraction(repr(self._judge.best))
+        found = _GRADE.fullmatch(extract_answer(reply))
+        if found is None or (found["of"] is not None and Fraction(found["of"]) != best):
+            raise _Unanswered(f"the reply holds no grade: {reply[:LONGEST_REPLY]!r}")
+        return Fraction(found["grade"]) / best
+
+    def _failure(self, text: str) -> RewardValue:
+        return RewardValue(value=None, failure=f"reward judge at {self._judge.url}: {text}")
+
+    def _filled(self, sample: Sample) -> str | None:
+        """The question about a sample; None where it asks for a right answer that the row has not."""
+        answer = ""
+        if any(name == "answer" for _, name, _, _ in Formatter().parse(self._question)):
+            truth = truth_of(sample, self._reward)
+            if truth is None:
+                return None
+            answer = " or ".join(texts_of(sample, self._reward, truth))
+        return self._question.format(prompt=sample.prompt, completion=sample.completion, answer=answer)
+
+    async def _ask(self, client: httpx.AsyncClient, question: str) -> str:
+        """The text of the judge's reply. Raises _Unanswered."""
+        pause, trouble = FIRST_PAUSE, ""
+        for number in range(self._judge.retries + 1):
+            if number:
+                await asyncio.sleep(pause)
+                pause *= 2
+            try:
+                response = await client.post(
+                    f"{self._judge.url.rstrip('/')}/chat/completions", json=self._body(question)
+                )
+            except httpx.HTTPError as error:
+                trouble = str(error) or type(error).__name__
+                continue
+            if response.status_code == 200:
+                return _text_of(response)
+            trouble = f"status {response.status_code}: {response.text[:LONGEST_REPLY]}"
+            if response.status_code not in WORTH_A_TRY:
+                raise _Unanswered(trouble)
+        raise _Unanswered(f"{trouble} (tried {self._judge.retries + 1} times)")
+
+    def _body(self, question: str) -> dict[str, Any]:
+        return {
+            "model": self._judge.model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0.0,
+            "max_tokens": self._judge.max_tokens,
+        }
+
+
+def _text_of(response: httpx.Response) -> str:
+    try:
+        text = response.json()["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise _Unanswered(f"the reply is no chat completion: {response.text[:LONGEST_REPLY]!r}") from error
+    if not isinstance(text, str):
+        raise _Unanswered("the reply has no text")
+    return text
+
+
+def _read_question(file: str) -> str:
+    """Raises RecipeError where the file has other places than the ones that are filled in."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+        if names <= set(PLACES):
+            text.format(**dict.fromkeys(PLACES, ""))
+    except (OSError, ValueError, LookupError) as error:
+        raise RecipeError(
+            [f"judge.prompt: {file} cannot be read: {error}; a brace of the text is written twice"]
+        ) from error
+    if odd := sorted(names - set(PLACES)):
+        places = ", ".join(f"{{{place}}}" for place in PLACES)
+        raise RecipeError([f"judge.prompt: {file} has {{{odd[0]}}}; the places are {places}"])
+    if "completion" not in names:
+        raise RecipeError([f"judge.prompt: {file} has no {{completion}}; the judge would not see what to grade"])
+    return text
