@@ -1,11 +1,13 @@
-"""The k3 estimator against numbers worked by hand."""
+"""Estimators of the divergence against numbers worked by hand."""
 
 import math
+from typing import get_args
 
 import torch
 
 from tiercel.algorithms import KL_ESTIMATORS
-from tiercel.algorithms.kl import k3
+from tiercel.algorithms.kl import k1, k2, k3
+from tiercel.config.schema import Kl
 
 
 def test_by_hand():
@@ -36,5 +38,28 @@ def test_unbiased():
     torch.testing.assert_close((policy * k3(policy.log(), reference.log())).sum(), expected)
 
 
-def test_the_recipes_name_chooses_it():
-    assert KL_ESTIMATORS["k3"] is k3
+def test_the_others_by_hand():
+    policy, reference = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log()
+    torch.testing.assert_close(k1(policy, reference), torch.tensor([math.log(2), -math.log(2)]))
+    torch.testing.assert_close(k2(policy, reference), torch.full((2,), math.log(2) ** 2 / 2))
+
+
+def test_k1_is_unbiased_and_its_gradient_averages_to_nothing():
+    logits, reference = torch.tensor([1.0, 0.2, -0.5], requires_grad=True), torch.tensor([0.3, 0.3, 0.4])
+    policy = logits.log_softmax(0)
+    estimates = k1(policy, reference.log())
+    torch.testing.assert_close((policy.exp().detach() * estimates).sum(), (policy.exp() * estimates).sum())
+    (policy.exp().detach() * estimates).sum().backward()
+    torch.testing.assert_close(logits.grad, torch.zeros(3), atol=1e-7, rtol=0)
+
+
+def test_the_gradient_of_k2_averages_to_that_of_the_divergence():
+    logits, reference = torch.tensor([1.0, 0.2, -0.5], requires_grad=True), torch.tensor([0.3, 0.3, 0.4])
+    policy = logits.log_softmax(0)
+    (true,) = torch.autograd.grad((policy.exp() * (policy - reference.log())).sum(), logits, retain_graph=True)
+    (found,) = torch.autograd.grad((policy.exp().detach() * k2(policy, reference.log())).sum(), logits)
+    torch.testing.assert_close(found, true)
+
+
+def test_the_recipe_knows_every_estimator_and_no_other():
+    assert set(get_args(Kl.model_fields["estimator"].annotation)) == set(KL_ESTIMATORS)

@@ -1,14 +1,18 @@
-"""The GRPO loss, its gradient and its sums against numbers worked by hand."""
+"""The losses, their gradients and sums against numbers worked by hand and formulas written out again."""
 
+import math
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import LOSSES, LossInput, LossOutput, Totals
+from tiercel.algorithms import LOSSES, LossInput, LossOutput, Totals, policy_loss
 from tiercel.algorithms.kl import k3
-from tiercel.algorithms.losses import grpo
+from tiercel.config.schema import Algorithm, Kl
+
+LONGEST = 10  # rollout.max_new_tokens
 
 
 def run(
@@ -21,21 +25,22 @@ def run(
     clip_high: float = 0.3,
     kl: Tensor | None = None,
     kl_coef: float = 0.0,
+    tokens: int | None = None,
+    **choices: Any,
 ) -> tuple[LossOutput, Tensor]:
     """Loss and its gradient at the logprobs, with old logprobs such that the ratios are the given ones."""
     logprobs = torch.full((len(ratios),), -1.5, dtype=torch.float64, requires_grad=True)
-    output = grpo(
+    output = policy_loss(
         LossInput(
             logprobs_N=logprobs,
             old_logprobs_N=-1.5 - torch.tensor(ratios, dtype=torch.float64).log(),
             kl_N=kl,
             advantages_C=torch.tensor(advantages, dtype=torch.float64),
             completion_of_N=torch.tensor(owners, dtype=torch.int64),
-            totals=Totals(tokens=len(ratios), completions=completions or len(advantages), groups=1),
-            clip_low=clip_low,
-            clip_high=clip_high,
-            kl_coef=kl_coef,
-        )
+            totals=Totals(tokens=tokens or len(ratios), completions=completions or len(advantages), groups=1),
+            longest=LONGEST,
+        ),
+        Algorithm(**{"clip_low": clip_low, "clip_high": clip_high, "kl": Kl(coef=kl_coef), **choices}),
     )
     output.loss.backward()
     return replace(output, loss=output.loss.detach()), logprobs.grad
@@ -99,8 +104,9 @@ def test_the_kl_term_keeps_pulling_where_the_ratio_is_clipped():
     assert float(divergence.grad) == 0.5
 
 
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("seed", range(3))
-def test_microbatches_sum_to_the_whole(seed):
+def test_microbatches_sum_to_the_whole(seed, loss):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 9, (6,), generator=generator)
     owners = torch.arange(6).repeat_interleave(lengths)
@@ -115,8 +121,10 @@ def test_microbatches_sum_to_the_whole(seed):
             advantages[first:last].tolist(),
             (owners[mine] - first).tolist(),
             completions=6,
+            tokens=len(owners),
             kl=divergences[mine],
             kl_coef=0.1,
+            loss=loss,
         )
 
     whole, whole_gradient = part(0, 6)
@@ -125,7 +133,8 @@ def test_microbatches_sum_to_the_whole(seed):
     torch.testing.assert_close(torch.cat([gradient for _, gradient in pieces]), whole_gradient)
     for name, value in whole.token_sums.items():
         torch.testing.assert_close(sum(output.token_sums[name] for output, _ in pieces), value)
-    assert float(whole.token_sums["clip/low_fraction"]) > 0 and float(whole.token_sums["clip/high_fraction"]) > 0
+    if loss == "grpo":
+        assert float(whole.token_sums["clip/low_fraction"]) > 0 and float(whole.token_sums["clip/high_fraction"]) > 0
 
 
 def test_a_microbatch_whose_last_completion_scored_nothing():
@@ -140,5 +149,156 @@ def test_no_tokens_at_all_is_a_loss_of_zero():
     assert gradient.shape == (0,)
 
 
-def test_the_recipes_name_chooses_it():
-    assert LOSSES["grpo"] is grpo
+# Each loss once more, one completion after the other, from its paper: lists of tokens, no masks, no normaliser shared.
+
+
+def clipped_by_hand(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    if advantage >= 0:
+        return -advantage * (ratio if float(ratio.detach()) < 1 + high else 0 * ratio + 1 + high)
+    return -advantage * (ratio if float(ratio.detach()) > 1 - low else 0 * ratio + 1 - low)
+
+
+def loss_by_hand(name: str, new: list[Tensor], old: list[Tensor], advantages: list[float]) -> Tensor:
+    low, high, tokens = 0.2, 0.3, sum(len(row) for row in new)
+    total = torch.zeros((), dtype=torch.float64)
+    for policy, before, advantage in zip(new, old, advantages, strict=True):
+        length = len(policy)
+        if name in ("gspo", "gspo_token"):
+            ratio = torch.exp((policy - before).sum() / length)
+            total = total + clipped_by_hand(ratio, advantage, low, high) / len(new)
+            continue
+        for t in range(length):
+            ratio = torch.exp(policy[t] - before[t])
+            if name == "cispo":
+                weight = min(max(float(ratio.detach()), 1 - low), 1 + high)
+                term = -weight * advantage * policy[t]
+            elif name == "sapo":
+                temperature = 1.0 if advantage > 0 else 1.05
+                term = -advantage * 4 / temperature / (1 + torch.exp(-temperature * (ratio - 1)))
+            else:
+                term = clipped_by_hand(ratio, advantage, low, high)
+            if name in ("grpo", "sapo"):
+                total = total + term / length / len(new)
+            elif name == "dr_grpo":
+                total = total + term / (LONGEST * len(new))
+            else:
+                total = total + term / tokens
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_and_gradient_equals_its_formula(name, seed):
+    generator = torch.Generator().manual_seed(100 + seed)
+    lengths = [3, 1, 7, 4, 10]
+    owners = torch.arange(5).repeat_interleave(torch.tensor(lengths))
+    new = -3 * torch.rand(len(owners), generator=generator, dtype=torch.float64)
+    old = new + 0.4 * torch.randn(len(owners), generator=generator, dtype=torch.float64)
+    advantages = torch.randn(5, generator=generator, dtype=torch.float64)
+    leaf = new.clone().requires_grad_()
+    expected = loss_by_hand(name, list(leaf.split(lengths)), list(old.split(lengths)), advantages.tolist())
+    (expected_gradient,) = torch.autograd.grad(expected, leaf)
+    given = new.clone().requires_grad_()
+    output = policy_loss(
+        LossInput(
+            logprobs_N=given,
+            old_logprobs_N=old,
+            kl_N=None,
+            advantages_C=advantages,
+            completion_of_N=owners,
+            totals=Totals(tokens=len(owners), completions=5, groups=2),
+            longest=LONGEST,
+        ),
+        Algorithm(loss=name, clip_low=0.2, clip_high=0.3),
+    )
+    output.loss.backward()
+    torch.testing.assert_close(output.loss.detach(), expected.detach(), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(given.grad, expected_gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_two_sided_clipping_bounds_what_a_punished_token_can_weigh():
+    free, _ = run([9.0], [-1.0], [0])
+    output, gradient = run([9.0], [-1.0], [0], delta=4.0)
+    assert float(free.loss) == pytest.approx(9.0) and float(output.loss) == pytest.approx(4.0)
+    assert float(gradient) == 0.0 and float(output.token_sums["clip/high_fraction"]) == 1.0
+    alone, _ = run([9.0, 9.0], [-1.0, 1.0], [0, 1], delta=4.0, clip_low=None, clip_high=None)
+    assert float(alone.loss) == pytest.approx((4.0 - 4.0) / 2)
+    inside, _ = run([3.0], [-1.0], [0], delta=4.0)
+    assert float(inside.loss) == pytest.approx(3.0)
+
+
+def test_clips_that_are_off_leave_the_ratio_alone():
+    output, gradient = run([5.0, 0.1], [1.0, -1.0], [0, 1], clip_low=None, clip_high=None)
+    assert float(output.loss) == pytest.approx((-5.0 + 0.1) / 2)
+    torch.testing.assert_close(gradient, torch.tensor([-2.5, 0.05], dtype=torch.float64))
+    assert all(float(value) == 0 for value in output.token_sums.values())
+
+
+@pytest.mark.parametrize(
+    ("normalise", "loss"),
+    [
+        ("sequence", (-1.0 + 2.0) / 2),  # two completions of means -1 and 2
+        ("token", (-1.0 + 2.0 + 2.0) / 3),
+        ("constant", (-1.0 + 2.0 + 2.0) / (LONGEST * 2)),
+    ],
+)
+def test_any_loss_takes_any_normaliser(normalise, loss):
+    output, _ = run([1.0, 1.0, 1.0], [1.0, -2.0], [0, 1, 1], normalise=normalise, loss="dapo")
+    assert float(output.loss) == pytest.approx(loss)
+
+
+def test_the_sequence_ratio_is_the_geometric_mean():
+    # ratios 4 and 1/4 of a completion: their geometric mean is 1, so nothing is clipped and both tokens get A / 2
+    output, gradient = run([4.0, 0.25], [1.0], [0, 0], loss="gspo")
+    assert float(output.loss) == pytest.approx(-1.0)
+    torch.testing.assert_close(gradient, torch.tensor([-0.5, -0.5], dtype=torch.float64))
+
+
+def test_gspo_by_token_weighs_each_token_by_itself():
+    logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    output = policy_loss(
+        LossInput(
+            logprobs_N=logprobs,
+            old_logprobs_N=logprobs.detach() - math.log(1.1),
+            kl_N=None,
+            advantages_C=torch.tensor([1.0], dtype=torch.float64),
+            completion_of_N=torch.tensor([0, 0]),
+            totals=Totals(tokens=2, completions=1, groups=1),
+            longest=LONGEST,
+            weights_N=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        ),
+        Algorithm(loss="gspo_token"),
+    )
+    output.loss.backward()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([-0.55, 0.0], dtype=torch.float64))
+
+
+def test_the_gate_of_sapo_has_the_slope_of_the_ratio_at_one():
+    # 4 / t sigmoid(0) = 2 / t; slope 4 / t * t / 4 = 1
+    output, gradient = run([1.0, 1.0], [1.0, -1.0], [0, 1], loss="sapo")
+    assert float(output.loss) == pytest.approx((-2.0 + 2.0 / 1.05) / 2)
+    torch.testing.assert_close(gradient, torch.tensor([-0.5, 0.5], dtype=torch.float64))
+
+
+def test_the_entropy_bonus_is_taken_off_the_loss():
+    entropy = torch.tensor([0.5, 1.5], dtype=torch.float64, requires_grad=True)
+    output = policy_loss(
+        LossInput(
+            logprobs_N=torch.zeros(2, dtype=torch.float64),
+            old_logprobs_N=torch.zeros(2, dtype=torch.float64),
+            kl_N=None,
+            entropy_N=entropy,
+            advantages_C=torch.zeros(1, dtype=torch.float64),
+            completion_of_N=torch.tensor([0, 0]),
+            totals=Totals(tokens=2, completions=1, groups=1),
+            longest=LONGEST,
+        ),
+        Algorithm(entropy_coef=0.1),
+    )
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(-0.1)  # mean entropy 1
+    torch.testing.assert_close(entropy.grad, torch.tensor([-0.05, -0.05], dtype=torch.float64))
+
+
+def test_the_recipe_knows_every_loss_and_no_other():
+    assert set(get_args(Algorithm.model_fields["loss"].annotation)) == set(LOSSES)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from tests.tiny_models import make_row
+from tiercel.learner.batch import AdvantageGroup, advantage_groups
 from tiercel.learner.layout import Continuation, PackItem
 from tiercel.models.prompts import completion_positions
 from tiercel.types import Completion, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
@@ -50,3 +51,14 @@ def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], f
         made.append(ScoredCompletion(completion=completion, rewards={}, total=total, is_correct=None))
     group = Group(prompt=of, completions=tuple(each.completion for each in made), policy_version=0)
     return ScoredGroup(group=group, completions=tuple(made))
+
+
+def learnable_groups(scored: Sequence[ScoredGroup]) -> list[AdvantageGroup]:
+    """With group-normalised advantages over the completions that have a total; equal ones get 0."""
+    advantages: list[list[float | None]] = []
+    for group in scored:
+        totals = torch.tensor([each.total for each in group.completions if each.total is not None])
+        spread = totals - totals.mean()
+        normal = iter((spread / (totals.std() + 1e-4) if totals.std() > 0 else 0 * spread).tolist())
+        advantages.append([None if each.total is None else next(normal) for each in group.completions])
+    return advantage_groups(scored, advantages)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.learner.items import item, prompt, scored_group
+from tests.learner.items import item, learnable_groups, prompt, scored_group
 from tests.tiny_models import move_adapter, random_ids, tiny_policy, tiny_prompts
-from tiercel.algorithms import LOSSES, LossInput, Totals
-from tiercel.algorithms.advantages import group_norm
+from tiercel.algorithms import LossInput, Totals, policy_loss
+from tiercel.config.schema import Algorithm
 from tiercel.errors import DataError
 from tiercel.learner.batch import (
     PolicyBatch,
@@ -48,7 +48,7 @@ def test_an_item_that_fits_nowhere_is_refused_with_its_numbers():
 
 def test_masked_completions_are_left_out():
     group = scored_group(prompt([1, 2], 4), [([5], 1.0), ([6, 7], None), ([8, 9, 10], 3.0)])
-    (learnable,) = advantage_groups([group], group_norm)
+    (learnable,) = learnable_groups([group])
     assert [c.token_ids_C.tolist() for c in learnable.item.continuations] == [[5], [8, 9, 10]]
     assert [c.positions_DC.tolist() for c in learnable.item.continuations] == [[[2]], [[2, 3, 4]]]
     assert [logprobs.tolist() for logprobs in learnable.sampler_logprobs] == [[-1], [-1, -2, -3]]
@@ -56,26 +56,20 @@ def test_masked_completions_are_left_out():
     assert totals_of([learnable]) == Totals(tokens=4, completions=2, groups=1)
 
 
-def test_groups_with_fewer_than_two_scorable_completions_are_dropped():
-    groups = [
-        scored_group(prompt([1], 0), [([5], 1.0), ([6], None)]),
-        scored_group(prompt([1], 1), [([5], None), ([6], None)]),
-        scored_group(prompt([1], 2), [([5], 0.0), ([6], 0.0)]),  # equal rewards: kept, with advantages of zero
-    ]
-    (learnable,) = advantage_groups(groups, group_norm)
-    assert learnable.item.prompt.index == 2
-    assert learnable.advantages_G.tolist() == [0.0, 0.0]
+def test_groups_without_an_advantage_are_left_out():
+    groups = [scored_group(prompt([1], index), [([5], 1.0), ([6], None)]) for index in range(2)]
+    (learnable,) = advantage_groups(groups, [[None, None], [0.5, None]])
+    assert learnable.item.prompt.index == 1 and learnable.advantages_G.tolist() == [0.5]
     assert totals_of([]) == Totals(tokens=0, completions=0, groups=0)
     assert policy_units([], TOTALS, "dense", 10, True) == []
 
 
 def test_batches_carry_everything_in_the_order_of_the_completions():
-    groups = advantage_groups(
+    groups = learnable_groups(
         [
             scored_group(prompt([1, 2, 3], 0), [([5], 0.0), ([6, 7], 2.0)]),
             scored_group(prompt([4], 1), [([8, 9], 1.0), ([10], 0.0), ([11], -1.0)]),
-        ],
-        group_norm,
+        ]
     )
     totals = totals_of(groups)
     assert totals == Totals(tokens=7, completions=5, groups=2)
@@ -102,7 +96,7 @@ def whole_batches(groups, form: str, budget: int) -> list[PolicyBatch]:
 
 def test_a_large_group_is_cut_between_completions():
     completions = [([10 * n] * n, float(n)) for n in (1, 2, 3, 4)]
-    groups = advantage_groups([scored_group(prompt([1, 2, 3], 0), completions)], group_norm)
+    groups = learnable_groups([scored_group(prompt([1, 2, 3], 0), completions)])
     batches = whole_batches(groups, "dense", 7)  # 3 + (1 + 2), 3 + 3, 3 + 4
     assert [batch.packed.token_ids_T.tolist() for batch in batches] == [
         [1, 2, 3, 10, 20, 20],
@@ -118,7 +112,7 @@ def test_a_large_group_is_cut_between_completions():
 def test_a_large_group_shares_one_pass_over_its_prompt():
     small = scored_group(prompt([7], 0), [([8], 1.0), ([9], 0.0)])
     large = scored_group(prompt([1, 2, 3], 1), [([10 * n] * n, float(n)) for n in (1, 2, 3, 4)])
-    groups = advantage_groups([small, large, small, small], group_norm)
+    groups = learnable_groups([small, large, small, small])
     units = policy_units(groups, TOTALS, "split", 7, True)
     assert [len(unit.batches) for unit in units] == [1, 3, 1]
     assert [unit.prefix is not None for unit in units] == [False, True, False]
@@ -131,7 +125,7 @@ def test_a_large_group_shares_one_pass_over_its_prompt():
 def test_groups_without_advantage_stay_out_and_are_counted_in_the_totals():
     equal = scored_group(prompt([7], 0), [([8], 1.0), ([9], 1.0)])
     unequal = scored_group(prompt([1, 2, 3], 1), [([5], 0.0), ([6], 1.0)])
-    groups = advantage_groups([equal, unequal], group_norm)
+    groups = learnable_groups([equal, unequal])
     assert [group.item.prompt.index for group in without_zero_groups(groups)] == [1]
     assert totals_of(groups) == Totals(tokens=4, completions=4, groups=2)
 
@@ -142,7 +136,7 @@ def test_a_completion_that_fits_nowhere_is_refused(place, form):
     lengths = [1, 1, 1]
     lengths[place] = 5
     completions = [([9] * length, float(length)) for length in lengths] + [([9], 0.0)]
-    groups = advantage_groups([scored_group(prompt([1, 2, 3], 6), completions)], group_norm)
+    groups = learnable_groups([scored_group(prompt([1, 2, 3], 6), completions)])
     with pytest.raises(DataError, match="row row-6: 8 tokens"):
         policy_units(groups, TOTALS, form, 7, True)
 
@@ -175,7 +169,7 @@ def ragged_case(tiny_checkpoints):
         ]
         completions.append((random_ids(policy.family, 3, generator).tolist(), None))
         scored.append(scored_group(start, completions))
-    groups = advantage_groups(scored, group_norm)
+    groups = learnable_groups(scored)
     vision = VisionStore(policy, 0)
     (whole,) = policy_units(groups, totals_of(groups), "dense", HUGE, False)[0].batches
     with torch.no_grad():
@@ -201,7 +195,7 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
         prefix = None if unit.prefix is None else learner.run_prefix(unit.prefix, features)
         for batch in unit.batches:
             logprobs = learner(batch.packed, features, 0.9, prefix).logprobs_N
-            loss = LOSSES["grpo"](
+            loss = policy_loss(
                 LossInput(
                     logprobs_N=logprobs,
                     old_logprobs_N=batch.sampler_logprobs_N,
@@ -209,10 +203,9 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
                     advantages_C=batch.advantages_C,
                     completion_of_N=batch.packed.continuation_of_N,
                     totals=batch.totals,
-                    clip_low=0.2,
-                    clip_high=0.3,
-                    kl_coef=0.0,
-                )
+                    longest=10,
+                ),
+                Algorithm(clip_low=0.2, clip_high=0.3),
             ).loss
             loss.backward()
             total += float(loss.detach())

@@ -1,8 +1,20 @@
 """Pure functions on tensors: advantages, divergences, losses. No model, no ranks, no logging."""
 
-from tiercel.algorithms.advantages import ADVANTAGES
+from tiercel.algorithms.advantages import ADVANTAGES, Options, RewardTable, advantages
 from tiercel.algorithms.correction import importance_weights
 from tiercel.algorithms.kl import KL_ESTIMATORS
-from tiercel.algorithms.losses import LOSSES, LossInput, LossOutput, Totals
+from tiercel.algorithms.losses import LOSSES, LossInput, LossOutput, Totals, policy_loss
 
-__all__ = ["ADVANTAGES", "KL_ESTIMATORS", "LOSSES", "LossInput", "LossOutput", "Totals", "importance_weights"]
+__all__ = [
+    "ADVANTAGES",
+    "KL_ESTIMATORS",
+    "LOSSES",
+    "LossInput",
+    "LossOutput",
+    "Options",
+    "RewardTable",
+    "Totals",
+    "advantages",
+    "importance_weights",
+    "policy_loss",
+]

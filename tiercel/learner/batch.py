@@ -4,7 +4,7 @@ Shape suffixes: G scorable completions of a group, C tokens of one continuation 
 a microbatch (in `PolicyBatch`), N scored tokens of a microbatch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -21,11 +21,21 @@ from tiercel.types import Completion, EncodedConversation, EncodedImage, Encoded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageGroup:
-    """A group's scorable completions, ready to be learnt from."""
+    """A group's completions that are learnt from."""
 
     item: PackItem
     advantages_G: Tensor  # fp32
     sampler_logprobs: tuple[Tensor, ...]  # per completion, fp32 (C,)
+    old_logprobs: tuple[Tensor, ...] | None = None  # likewise, of the learner's policy; None: not computed yet
+
+    def part(self, start: int, stop: int) -> "AdvantageGroup":
+        """Some of the completions, with the whole prompt."""
+        return AdvantageGroup(
+            item=replace(self.item, continuations=self.item.continuations[start:stop]),
+            advantages_G=self.advantages_G[start:stop],
+            sampler_logprobs=self.sampler_logprobs[start:stop],
+            old_logprobs=None if self.old_logprobs is None else self.old_logprobs[start:stop],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +45,7 @@ class PolicyBatch:
     packed: PackedTokens
     advantages_C: Tensor  # fp32, one per completion
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
+    old_logprobs_N: Tensor | None = None  # fp32, of the learner's policy; None: not computed yet
     totals: Totals  # of the whole minibatch over all ranks
     prompt_ids: tuple[str, ...]
     row_of_C: tuple[str, ...]  # whose id to name where a completion's number is not finite
@@ -53,18 +64,32 @@ class PolicyUnit:
         return self.batches[0].packed.images if self.prefix is None else self.prefix.images
 
 
-def advantage_groups(scored: Sequence[ScoredGroup], advantage: Callable[[Tensor], Tensor]) -> list[AdvantageGroup]:
-    """Groups with at least two scorable completions; masked completions are left out."""
+def advantage_groups(
+    scored: Sequence[ScoredGroup],
+    advantages: Sequence[Sequence[float | None]],
+    old_logprobs: Mapping[int, Sequence[Tensor]] | None = None,
+) -> list[AdvantageGroup]:
+    """Groups with their completions that have an advantage; a group without any is left out. `old_logprobs`: where they
+    were computed already, by the prompt's index, for every completion that has a total."""
     groups = []
-    for group in scored:
-        scorable = [(c.completion, c.total) for c in group.completions if c.total is not None]
-        if len(scorable) < 2:
+    for group, values in zip(scored, advantages, strict=True):
+        prompt = group.group.prompt
+        old = iter(() if old_logprobs is None else old_logprobs.get(prompt.index, ()))
+        old_of = [next(old, None) if each.total is not None else None for each in group.completions]
+        learnt = [
+            (each.completion, value, known)
+            for each, value, known in zip(group.completions, values, old_of, strict=True)
+            if value is not None
+        ]
+        if not learnt:
             continue
+        known_old = tuple(known for _, _, known in learnt if known is not None)
         groups.append(
             AdvantageGroup(
-                item=group_item(group.group.prompt, [completion for completion, _ in scorable]),
-                advantages_G=advantage(torch.tensor([total for _, total in scorable], dtype=torch.float32)),
-                sampler_logprobs=tuple(completion.logprobs_C for completion, _ in scorable),
+                item=group_item(prompt, [completion for completion, _, _ in learnt]),
+                advantages_G=torch.tensor([value for _, value, _ in learnt], dtype=torch.float32),
+                sampler_logprobs=tuple(completion.logprobs_C for completion, _, _ in learnt),
+                old_logprobs=None if old_logprobs is None else known_old,
             )
         )
     return groups
@@ -163,10 +188,17 @@ def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBat
         packed=pack([group.item for group in groups]),
         advantages_C=torch.cat([group.advantages_G for group in groups]),
         sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
+        old_logprobs_N=_old_logprobs(groups),
         totals=totals,
         prompt_ids=tuple(group.item.prompt.row.id for group in groups),
         row_of_C=tuple(group.item.prompt.row.id for group in groups for _ in group.item.continuations),
     )
+
+
+def _old_logprobs(groups: Sequence[AdvantageGroup]) -> Tensor | None:
+    """(N,); None unless every group has them."""
+    rows = [row for group in groups for row in group.old_logprobs or ()]
+    return None if any(group.old_logprobs is None for group in groups) else torch.cat(rows)
 
 
 def conversation_item(conversation: EncodedConversation) -> PackItem:
@@ -211,11 +243,4 @@ def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
         if packed_length(candidate, form) > budget and i - 1 > bounds[-1]:
             bounds.append(i - 1)
     bounds.append(len(continuations))
-    return [
-        AdvantageGroup(
-            item=replace(group.item, continuations=continuations[start:stop]),
-            advantages_G=group.advantages_G[start:stop],
-            sampler_logprobs=group.sampler_logprobs[start:stop],
-        )
-        for start, stop in pairwise(bounds)
-    ]
+    return [group.part(start, stop) for start, stop in pairwise(bounds)]

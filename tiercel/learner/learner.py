@@ -45,10 +45,16 @@ class Learner(nn.Module):
         return self.embedding.weight.device
 
     def forward(
-        self, batch: PackedTokens, features_KH: Tensor | None, temperature: float, prefix: PrefixPass | None = None
+        self,
+        batch: PackedTokens,
+        features_KH: Tensor | None,
+        temperature: float,
+        prefix: PrefixPass | None = None,
+        entropy_gradient: bool = False,
     ) -> TokenScores:
         """`features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass
-        over the prompt of the batch's one group, where that was run before; images are its affair then."""
+        over the prompt of the batch's one group, where that was run before; images are its affair then.
+        `entropy_gradient`: the entropy has one too."""
         with self.autocast():
             if prefix is not None:
                 hidden_NH = self._states_after(batch, prefix)
@@ -58,7 +64,8 @@ class Learner(nn.Module):
                 hidden_TH = self._decoded(batch, self._embedded(batch, features_KH))
                 hidden_NH = hidden_TH[batch.scoring_N.to(self.device)]
         with self.head_autocast():
-            return self.head(hidden_NH, batch.targets_N.to(self.device), temperature)
+            targets_N = batch.targets_N.to(self.device)
+            return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient)
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
         """One pass over a prompt without its completions (`pack` of an item without continuations)."""

@@ -12,13 +12,14 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tiercel.config.schema import BaseRecipe, Lora, Part
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part
 from tiercel.errors import ModelError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights
 from tiercel.types import EncodedImage
 
 PARTS: tuple[Part, ...] = ("vision", "projector", "language")
+REFERENCE = "reference"  # name of the reference's adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,8 @@ class Policy:
     family: Family
     model: HuggingFaceModel
     peft: PeftModel | None  # None: full fine-tuning
-    reference_adapter: str | None  # the frozen initial adapter, where lora.init is given
+    reference_adapter: str | None  # the reference where it is not the base: lora.init's, or one that moves
+    reference_moves: bool = False
     compute_dtype: torch.dtype
     device: torch.device
 
@@ -69,7 +71,7 @@ class Policy:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """The policy that the run started from: the adapter off, or the initial adapter in its place."""
+        """The policy that the run started from, or what it has moved to: the adapter off, or another in its place."""
         if self.peft is None:
             raise ModelError("a KL penalty needs an adapter: full fine-tuning keeps no copy of its start")
         if self.reference_adapter is None:
@@ -108,9 +110,12 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
     """A loaded model with the recipe's adapter, or with what it does not freeze trainable."""
     reference_adapter = None
     peft = None
+    moves = isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.sync_every is not None
     if recipe.lora is not None:
         peft = _add_adapter(family, model, recipe.lora, recipe.train.seed)
-        reference_adapter = "reference" if recipe.lora.init is not None else None
+        if moves and recipe.lora.init is None:
+            _add_copy(peft)
+        reference_adapter = REFERENCE if moves or recipe.lora.init is not None else None
     else:
         _unfreeze(family, model, recipe.freeze)
     leave_casting_to_autocast(model)
@@ -119,6 +124,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
         model=model,
         peft=peft,
         reference_adapter=reference_adapter,
+        reference_moves=moves,
         compute_dtype=DTYPES[recipe.model.dtype],
         device=device,
     )
@@ -189,7 +195,7 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
             f"lora.init: {directory} adapts {len(adapted)} layers, lora.targets: {lora.targets} asks for {len(asked)}, "
             f"such as {odd[0]}; make them equal"
         )
-    peft.load_adapter(str(directory), adapter_name="reference", is_trainable=False)
+    peft.load_adapter(str(directory), adapter_name=REFERENCE, is_trainable=False)
     peft.set_adapter("default")
     return peft
 
@@ -207,6 +213,17 @@ def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+def _add_copy(peft: PeftModel) -> None:
+    """A frozen copy of a fresh adapter, which the reference starts from: it adds nothing yet, as the adapter itself."""
+    with torch.random.fork_rng():
+        peft.add_adapter(REFERENCE, peft.peft_config["default"])
+    named = dict(peft.named_parameters())
+    for name, parameter in named.items():
+        if ".lora_" in name and f".{REFERENCE}." in name:
+            parameter.data.copy_(named[name.replace(f".{REFERENCE}.", ".default.")].data)
+    peft.set_adapter("default")
 
 
 def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:

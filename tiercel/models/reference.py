@@ -1,0 +1,56 @@
+"""A reference that moves: an adapter of its own, which follows the policy's at intervals."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tiercel.config.schema import Kl
+from tiercel.errors import ModelError
+from tiercel.models.policy import REFERENCE, Policy
+from tiercel.models.saving import read_tensors
+
+FILE = "reference.safetensors"
+
+
+def move_reference(policy: Policy, kl: Kl, step: int) -> None:
+    """After every `kl.sync_every` steps: each matrix of the reference becomes (1 - mix) itself + mix the policy's.
+
+    TR-DPO (Gorbatovski et al. 2024), with LoRA's matrices in place of whole weights: exact for a mix of 1, which is a
+    copy; below it the product of mixed matrices is not the mix of the products.
+    """
+    if kl.sync_every is None or step % kl.sync_every:
+        return
+    with torch.no_grad():
+        for _, own, reference in _pairs(policy):
+            reference.lerp_(own, kl.sync_mix) if kl.sync_mix < 1 else reference.copy_(own)
+
+
+def save_reference(policy: Policy, directory: Path) -> None:
+    """Nothing is written where the reference does not move."""
+    if policy.reference_moves:
+        tensors = {name: reference.detach().cpu().contiguous() for name, _, reference in _pairs(policy)}
+        save_file(tensors, directory / FILE)
+
+
+def restore_reference(policy: Policy, directory: Path) -> None:
+    """Raises ModelError where the checkpoint has no such reference."""
+    if not policy.reference_moves:
+        return
+    tensors = read_tensors(directory / FILE)
+    names = {name: reference for name, _, reference in _pairs(policy)}
+    if set(tensors) != set(names):
+        odd = sorted(set(tensors) ^ set(names))[0]
+        raise ModelError(f"{directory / FILE}: the reference's layers are not the policy's, such as {odd}")
+    for name, tensor in tensors.items():
+        names[name].data.copy_(tensor)
+
+
+def _pairs(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each LoRA matrix's name in the policy, its tensor there and in the reference, in the order of the names."""
+    named = dict(policy.model.named_parameters())
+    for name in sorted(named):
+        if ".lora_" in name and ".default." in name:
+            yield name, named[name], named[name.replace(".default.", f".{REFERENCE}.")]
