@@ -2,6 +2,7 @@
 # make demo            train a small VLM on real handwriting; report in runs/demo/report.html
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
+# make test-catalogue  whole runs of every loss, advantage, penalty and task family
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
@@ -21,7 +22,7 @@ DEEPSPEED := 0.19.8
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-families test-scale vllm-env test-vllm faults faults-short docs \
+.PHONY: venv demo test lint types test-catalogue test-families test-scale vllm-env test-vllm faults faults-short docs \
 	bench-exact bench-learner bench-scaling bench-rollout bench-peers clean
 
 venv: .venv/.made
@@ -52,6 +53,11 @@ types: venv
 
 docs: venv
 	.venv/bin/python -m tiercel.config.reference > docs/recipe.md
+	.venv/bin/python -m tiercel.algorithms.catalogue > docs/algorithms.md
+	.venv/bin/python -m tiercel.rewards.builtin docs/rewards.md
+
+test-catalogue: venv
+	.venv/bin/python -m pytest -m catalogue
 
 test-families: .venv-families-oldest/.made .venv-families-newest/.made
 	@echo "transformers $(OLDEST_TRANSFORMERS)"

@@ -17,7 +17,7 @@ LAYERS = (
     {"algorithms", "data", "models"},
     {"distributed"},
     {"rollout", "rewards", "learner", "runs"},
-    {"report", "planning", "doctor"},
+    {"report", "planning", "doctor", "importing"},
     {"training"},
     {"demo"},
     {"cli"},

@@ -2,7 +2,15 @@
 
 import pytest
 
-from tiercel.data.order import indices_of_step, prompts_of_epochs, rank_slice, row_of_index, steps_of_epochs
+from tiercel.data.order import (
+    RESAMPLED,
+    indices_of_step,
+    indices_of_try,
+    prompts_of_epochs,
+    rank_slice,
+    row_of_index,
+    steps_of_epochs,
+)
 
 
 def rows(indices, row_count=10, seed=3, shuffle=True):
@@ -61,3 +69,15 @@ def test_rank_slices_are_contiguous_and_even():
             assert max(map(len, slices)) - min(map(len, slices)) <= 1
     with pytest.raises(ValueError, match="rank 2"):
         rank_slice(range(3), 2, 2)
+
+
+def test_the_second_order_is_another_one_and_each_try_has_indices_of_its_own():
+    rows, seed = 10, 3
+    first = [row_of_index(index, rows, seed, True) for index in range(10)]
+    second = [row_of_index(RESAMPLED + index, rows, seed, True) for index in range(10)]
+    assert sorted(row for _, row in second) == list(range(10))
+    assert [row for _, row in second] != [row for _, row in first]
+    assert [row for _, row in second] == [row_of_index(RESAMPLED + index, rows, seed, False)[1] for index in range(10)]
+    tries = [indices_of_try(step, number, 3, 4) for step in range(5) for number in range(3)]
+    every = [index for indices in tries for index in indices]
+    assert len(set(every)) == len(every) == 60 and min(every) == RESAMPLED

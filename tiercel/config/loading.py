@@ -78,6 +78,16 @@ def load_recipe(
     return recipe
 
 
+def problems_of_text(text: str, kind: Kind) -> list[str]:
+    """A line for every problem of a recipe's text, its paths among them."""
+    tree, lines = parse(text)
+    tree, problems = _without_other_kind(tree, kind)
+    problems += _judge(tree, kind)[1]
+    told = {problem.key for problem in problems}
+    problems += [problem for problem in path_problems(tree) if problem.key not in told]
+    return lines + [problem.line for problem in problems]
+
+
 def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
     """ "grpo" where the recipe has rewards, rollout or algorithm, else "sft".
 

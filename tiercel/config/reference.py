@@ -72,10 +72,12 @@ KEYS_ACROSS = """\
 - Without `lora` at least one part is left out of `freeze`.
 - `learner.max_tokens_per_microbatch` holds a whole prompt; in GRPO `data.max_prompt_tokens` plus
   `rollout.max_new_tokens`. Larger groups are split by completions.
-- GRPO: `rollout.group_size` is 2 or more, for the advantage of a single completion is undefined.
-- GRPO: `optim.minibatches` divides `optim.prompts_per_step`; above 1 it goes with `rollout.top_p: 1` and
-  `rollout.top_k: 0` only. An SFT step is one update.
+- GRPO: `rollout.group_size` is 2 or more, for the advantage of a single completion is undefined, but with
+  `algorithm.advantage: reinforce_pp`.
+- GRPO: `optim.minibatches` divides `optim.prompts_per_step`; several updates per rollout (`optim.minibatches` x
+  `optim.rollout_epochs`) go with `rollout.top_p: 1` and `rollout.top_k: 0` only. An SFT step is one update.
 - GRPO: `algorithm.kl.coef` above 0 needs `lora`: full fine-tuning keeps no copy of the policy it started from.
+- GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, for a shared prompt has one dropout mask.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """

@@ -2,19 +2,58 @@
 
 import re
 
+from tiercel.config.addresses import address_fault
 from tiercel.config.keys import shown
 from tiercel.config.problems import Problem, Problems
-from tiercel.config.schema import GrpoRecipe, Reward
+from tiercel.config.schema import GrpoRecipe, Judge, Reward
 
+OF_A_TRUTH = ("answer_column", "correct_at")
 REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
     "format": ("pattern", "correct_at"),
-    "exact": ("answer_column", "correct_at"),
-    "number": ("tolerance", "answer_column", "correct_at"),
-    "choice": ("choices", "answer_column", "correct_at"),
-    "iou": ("answer_column", "correct_at"),
+    "exact": OF_A_TRUTH,
+    "normalised": OF_A_TRUTH,
+    "ocr": OF_A_TRUTH,
+    "number": ("tolerance", "relative_tolerance", *OF_A_TRUTH),
+    "count": OF_A_TRUTH,
+    "math": OF_A_TRUTH,
+    "choice": ("choices", *OF_A_TRUTH),
+    "json": ("json_schema", "correct_at"),
+    "iou": ("threshold", *OF_A_TRUTH),
+    "giou": ("threshold", *OF_A_TRUTH),
+    "ciou": ("threshold", *OF_A_TRUTH),
+    "box_precision": ("threshold", *OF_A_TRUTH),
+    "box_recall": ("threshold", *OF_A_TRUTH),
+    "box_f1": ("threshold", *OF_A_TRUTH),
+    "box_map": OF_A_TRUTH,
+    "point_in_box": OF_A_TRUTH,
+    "vlm_r1_rec": OF_A_TRUTH,
     "length": ("max_tokens", "correct_at"),
+    "cosine": ("max_tokens",),
+    "soft_overlong": ("max_tokens", "buffer", "correct_at"),
+    "repetition": ("ngram", "correct_at"),
+    "judge": ("judge", *OF_A_TRUTH),
     "call": ("env", "correct_at"),
 }
+NEEDED_OPTIONS = {
+    ("judge", "judge"): "the section that says whom to ask, such as {url: http://127.0.0.1:8000/v1, model: NAME}",
+    ("length", "max_tokens"): "the number of tokens up to which a completion gets all of it",
+    ("cosine", "max_tokens"): "the number of tokens at which its curve ends, such as rollout.max_new_tokens",
+    ("soft_overlong", "max_tokens"): "the number of tokens from which on it is -1, such as rollout.max_new_tokens",
+    ("soft_overlong", "buffer"): "the number of tokens before max_tokens from which on it falls",
+}
+TELLS_RIGHT = (
+    "exact",
+    "normalised",
+    "ocr",
+    "number",
+    "count",
+    "math",
+    "choice",
+    "iou",
+    "box_f1",
+    "point_in_box",
+    "vlm_r1_rec",
+)  # built-in rewards with a correct_at of their own
 _FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
 _MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
@@ -67,11 +106,20 @@ def _reward_options(key: str, reward: Reward) -> Problems:
         yield Problem(
             key=f"{key}.choices", text=f"{shown(reward.choices)} given; must be two or more, each of them once"
         )
-    if reward.name == "length" and reward.max_tokens is None:
+    for (name, option), meaning in NEEDED_OPTIONS.items():
+        if reward.name == name and getattr(reward, option) is None:
+            yield Problem(
+                key=f"{key}.{option}",
+                text=f"missing; the reward {name} needs {meaning}",
+                also=(f"{key}.name",),
+            )
+    if reward.judge is not None:
+        yield from _judge(key, reward.judge)
+    if reward.buffer is not None and reward.max_tokens is not None and reward.buffer > reward.max_tokens:
         yield Problem(
-            key=f"{key}.max_tokens",
-            text="missing; the reward length needs the number of tokens up to which a completion gets all of it",
-            also=(f"{key}.name",),
+            key=f"{key}.buffer",
+            text=f"{reward.buffer} given, above max_tokens ({reward.max_tokens}); even an empty completion would lose",
+            also=(f"{key}.max_tokens",),
         )
     if reward.call is not None and call_file(reward.call) is None and not _MODULE_CALL.fullmatch(reward.call):
         yield Problem(
@@ -80,20 +128,53 @@ def _reward_options(key: str, reward: Reward) -> Problems:
         )
 
 
+def _judge(key: str, judge: Judge) -> Problems:
+    if (fault := address_fault(judge.url)) is not None:
+        yield Problem(key=f"{key}.judge.url", text=f"{fault}; write it like http://127.0.0.1:8000/v1")
+    if judge.key is not None and not _VARIABLE.fullmatch(judge.key):
+        yield Problem(  # it does not repeat what was given, which may be the key itself
+            key=f"{key}.judge.key",
+            text="must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of the "
+            "recipe",
+        )
+
+
+def cosine_knows_right(recipe: GrpoRecipe) -> Problems:
+    for index, reward in enumerate(recipe.rewards):
+        before = recipe.rewards[:index]
+        if reward.name == "cosine" and not any(tells_right(each) for each in before):
+            yield Problem(
+                key=f"rewards.{index}.name",
+                text="cosine given, but no reward before it tells right from wrong; put one before it, such as exact, "
+                "or give one a correct_at",
+            )
+
+
+def takes_time(reward: Reward) -> bool:
+    """Whether scoring a batch may take up to reliability.reward_timeout seconds."""
+    return reward.call is not None or reward.name in ("math", "judge")
+
+
+def tells_right(reward: Reward) -> bool:
+    """Whether the reward says of a completion that it is right or wrong."""
+    return reward.correct_at is not None or reward.name in TELLS_RIGHT
+
+
 def reward_names(recipe: GrpoRecipe) -> Problems:
-    first: dict[str, str] = {}
+    first: dict[tuple[str, str], str] = {}
     for index, reward in enumerate(recipe.rewards):
         given = reward.name or reward.call
         if given is None:
             continue
         key = f"rewards.{index}.{'name' if reward.name else 'call'}"
-        if given in first:
+        entry = (given, repr(reward.where))
+        if entry in first:
             yield Problem(
                 key=key,
-                text=f"{shown(given)} given, as at {first[given]}; keep one entry, with the sum of the weights",
-                also=(first[given],),
+                text=f"{shown(given)} given, as at {first[entry]}; keep one entry, with the sum of the weights",
+                also=(first[entry],),
             )
-        first.setdefault(given, key)
+        first.setdefault(entry, key)
 
 
 def call_file(call: str) -> str | None:

@@ -4,11 +4,18 @@ from collections.abc import Callable, Iterator, Mapping
 from os import getcwd
 from os.path import dirname, exists, expanduser, isdir, isfile, join
 from typing import Any
-from urllib.parse import urlsplit
 
+from tiercel.config.addresses import address_fault
+from tiercel.config.algorithm_rules import ALGORITHM_RULES
 from tiercel.config.keys import ENTRY, shown
 from tiercel.config.problems import Problem, Problems
-from tiercel.config.reward_rules import call_file, regex_fault, reward_entries, reward_names
+from tiercel.config.reward_rules import (
+    call_file,
+    cosine_knows_right,
+    regex_fault,
+    reward_entries,
+    reward_names,
+)
 from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, SftRecipe, Vllm
 from tiercel.config.suggestions import nearest_word
 
@@ -142,27 +149,6 @@ def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
         )
 
 
-def _minibatches(recipe: GrpoRecipe) -> Problems:
-    prompts, minibatches = recipe.optim.prompts_per_step, recipe.optim.minibatches
-    if prompts % minibatches:
-        divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
-        yield Problem(
-            key="optim.minibatches",
-            text=f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), for groups are not split "
-            f"between updates; write one of {', '.join(divisors)}",
-            also=("optim.prompts_per_step",),
-        )
-
-
-def _group_size(recipe: GrpoRecipe) -> Problems:
-    if recipe.rollout.group_size == 1:
-        yield Problem(
-            key="rollout.group_size",
-            text="1 given; the advantage of a single completion is undefined, for reward - group mean is always 0; "
-            "write 2 or more",
-        )
-
-
 def _completion_length(recipe: GrpoRecipe) -> Problems:
     low, high = recipe.rollout.min_new_tokens, recipe.rollout.max_new_tokens
     if low > high:
@@ -201,7 +187,7 @@ def _engine(recipe: GrpoRecipe) -> Problems:
             also=("rollout.engine",),
         )
     for index, url in enumerate(rollout.urls):
-        if (fault := _address_fault(url)) is not None:
+        if (fault := address_fault(url)) is not None:
             yield Problem(key=f"rollout.urls.{index}", text=f"{fault}; write it like http://127.0.0.1:8000")
     if rollout.lookahead and rollout.engine != "vllm-server":
         yield Problem(
@@ -223,65 +209,6 @@ def _engine(recipe: GrpoRecipe) -> Problems:
             text=f"{rollout.engine} given with {changing}; vLLM would leave out adapters on vision layers; write "
             "lora.targets: language, or rollout.engine: local",
             also=("lora.targets",),
-        )
-
-
-def _address_fault(url: str) -> str | None:
-    """What is wrong with a server's address. One with a name and password is not shown."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        return f"{shown(url)} given, which is no address ({error})"
-    if parts.username is not None or parts.password is not None:
-        return "an address with a name or password given, which would be kept in files; a key goes into VLLM_API_KEY"
-    if parts.scheme not in ("http", "https") or not host:
-        return f"{shown(url)} given, which is no address"
-    return None
-
-
-def _correction(recipe: GrpoRecipe) -> Problems:
-    rollout, correction = recipe.rollout, recipe.algorithm.correction
-    if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
-        yield Problem(
-            key="algorithm.correction.level",
-            text=f"none given with rollout.lookahead {rollout.lookahead}, whose completions an older policy drew; "
-            "write token or sequence",
-            also=("rollout.lookahead",),
-        )
-    for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
-        if is_cut and correction.level != "none":
-            yield Problem(
-                key=key,
-                text=f"{rollout.top_p if key == 'rollout.top_p' else rollout.top_k} given with algorithm.correction; "
-                "an engine's probabilities are those after the cut, the learner's those before it; leave it out, or "
-                "write algorithm.correction.level: none",
-                also=("algorithm.correction.level",),
-            )
-
-
-def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
-    rollout, minibatches = recipe.rollout, recipe.optim.minibatches
-    cuts = {"rollout.top_p": (rollout.top_p, rollout.top_p < 1), "rollout.top_k": (rollout.top_k, rollout.top_k > 0)}
-    for key, (value, is_cut) in cuts.items():
-        if is_cut and minibatches > 1:
-            full = 1 if key == "rollout.top_p" else 0
-            yield Problem(
-                key=key,
-                text=f"{value} given with optim.minibatches {minibatches}; the ratio of new to old policy is not "
-                f"defined for tokens that the cut removes; write {key}: {full}, or optim.minibatches: 1",
-                also=("optim.minibatches",),
-            )
-
-
-def _reference(recipe: GrpoRecipe) -> Problems:
-    coefficient = recipe.algorithm.kl.coef
-    if coefficient > 0 and recipe.lora is None:
-        yield Problem(
-            key="algorithm.kl.coef",
-            text=f"{coefficient:g} given without lora; the penalty needs the policy that the run started from, of "
-            "which full fine-tuning keeps no copy; write algorithm.kl.coef: 0, or add the section lora",
-            also=("lora",),
         )
 
 
@@ -367,17 +294,14 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
 SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)
 GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _completion_fits_microbatch,
-    _minibatches,
-    _group_size,
     _completion_length,
     _stop_strings,
     _engine,
-    _truncated_sampling,
-    _correction,
-    _reference,
+    *ALGORITHM_RULES,
     _dropout,
     reward_entries,
     reward_names,
+    cosine_knows_right,
 )
 
 
@@ -486,5 +410,7 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "data.template": _file_fault,
     "train.deepspeed.config": _file_fault,
     f"rewards.{ENTRY}.call": _call_fault,
+    f"rewards.{ENTRY}.json_schema": _file_fault,
+    f"rewards.{ENTRY}.judge.prompt": _file_fault,
     "output": _output_fault,
 }

@@ -14,7 +14,15 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Part = Literal["vision", "projector", "language"]
-RewardName = Literal["format", "exact", "number", "choice", "iou", "length"]
+LossName = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo"]
+AdvantageName = Literal[
+    "group_norm", "group_centred", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "pass_k"
+]
+RewardName = Literal[
+    "format", "exact", "normalised", "ocr", "number", "count", "math", "choice", "json", "iou", "giou", "ciou",
+    "box_precision", "box_recall", "box_f1", "box_map", "point_in_box", "vlm_r1_rec", "length", "cosine",
+    "soft_overlong", "repetition", "judge",
+]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -84,6 +92,39 @@ class Data(Section):
     """File with a Jinja chat template; null takes the checkpoint's own."""
 
 
+class Where(Section):
+    """Rows that a reward applies to; to the others it does not, and leaves their sum."""
+
+    column: str
+    """Column of the row."""
+    equals: tuple[str, ...]
+    """The values of such rows, as text: 7 is "7", true is "true"."""
+
+
+class Judge(Section):
+    """Whom the reward `judge` asks."""
+
+    url: str
+    """Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
+    model: str
+    """The judge's name there."""
+    prompt: str | None = None
+    """File with the question: {prompt}, {completion} and {answer} are filled in; null takes tiercel's own, which asks
+    for a grade from 0 to 10."""
+    best: PositiveFloat = 10.0
+    """The grade that is worth 1."""
+    key: str | None = None
+    """Name of the environment variable that holds the server's key, such as OPENAI_API_KEY."""
+    concurrency: PositiveInt = 16
+    """Requests at a time."""
+    timeout: PositiveFloat = 60.0
+    """Seconds that a request may take."""
+    retries: NonNegativeInt = 3
+    """Further tries of a request that the server did not answer, or was too busy for."""
+    max_tokens: PositiveInt = 512
+    """Length of the judge's reply."""
+
+
 class Reward(Section):
     """One reward: a built-in by `name`, or your own function by `call`."""
 
@@ -97,10 +138,24 @@ class Reward(Section):
     """format: regular expression the whole completion must match; null asks for <answer>...</answer> at the end."""
     tolerance: NonNegativeFloat | None = None
     """number: largest absolute difference that still counts as right; null asks for equality."""
+    relative_tolerance: NonNegativeFloat | None = None
+    """number: likewise, as a share of the right number; the larger of both counts."""
     choices: tuple[str, ...] | None = None
     """choice: the admissible answers; null takes the letters A to Z."""
     max_tokens: PositiveInt | None = None
-    """length: 1 up to this many tokens, then falling linearly to 0 at twice as many."""
+    """length: 1 up to this many tokens, then falling linearly to 0 at twice as many; cosine: where its curve ends;
+    soft_overlong: -1 from here on."""
+    buffer: PositiveInt | None = None
+    """soft_overlong: tokens before max_tokens over which it falls from 0 to -1."""
+    ngram: PositiveInt | None = None
+    """repetition: words of the runs that are compared; null takes 3."""
+    threshold: Fraction | None = None
+    """iou, giou, ciou: the value from which on the reward is 1, else 0; null gives the value itself. box_precision,
+    box_recall, box_f1: the overlap from which on two boxes are a pair; null takes 0.5."""
+    json_schema: str | None = None
+    """json: file with a JSON schema that the answer must satisfy."""
+    judge: Judge | None = None
+    where: Where | None = None
     answer_column: str | None = None
     """Column of the row that holds the right answer; null takes `answer`."""
     env: tuple[str, ...] | None = None
@@ -153,17 +208,27 @@ class Rollout(Section):
     """Nucleus sampling; 1 is off."""
     top_k: NonNegativeInt = 0
     """Only the k likeliest tokens; 0 is off."""
+    resample_tries: NonNegativeInt = 0
+    """Dynamic sampling (DAPO 2025): where fewer than optim.prompts_per_step groups have rewards that differ, so many
+    further rollouts at most, of other rows, fill the step; groups that are good already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
 
 
 class Kl(Section):
-    """Penalty for leaving the policy that the run started from."""
+    """Penalty for leaving the reference: the policy that the run started from."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight of the penalty in the loss; 0 computes no reference at all."""
-    estimator: Literal["k3"] = "k3"
-    """Estimator of the divergence, per token (Schulman 2020)."""
+    """Weight of the penalty; 0 computes no reference at all."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence, per token (docs/algorithms.md)."""
+    place: Literal["loss", "reward"] = "loss"
+    """loss: a term of the loss, mean over tokens as the loss takes it; reward: the sum over a completion's tokens is
+    taken off its reward, before the advantage."""
+    sync_every: PositiveInt | None = None
+    """Steps after which the reference moves towards the policy; null keeps it where the run started."""
+    sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the policy's adapter in the new reference, matrix by matrix; 1 is a copy."""
 
 
 class Correction(Section):
@@ -179,16 +244,42 @@ class Correction(Section):
 
 
 class Algorithm(Section):
-    """The policy-gradient loss."""
+    """The policy-gradient loss and its advantages; docs/algorithms.md has the formulas."""
 
-    loss: Literal["grpo"] = "grpo"
-    """grpo: clipped ratio, mean over each completion's tokens, then over completions (DeepSeekMath 2024)."""
-    advantage: Literal["group_norm"] = "group_norm"
-    """group_norm: (reward - group mean) / (group standard deviation + 1e-4), with ddof 1."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The ratio is clipped above at 1 + clip_high."""
+    loss: LossName = "grpo"
+    """What is minimised at each token, and how tokens are averaged."""
+    normalise: Literal["sequence", "token", "constant"] | None = None
+    """Mean over each completion's tokens, then over completions; over all tokens of the minibatch; or the sum over
+    rollout.max_new_tokens x completions. null: as the loss was published."""
+    advantage: AdvantageName = "group_norm"
+    """How rewards become advantages."""
+    scale: Literal["group", "batch", "none"] | None = None
+    """Deviation that advantages are divided by: of the group's rewards, of the whole step's, or none. null: as the
+    advantage was published."""
+    pass_k: PositiveInt | None = None
+    """Tries of which one need be right, for advantage: pass_k."""
+    advantage_clip: PositiveFloat | None = None
+    """Largest absolute advantage; null is off."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
+    """The ratio is clipped below at 1 - clip_low; null is off."""
+    clip_high: PositiveFloat | None = 0.2
+    """The ratio is clipped above at 1 + clip_high; null is off."""
+    delta: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Largest ratio also where the advantage is negative (two-sided clipping); null is off."""
+    gate_positive: PositiveFloat = 1.0
+    """sapo: temperature of the gate where the advantage is positive."""
+    gate_negative: PositiveFloat = 1.05
+    """sapo: temperature of the gate where the advantage is negative."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, which the loss then rewards."""
+    top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the minibatch's tokens that the policy term learns from, those of the highest entropy (Wang et al.
+    2025, "Beyond the 80/20 rule"); below 1 it takes a pass before the update."""
+    overlong: Literal["keep", "mask"] = "keep"
+    """mask: truncated completions count in their group's baseline, but nothing is learnt from them (DAPO 2025)."""
+    off_policy_delta: PositiveFloat | None = None
+    """Completions with a negative advantage whose mean of (sampler's - policy's logprob) is above this are left out of
+    the policy term (DeepSeek-V3.2 2025); null is off."""
     kl: Kl = Kl()
     correction: Correction = Correction()
 
@@ -225,7 +316,10 @@ class Optim(Section):
     prompts_per_step: PositiveInt = 16
     """Rows of one step: prompts of a rollout, or conversations of SFT."""
     minibatches: PositiveInt = 1
-    """Optimiser updates per rollout; above 1 the old logprobs are computed once, before the first."""
+    """Parts that a rollout is split into, with an optimiser update for each."""
+    rollout_epochs: PositiveInt = 1
+    """Passes over the parts of a rollout. With more than one update per rollout the old logprobs are computed once,
+    before the first."""
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm where it is longer."""
 

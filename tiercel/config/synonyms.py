@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tiercel.config.keys import ENTRY
 
+NOT_YET = "not in this version"
 GLOBAL_BATCH = (
     "it is global and counts prompts: per-device batch x gradient accumulation x devices, "
     "divided by the completions per prompt where the other framework counts completions"
@@ -13,7 +14,6 @@ LAUNCHED = "started by `--nproc N`, or by torchrun on several machines; no recip
 SEQUENCES = "a sequence is not split over ranks; lower learner.max_tokens_per_microbatch"
 RESUMES = "the same command goes on from the newest valid checkpoint in `output`"
 NO_QUANTISATION = "this version does not quantise; lora with model.dtype bfloat16 is the smallest form"
-NOT_YET = "not in this version"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,16 +209,35 @@ SYNONYMS: dict[str, Suggestion] = {
     "rlhf_type": _to("algorithm.loss", "`tiercel grpo` is the kind of training"),
     "adv_estimator": _to("algorithm.advantage"),
     "advantage_estimator": _to("algorithm.advantage"),
-    "scale_rewards": _to("algorithm.advantage"),
-    "delta": _none(f"two-sided clipping is {NOT_YET}"),
-    "entropy_coeff": _none(f"an entropy bonus is {NOT_YET}"),
-    "dynamic_sample": _none(f"resampling groups of equal rewards is {NOT_YET}; they are counted"),
-    "overlong_filter": _none("name a `length` reward; truncated completions are counted in metrics.jsonl"),
-    "mask_truncated_completions": _none("name a `length` reward; truncated completions are counted in metrics.jsonl"),
-    "sync_ref_model": _none("the KL reference is the policy that the run started from"),
+    "scale_rewards": _to("algorithm.scale"),
+    "clip_ratio_c": _to("algorithm.delta"),
+    "tau_pos": _to("algorithm.gate_positive"),
+    "tau_neg": _to("algorithm.gate_negative"),
+    "sapo_temperature_pos": _to("algorithm.gate_positive"),
+    "sapo_temperature_neg": _to("algorithm.gate_negative"),
+    "loss_agg_mode": _to("algorithm.normalise"),
+    "normalize": _to("algorithm.normalise"),
+    "importance_sampling_level": _to("algorithm.loss", "gspo takes the ratio of the sequence"),
+    "entropy_coeff": _to("algorithm.entropy_coef"),
+    "entropy_coefficient": _to("algorithm.entropy_coef"),
+    "ent_coef": _to("algorithm.entropy_coef"),
+    "top_entropy_quantile": _to("algorithm.top_entropy"),
+    "dynamic_sample": _to("rollout.resample_tries", "the number of further rollouts; 0 is off"),
+    "max_resample_times": _to("rollout.resample_tries"),
+    "filter_groups": _to("rollout.resample_tries", "the number of further rollouts; 0 is off"),
+    "max_num_gen_batches": _to("rollout.resample_tries"),
+    "overlong_filter": _to("algorithm.overlong", "mask or keep"),
+    "mask_truncated_completions": _to("algorithm.overlong", "mask or keep"),
+    "off_policy_sequence_mask_delta": _to("algorithm.off_policy_delta"),
+    "off_policy_mask_threshold": _to("algorithm.off_policy_delta"),
+    "kl_in_reward": _to("algorithm.kl.place", "loss or reward"),
+    "use_kl_in_reward": _to("algorithm.kl.place", "loss or reward"),
+    "sync_ref_model": _to("algorithm.kl.sync_every", "a number of steps; null is off"),
+    "ref_model_sync_steps": _to("algorithm.kl.sync_every"),
+    "ref_model_mixup_alpha": _to("algorithm.kl.sync_mix"),
     "ref_model": _none("the KL reference is the policy that the run started from"),
-    "num_iterations": _to("optim.minibatches", "it splits a rollout into that many updates; no rollout is used twice"),
-    "ppo_epochs": _to("optim.minibatches", "it splits a rollout into that many updates; no rollout is used twice"),
+    "num_iterations": _to("optim.rollout_epochs"),
+    "ppo_epochs": _to("optim.rollout_epochs"),
     "steps_per_generation": _to("optim.minibatches"),
     # learner
     "ppo_max_token_len_per_gpu": _to("learner.max_tokens_per_microbatch"),
@@ -373,14 +392,31 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
         **dict.fromkeys(("sglang", "lmdeploy"), None),
     },
     "algorithm.loss": {
-        "ppo": "grpo",
-        **dict.fromkeys(("bnpo", "dr_grpo", "dapo", "cispo", "sapo", "gspo", "gmpo", "reinforce"), None),
+        **dict.fromkeys(("ppo", "vanilla"), "grpo"),
+        **dict.fromkeys(("gspo-token", "gspo_tok"), "gspo_token"),
+        **dict.fromkeys(("drgrpo", "dr.grpo", "dr-grpo"), "dr_grpo"),
+        **dict.fromkeys(("gmpo", "reinforce", "luspo", "vespo", "fipo"), None),
+    },
+    "algorithm.normalise": {
+        **dict.fromkeys(("token-mean", "token_mean"), "token"),
+        **dict.fromkeys(("seq-mean-token-mean", "seq"), "sequence"),
+        "seq-mean-token-sum-norm": "constant",
+        "seq-mean-token-sum": None,
     },
     "algorithm.advantage": {
         **dict.fromkeys(("grpo", "group", "group_normalised", "group_normalized"), "group_norm"),
-        **dict.fromkeys(("rloo", "reinforce++", "reinforce_plus_plus", "gae", "gdpo", "remax"), None),
+        **dict.fromkeys(("dr_grpo", "group_centered", "group_mean", "group_center"), "group_centred"),
+        **dict.fromkeys(("reinforce++", "reinforce_plus_plus"), "reinforce_pp"),
+        **dict.fromkeys(("reinforce++_baseline", "reinforce_plus_plus_baseline"), "reinforce_pp_baseline"),
+        **dict.fromkeys(("passk", "pass@k", "grpo_passk"), "pass_k"),
+        **dict.fromkeys(("gae", "remax", "opo"), None),
     },
-    "algorithm.kl.estimator": {"low_var_kl": "k3", **dict.fromkeys(("k1", "k2", "kl", "abs", "mse", "full"), None)},
+    "algorithm.kl.estimator": {
+        "low_var_kl": "k3",
+        "kl": "k1",
+        "mse": "k2",
+        **dict.fromkeys(("abs", "full"), None),
+    },
     "learner.form": {
         **dict.fromkeys(("shared", "prefix", "packed", "sdpa"), "split"),
         **dict.fromkeys(("flex_attention", "flash", "flash_attention_2", "varlen"), "flex"),
@@ -395,10 +431,18 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
     },
     f"rewards.{ENTRY}.name": {
         **dict.fromkeys(("accuracy", "exact_match", "em", "correctness"), "exact"),
-        **dict.fromkeys(("rec", "box", "bbox", "iou_reward", "giou", "grounding"), "iou"),
+        **dict.fromkeys(("rec", "box", "bbox", "iou_reward", "grounding"), "iou"),
         **dict.fromkeys(("format_reward", "react_format", "think_format", "regex"), "format"),
-        **dict.fromkeys(("math", "numeric", "numeric_match", "counting"), "number"),
+        **dict.fromkeys(("numeric", "numeric_match"), "number"),
+        **dict.fromkeys(("counting",), "count"),
+        **dict.fromkeys(("math_verify", "math_accuracy", "latex"), "math"),
         **dict.fromkeys(("multiple_choice", "mcq", "letter"), "choice"),
-        **dict.fromkeys(("soft_overlong", "overlong", "length_penalty", "cosine"), "length"),
+        **dict.fromkeys(("normalized", "vqa", "fuzzy"), "normalised"),
+        **dict.fromkeys(("cer", "edit_distance", "levenshtein", "anls"), "ocr"),
+        **dict.fromkeys(("gui", "click", "point", "screenspot"), "point_in_box"),
+        **dict.fromkeys(("map", "ap", "odlength"), "box_map"),
+        **dict.fromkeys(("length_penalty",), "length"),
+        **dict.fromkeys(("overlong",), "soft_overlong"),
+        **dict.fromkeys(("repetition_penalty", "repeat"), "repetition"),
     },
 }

@@ -111,16 +111,7 @@ class StepLoader(Generic[Encoded]):
             outcomes = [outcome for process, results in self._workers for outcome in _receive(process, results)]
         else:
             outcomes = _encode_slice(self._rows, self._encode, self._order.rows_of_step(step))
-        prompts: list[Encoded] = []
-        rejected: list[RejectedRow] = []
-        for outcome in outcomes:
-            if isinstance(outcome, _Failure):
-                raise outcome.error
-            if isinstance(outcome, RejectedRow):
-                rejected.append(outcome)
-            else:
-                prompts.append(outcome)
-        return StepBatch(step=step, prompts=tuple(prompts), rejected=tuple(rejected))
+        return _batch(step, outcomes)
 
     def close(self) -> None:
         """End the workers; no further step can be asked for."""
@@ -163,6 +154,23 @@ class StepLoader(Generic[Encoded]):
                 # The worker now holds the only sending end, so its death is the end of the stream.
                 sending.close()
                 self._workers.append((process, receiving))
+
+
+def encode_rows(
+    step: int, rows: Sequence[Row], encode: Encode[Encoded], places: Sequence[tuple[int, int]]
+) -> StepBatch[Encoded]:
+    """Rows by (global index, row number), encoded here and now. Raises as `StepLoader`."""
+    return _batch(step, _encode_slice(rows, encode, places))
+
+
+def _batch(step: int, outcomes: Sequence[Any]) -> StepBatch:
+    prompts: list[Any] = []
+    rejected: list[RejectedRow] = []
+    for outcome in outcomes:
+        if isinstance(outcome, _Failure):
+            raise outcome.error
+        (rejected if isinstance(outcome, RejectedRow) else prompts).append(outcome)
+    return StepBatch(step=step, prompts=tuple(prompts), rejected=tuple(rejected))
 
 
 def _receive(process: BaseProcess, results: Connection) -> list[Any]:

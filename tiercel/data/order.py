@@ -2,6 +2,9 @@
 
 Every rank and loader worker computes the same order for itself, so nothing about it is ever stored: a run resumes
 from one integer, next_index = step * prompts_per_step.
+
+Rows that fill up a step (rollout.resample_tries) come from a second order of the same rows, whose indices start at
+RESAMPLED; how many of a step's tries were made is part of no state either, for each has indices of its own.
 """
 
 import math
@@ -12,14 +15,26 @@ from typing import TypeVar
 import numpy as np
 
 Item = TypeVar("Item")
+RESAMPLED = 1 << 40
+_EPOCHS_APART = 1 << 32  # of the two orders, so that no epoch of one repeats one of the other
 
 
 def row_of_index(index: int, row_count: int, seed: int, shuffle: bool) -> tuple[int, int]:
-    """(epoch, row number) of the index-th row of the run, counted from 0 through all epochs."""
+    """(epoch, row number) of the index-th row of the run, counted from 0 through all epochs; from RESAMPLED on, of the
+    rows that fill up steps."""
     if row_count < 1:
         raise ValueError(f"row_count is {row_count}; an order needs at least one row")
+    if index >= RESAMPLED:
+        epoch, place = divmod(index - RESAMPLED, row_count)
+        return epoch, int(_permutation(row_count, seed, epoch + _EPOCHS_APART)[place])
     epoch, place = divmod(index, row_count)
     return epoch, int(_permutation(row_count, seed, epoch)[place]) if shuffle else place
+
+
+def indices_of_try(step: int, number: int, tries: int, prompts_per_step: int) -> range:
+    """Global indices of the rows of a step's further rollout `number` of at most `tries`; shuffled in any case."""
+    start = RESAMPLED + (step * tries + number) * prompts_per_step
+    return range(start, start + prompts_per_step)
 
 
 def prompts_of_epochs(epochs: float, row_count: int) -> int:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config.reward_rules import takes_time
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.agreement import require_agreement
 from tiercel.distributed.launch import note_code
@@ -61,7 +62,7 @@ def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
     stall = recipe.reliability.stall_timeout
     limits = {ANY_PHASE: stall, **dict.fromkeys(BLIND_PHASES, BLIND * stall)}
     if isinstance(recipe, GrpoRecipe):
-        rewards = stall + recipe.reliability.reward_timeout * sum(reward.call is not None for reward in recipe.rewards)
+        rewards = stall + recipe.reliability.reward_timeout * sum(takes_time(reward) for reward in recipe.rewards)
         rollouts = BLIND * stall if recipe.rollout.engine == "vllm" else stall
         if recipe.rollout.engine == "vllm-server":
             rollouts += recipe.rollout.patience + recipe.rollout.request_timeout

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tiercel.algorithms import ADVANTAGES, Totals
+from tiercel.algorithms.correction import drift_metrics
 from tiercel.config.schema import GrpoRecipe
-from tiercel.data.loader import StepLoader
+from tiercel.data.loader import StepBatch, StepLoader
 from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.learner.batch import (
     AdvantageGroup,
@@ -18,25 +19,30 @@ from tiercel.learner.batch import (
     without_zero_groups,
 )
 from tiercel.learner.forms import packed_length
+from tiercel.models.reference import move_reference
 from tiercel.rewards.metrics import FailureStats, count_failures, reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import Progress
 from tiercel.training import setup
+from tiercel.training.advantages import step_advantages
+from tiercel.training.before import before_updates
 from tiercel.training.clock import Clock
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.evaluation import heldout_groups, judge
 from tiercel.training.finite import require_finite_advantages
 from tiercel.training.guard import FiniteGuard
 from tiercel.training.parity import check_parity
+from tiercel.training.penalty import kl_penalties, penalises_reward
 from tiercel.training.replay import keep_groups
+from tiercel.training.resampling import filled_up
 from tiercel.training.rollouts import Rollouts
 from tiercel.training.sampling import open_sampler, require_engine
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import balanced, minibatch_shares, padding_item, passes_to_add
-from tiercel.training.update import GAP_SUM, GAP_TOKENS, Engine, Update, policy_update, unit_logprobs
-from tiercel.types import ScoredGroup
+from tiercel.training.update import GAP_SUM, GAP_TOKENS, Engine, Update, policy_update
+from tiercel.types import EncodedPrompt, Group, ScoredGroup
 
 
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
@@ -78,12 +84,17 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 groups = rollouts.of(batch.prompts)
                 rollouts.begin(upcoming)
                 clock.begin("reward", step, rows)
-                scored = ranks.together(partial(scorer.score, groups))
-                require_few_failures(ranks, scored, recipe)
+                scored = score(ranks, scorer, groups, recipe)
+                more = partial(sampled_and_scored, session, scorer, rollouts, recipe, rejected, clock)
+                filled = filled_up(ranks, step, scored, recipe, session.table.rows, encode, more)
                 clock.begin("learn", step, rows)
-                learnable = advantage_groups(scored, ADVANTAGES[recipe.algorithm.advantage])
+                penalties = kl_penalties(engine, filled.learnt, recipe)
+                advantages = step_advantages(
+                    ranks, filled.scored, recipe, penalties=penalties.of_group, among=filled.chosen
+                )
+                learnable = advantage_groups(filled.scored, advantages, penalties.old_logprobs)
                 learnable = require_finite_advantages(ranks, learnable)
-                everyone = run.record_groups("rollouts", step + 1, family, scored, shown_advantages(scored, learnable))
+                everyone = run.record_groups("rollouts", step + 1, family, filled.scored, advantages)
                 rate = learning_rate(recipe.optim, step, steps)
                 engine.strategy.set_learning_rate(rate)
                 setup.seed_step(recipe.train.seed, step, ranks.rank)
@@ -93,15 +104,18 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 clock.begin("rollout", step)
                 rollouts.finish()
                 clock.begin("sync", step)
+                move_reference(engine.policy, recipe.algorithm.kl, step + 1)
                 sync.load(step + 1)
                 row = {
                     "step": step + 1,
                     "lr": rate,
                     **update_metrics(updates),
-                    **reward_statistics(everyone),
+                    **reward_statistics(everyone, ADVANTAGES[recipe.algorithm.advantage].least_group),
                     **completion_metrics(everyone),
                     **version_metrics(step, everyone),
                     **ranks.sum(sampler.metrics()),
+                    **penalties.metrics(ranks),
+                    **filled.metrics(),
                     "update/left_out": guard.left_out,
                     "rows/rejected": len(batch.rejected),
                     "group/skipped": int(ranks.sum({"": skipped_groups(learnable, recipe)})[""]),
@@ -129,18 +143,14 @@ def learn(
     recipe: GrpoRecipe,
     attempt: Callable[[Callable[[], Update]], Update | None] = lambda update: update(),
 ) -> list[Update]:
-    """One update per minibatch, but for those that `attempt` leaves out. Old logprobs are computed, before the first,
-    only where there are several."""
-    shares = minibatch_shares(engine.ranks, groups, recipe.optim.minibatches)
+    """An update for every minibatch of every epoch, but for those that `attempt` leaves out."""
+    shares = minibatch_shares(engine.ranks, groups, recipe.optim.minibatches, lambda group: group.item.prompt.index)
     minibatches = [minibatch_units(engine, share, recipe) for share in shares]
-    is_on_policy = len(minibatches) == 1
-    old = [
-        [[None] * len(unit.batches) if is_on_policy else unit_logprobs(engine, unit) for unit in units]
-        for _, units in minibatches
-    ]
+    known = [before_updates(engine, units, recipe) for _, units in minibatches]
     updates = [
-        attempt(partial(policy_update, engine, units, old_logprobs, recipe.algorithm, totals))
-        for (totals, units), old_logprobs in zip(minibatches, old, strict=True)
+        attempt(partial(policy_update, engine, units, before, recipe, totals))
+        for _ in range(recipe.optim.rollout_epochs)
+        for (totals, units), before in zip(minibatches, known, strict=True)
         if totals.tokens
     ]
     return [update for update in updates if update is not None]
@@ -169,7 +179,35 @@ def skipped_groups(groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> int:
 
 def skips_zero_groups(recipe: GrpoRecipe) -> bool:
     """Whether groups without a nonzero advantage stay out of the learner: only where the loss has no other term."""
-    return recipe.learner.skip_zero_advantage and recipe.algorithm.kl.coef == 0
+    algorithm = recipe.algorithm
+    has_other_term = (algorithm.kl.coef > 0 and not penalises_reward(recipe)) or algorithm.entropy_coef > 0
+    return recipe.learner.skip_zero_advantage and not has_other_term
+
+
+def score(ranks: Ranks, scorer: Scorer, groups: Sequence[Group], recipe: GrpoRecipe) -> tuple[ScoredGroup, ...]:
+    """This rank's groups with their rewards. Raises TrainingError where too many of all ranks' failed."""
+    scored = ranks.together(partial(scorer.score, groups))
+    require_few_failures(ranks, scored, recipe)
+    return scored
+
+
+def sampled_and_scored(
+    session: setup.Session,
+    scorer: Scorer,
+    rollouts: Rollouts,
+    recipe: GrpoRecipe,
+    rejected: set[str],
+    clock: Clock,
+    batch: StepBatch[EncodedPrompt],
+) -> tuple[ScoredGroup, ...]:
+    """A further rollout of the step."""
+    rows = [prompt.row.id for prompt in batch.prompts]
+    batch = setup.with_all_rejected(batch, session.ranks)
+    setup.check_rejected(batch, session.table, rejected, recipe, session.run)
+    clock.begin("rollout", batch.step, rows)
+    groups = rollouts.of(batch.prompts)
+    clock.begin("reward", batch.step, rows)
+    return score(session.ranks, scorer, groups, recipe)
 
 
 def require_few_failures(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> None:
@@ -202,25 +240,12 @@ def evaluation_row(
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
-def shown_advantages(scored: Sequence[ScoredGroup], learnable: Sequence[AdvantageGroup]) -> list[list[float | None]]:
-    """Advantage of every completion for rollouts/; None where it was masked or its group dropped."""
-    by_index = {group.item.prompt.index: iter(group.advantages_G.tolist()) for group in learnable}
-    return [
-        [
-            next(by_index[group.group.prompt.index])
-            if completion.total is not None and group.group.prompt.index in by_index
-            else None
-            for completion in group.completions
-        ]
-        for group in scored
-    ]
-
-
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Means over the step's updates; token means are weighted by tokens."""
     in_loss = _summed([update.loss_sums for update in updates])
     in_pass = _summed([update.pass_sums for update in updates])
     passed = in_pass.pop("tokens", 0.0)
+    drift = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith("drift/")}
     known, gaps = in_pass.pop(GAP_TOKENS, 0.0), in_pass.pop(GAP_SUM, 0.0)
     return {
         "loss": setup.mean([update.loss for update in updates]),
@@ -229,6 +254,7 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         **setup.per_token(in_loss, sum(update.tokens for update in updates)),
         **setup.per_token(in_pass, passed),
         **({"sampler/logprob_gap_mean": gaps / known} if known else {}),
+        **drift_metrics(drift),
         **largest_by_name([update.pass_largest for update in updates]),
     }
 

@@ -19,7 +19,7 @@ from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import Sampler, SamplingParams, sampling_params
 from tiercel.training.sampling import PROBE, PolicySync
 from tiercel.training.sharing import padding_item, passes_to_add
-from tiercel.training.update import Engine, unit_logprobs
+from tiercel.training.update import Engine, unit_scores
 from tiercel.types import EncodedPrompt, Group
 
 PROMPTS = 2  # of each rank
@@ -136,11 +136,11 @@ def trainer_logprobs(engine: Engine, recipe: GrpoRecipe, groups: Sequence[Group]
 
     units = engine.ranks.together(lambda: [units_of(group) for group in groups])
     for of_group in units:
-        found.append(torch.cat([logprobs.cpu() for unit in of_group for logprobs in unit_logprobs(engine, unit)]))
+        found.append(torch.cat([scores.logprobs_N.cpu() for unit in of_group for scores in unit_scores(engine, unit)]))
     own = sum(map(len, units))
     missing = passes_to_add(engine.ranks, own, passes_are_private=strategy.passes_are_private)
     for _ in range(missing):
-        unit_logprobs(engine, empty_unit(padding_item(engine.policy.family), NO_TOTALS))
+        unit_scores(engine, empty_unit(padding_item(engine.policy.family), NO_TOTALS))
     engine.vision.end_step()
     return found
 

@@ -26,7 +26,7 @@ from tiercel.training.finite import gradient_size, spoilt_weight
 from tiercel.training.guard import FOLDER, REPORT
 from tiercel.training.setup import build_engine, run_length, set_up_numerics
 from tiercel.training.sharing import conversation_passes
-from tiercel.training.update import Contribution, Engine, policy_contributions, sft_contributions
+from tiercel.training.update import Before, Contribution, Engine, policy_contributions, sft_contributions
 from tiercel.types import Completion, EncodedConversation, EncodedImage, Row
 
 GROUPS = "groups.jsonl"
@@ -161,7 +161,7 @@ def _passes_of(engine: Engine, recipe: GrpoRecipe, group: AdvantageGroup, totals
         yield Pass(
             row=group.item.prompt.row.id,
             images=unit.images,
-            contributions=partial(policy_contributions, engine, unit, [None] * len(unit.batches), recipe.algorithm),
+            contributions=partial(policy_contributions, engine, unit, [Before()] * len(unit.batches), recipe),
         )
 
 

@@ -24,6 +24,7 @@ from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import Policy, build_policy
+from tiercel.models.reference import restore_reference, save_reference
 from tiercel.models.saving import read_tensors, restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.diagnosis import Diagnosis
@@ -52,6 +53,7 @@ class Length:
 class Session:
     """A run that is under way: its ranks and rows, how far it is, whom it tells, and whether it was asked to stop."""
 
+    run: RunDirectory
     ranks: Ranks
     table: RowTable
     length: Length
@@ -88,6 +90,7 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
         found = ranks.on_first(lambda: resume_point(run, progress.say))
         diagnosis = Diagnosis(read_metrics(run.path) if ranks.is_first else ())
         session = Session(
+            run=run,
             ranks=ranks,
             table=table,
             length=length,
@@ -165,6 +168,7 @@ def build_engine(
         policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
+            restore_reference(policy, found.path)
         obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
         form = chosen_form(recipe.learner.form, device, obstacle)
         if obstacle:
@@ -226,6 +230,7 @@ def save(
 
     def write(directory: Path) -> None:
         save_trained(engine.policy, directory, weights)
+        save_reference(engine.policy, directory)
         save_file(moments, directory / "optimizer.safetensors")
         save_pending(directory, groups)
 
@@ -277,8 +282,12 @@ def steps_of(loader: StepLoader[Encoded], ranks: Ranks) -> Iterator[StepBatch[En
     for _ in range(loader.steps_left):
         batch = ranks.together(lambda: next(loader))
         ranks.pulse.beat()
-        rejected = tuple(row for rows in ranks.gather(batch.rejected) for row in rows)
-        yield replace(batch, rejected=rejected)
+        yield with_all_rejected(batch, ranks)
+
+
+def with_all_rejected(batch: StepBatch[Encoded], ranks: Ranks) -> StepBatch[Encoded]:
+    """This rank's prompts, and the rejected rows of all ranks."""
+    return replace(batch, rejected=tuple(row for rows in ranks.gather(batch.rejected) for row in rows))
 
 
 def check_rejected(batch: StepBatch, table: RowTable, known: set[str], recipe: BaseRecipe, run: RunDirectory) -> None:

@@ -1,6 +1,6 @@
 """How a step's work lies on the ranks: minibatches of the global order, balanced by tokens, padded in number."""
 
-import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,15 +27,16 @@ class _Parcel:
     features: dict[str, Any]
 
 
-def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int) -> list[list[T]]:
+def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Callable[[T], int]) -> list[list[T]]:
     """This rank's items of each of `count` minibatches (fewer where there are fewer items): runs of the global order,
-    in which ranks follow one another, cut in the same places on any number of ranks."""
-    sizes = ranks.gather(len(items))
-    first, total = sum(sizes[: ranks.rank]), sum(sizes)
-    parts = min(count, max(1, total))
-    bounds = [total * number // parts - first for number in range(parts + 1)]
-    places = [min(len(items), max(0, bound)) for bound in bounds]
-    return [list(items[start:stop]) for start, stop in itertools.pairwise(places)]
+    whoever holds them, cut in the same places on any number of ranks."""
+    every = sorted(index for indices in ranks.gather([index_of(item) for item in items]) for index in indices)
+    parts = min(count, max(1, len(every)))
+    firsts = [every[len(every) * number // parts] for number in range(1, parts)]
+    shares: list[list[T]] = [[] for _ in range(parts)]
+    for item in items:
+        shares[bisect_right(firsts, index_of(item))].append(item)
+    return shares
 
 
 def balanced(

@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import KL_ESTIMATORS, LOSSES, LossInput, Totals, importance_weights
-from tiercel.config.schema import Algorithm, Correction
+from tiercel.algorithms import KL_ESTIMATORS, LossInput, Totals, importance_weights, policy_loss
+from tiercel.algorithms.correction import drift_sums, is_near_policy
+from tiercel.config.schema import Correction, GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
 from tiercel.errors import TrainingError
@@ -90,6 +91,14 @@ class Contribution:
     pass_largest: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before:
+    """What is known of a microbatch before its update."""
+
+    old_logprobs_N: Tensor | None = None  # None: the pass's own value is the ratio's denominator
+    is_chosen_N: Tensor | None = None  # bool, the tokens that the policy term learns from; None: all
+
+
 @contextmanager
 def training_mode(learner: Learner) -> Iterator[None]:
     """Dropout and activation checkpointing are on inside."""
@@ -100,90 +109,110 @@ def training_mode(learner: Learner) -> Iterator[None]:
         learner.eval()
 
 
-def unit_logprobs(engine: Engine, unit: PolicyUnit, *, of_reference: bool = False) -> list[Tensor]:
-    """Logprobs (N,) of each microbatch of a unit, without gradient."""
+def unit_scores(engine: Engine, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
+    """Logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
     with torch.no_grad():
         features_KH = engine.vision.features(unit.images, of_reference=of_reference)
         prefix = None if unit.prefix is None else engine.learner.run_prefix(unit.prefix, features_KH)
-        temperature = engine.temperature
-        logprobs = []
+        scores = []
         for batch in unit.batches:
             engine.ranks.pulse.work_on(batch.prompt_ids)
-            logprobs.append(engine.learner(batch.packed, features_KH, temperature, prefix).logprobs_N)
-        return logprobs
+            scores.append(engine.learner(batch.packed, features_KH, engine.temperature, prefix))
+        return scores
 
 
 def reference_logprobs(engine: Engine, unit: PolicyUnit) -> list[Tensor]:
-    """Logprobs (N,) of the policy that the run started from, through the same path."""
+    """Logprobs (N,) of the reference, through the same path."""
     with engine.policy.as_reference():
-        return unit_logprobs(engine, unit, of_reference=True)
+        return [scores.logprobs_N for scores in unit_scores(engine, unit, of_reference=True)]
 
 
 def policy_update(
     engine: Engine,
     units: Sequence[PolicyUnit],
-    old_logprobs: Sequence[Sequence[Tensor | None]],
-    algorithm: Algorithm,
+    before: Sequence[Sequence[Before]],
+    recipe: GrpoRecipe,
     totals: Totals,
 ) -> Update:
-    """One update by a policy-gradient loss over a minibatch with these totals. `old_logprobs` per unit and
-    microbatch; None where the step is on policy and the ratio's denominator is the pass's own value. Raises
+    """One update by a policy-gradient loss over a minibatch with these totals; `before` per unit and microbatch. Raises
     NonFiniteError."""
     passes = [
-        partial(policy_contributions, engine, unit, old, algorithm)
-        for unit, old in zip(units, old_logprobs, strict=True)
+        partial(policy_contributions, engine, unit, known, recipe) for unit, known in zip(units, before, strict=True)
     ]
     with engine.vision.update([unit.images for unit in units]):
         return _apply(engine, passes, totals.tokens)
 
 
 def policy_contributions(
-    engine: Engine, unit: PolicyUnit, old: Sequence[Tensor | None], algorithm: Algorithm
+    engine: Engine, unit: PolicyUnit, before: Sequence[Before], recipe: GrpoRecipe
 ) -> Iterator[Contribution]:
     """What each microbatch of a unit adds to the loss; its gradient is to be taken before the next is asked for."""
     references: Sequence[Tensor | None] = [None] * len(unit.batches)
-    if algorithm.kl.coef:
+    kl = recipe.algorithm.kl
+    if kl.coef and kl.place == "loss":
         references = reference_logprobs(engine, unit)
+    rewards_entropy = recipe.algorithm.entropy_coef > 0
     with opened_prefix(engine, unit) as (features_KH, prefix):
-        for batch, old_N, reference_N in zip(unit.batches, old, references, strict=True):
+        for batch, known, reference_N in zip(unit.batches, before, references, strict=True):
             engine.ranks.pulse.work_on(batch.prompt_ids)
             with training_mode(engine.learner):
-                scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix)
-            yield _policy_contribution(batch, scores, old_N, reference_N, algorithm)
+                scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix, rewards_entropy)
+            yield _policy_contribution(batch, scores, known, reference_N, recipe)
 
 
 def _policy_contribution(
-    batch: PolicyBatch, scores: TokenScores, old_N: Tensor | None, reference_N: Tensor | None, algorithm: Algorithm
+    batch: PolicyBatch, scores: TokenScores, known: Before, reference_N: Tensor | None, recipe: GrpoRecipe
 ) -> Contribution:
-    logprobs_N = scores.logprobs_N
+    algorithm, logprobs_N = recipe.algorithm, scores.logprobs_N
     device = logprobs_N.device
-    estimate = KL_ESTIMATORS[algorithm.kl.estimator]
-    base_N = logprobs_N.detach() if old_N is None else old_N
+    base_N = logprobs_N.detach() if known.old_logprobs_N is None else known.old_logprobs_N.to(device)
+    sampler_N, advantages_C = batch.sampler_logprobs_N.to(device), batch.advantages_C.to(device)
     completion_of_N = batch.packed.continuation_of_N.to(device)
-    match = engine_match(base_N, batch.sampler_logprobs_N.to(device), completion_of_N, algorithm.correction)
-    output = LOSSES[algorithm.loss](
+    match = engine_match(base_N, sampler_N, completion_of_N, algorithm.correction)
+    factors = [match.weights_N, known.is_chosen_N]
+    if algorithm.off_policy_delta is not None:
+        delta = algorithm.off_policy_delta
+        factors.append(is_near_policy(logprobs_N, sampler_N, advantages_C, completion_of_N, delta))
+    estimate = KL_ESTIMATORS[algorithm.kl.estimator].estimate
+    output = policy_loss(
         LossInput(
             logprobs_N=logprobs_N,
             old_logprobs_N=base_N,
-            weights_N=match.weights_N,
+            weights_N=_product(factors),
             kl_N=None if reference_N is None else estimate(logprobs_N, reference_N),
-            advantages_C=batch.advantages_C.to(device),
+            entropy_N=scores.entropy_N if algorithm.entropy_coef > 0 else None,
+            advantages_C=advantages_C,
             completion_of_N=completion_of_N,
             totals=batch.totals,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            kl_coef=algorithm.kl.coef,
-        )
+            longest=recipe.rollout.max_new_tokens,
+        ),
+        algorithm,
     )
     return Contribution(
         loss=output.loss,
         loss_sums=output.token_sums,
-        pass_sums={"entropy/mean": scores.entropy_N.sum(), **match.sums},
+        pass_sums={
+            "entropy/mean": scores.entropy_N.detach().sum(),
+            **_learnt_share(factors[1:]),
+            **match.sums,
+        },
         pass_largest={"sampler/logprob_gap_max": match.largest_gap},
         tokens=len(logprobs_N),
         row_ids=batch.prompt_ids,
         faulty_rows=lambda: faulty_rows(batch, logprobs_N.detach()),
     )
+
+
+def _product(factors: Sequence[Tensor | None]) -> Tensor | None:
+    """fp32 (N,); None where there is no factor."""
+    given = [factor.float() for factor in factors if factor is not None]
+    return torch.stack(given).prod(0) if given else None
+
+
+def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """How many tokens the recipe's masks leave to the policy term; nothing where it has none."""
+    product_N = _product(masks)
+    return {} if product_N is None else {"policy/learnt_fraction": product_N.sum()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,10 +227,12 @@ class EngineMatch:
 def engine_match(
     old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, correction: Correction
 ) -> EngineMatch:
-    """Gaps over the tokens whose sampler logprob is known, and the recipe's importance weights."""
+    """Gaps over the tokens whose sampler logprob is known, how far the policies are apart, and the recipe's importance
+    weights."""
     gaps_N = (old_logprobs_N - sampler_logprobs_N).abs()
     known_N = ~sampler_logprobs_N.isnan()
-    sums = {GAP_SUM: gaps_N[known_N].sum(), GAP_TOKENS: known_N.sum()}
+    drift = drift_sums(old_logprobs_N, sampler_logprobs_N, completion_of_N)
+    sums = {GAP_SUM: gaps_N[known_N].sum(), GAP_TOKENS: known_N.sum(), **drift}
     largest = gaps_N[known_N].max() if bool(known_N.any()) else gaps_N.new_zeros(())
     if correction.level == "none":
         return EngineMatch(weights_N=None, sums=sums, largest_gap=largest)

@@ -1,0 +1,101 @@
+"""Advantages of a step: the rewards of all ranks as one table, and each rank's share of the result."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tiercel.algorithms import ADVANTAGES, Options, RewardTable, advantages
+from tiercel.config.schema import GrpoRecipe
+from tiercel.distributed.ranks import Ranks
+from tiercel.types import ScoredCompletion, ScoredGroup
+
+NOT_APPLICABLE = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRewards:
+    """The rewards of a group's scorable completions, as ranks tell each other."""
+
+    index: int  # of the prompt in the global order
+    totals: tuple[float, ...]
+    rewards: tuple[tuple[float, ...], ...]
+    is_correct: tuple[bool, ...]
+
+
+def step_advantages(
+    ranks: Ranks,
+    scored: Sequence[ScoredGroup],
+    recipe: GrpoRecipe,
+    *,
+    penalties: Mapping[int, Sequence[float]] | None = None,
+    among: Collection[int] | None = None,
+) -> list[list[float | None]]:
+    """The advantage of every completion of this rank's groups; None where it is not learnt from: masked, in a dropped
+    group, or truncated where the recipe masks those.
+
+    `penalties`: what is taken off the totals, by the prompt's index, for every completion that has one. `among`:
+    indices of the prompts that are learnt from; None is all.
+    """
+    algorithm = recipe.algorithm
+    mine = [
+        group_rewards(group, (penalties or {}).get(group.group.prompt.index))
+        for group in scored
+        if among is None or group.group.prompt.index in among
+    ]
+    least = ADVANTAGES[algorithm.advantage].least_group
+    everyone = sorted((group for groups in ranks.gather(mine) for group in groups), key=lambda group: group.index)
+    usable = [group for group in everyone if len(group.totals) >= least]
+    options = Options(scale=algorithm.scale, pass_k=algorithm.pass_k, clip=algorithm.advantage_clip)
+    table = reward_table(usable, [reward.weight for reward in recipe.rewards])
+    values = iter(advantages(table, algorithm.advantage, options).tolist())
+    by_index = {group.index: [next(values) for _ in group.totals] for group in usable}
+    is_masked = algorithm.overlong == "mask"
+    return [_of_completions(group, by_index.get(group.group.prompt.index), is_masked) for group in scored]
+
+
+def group_rewards(group: ScoredGroup, penalties: Sequence[float] | None) -> GroupRewards:
+    """Of the completions that have a total. A completion that no reward judges counts as not right."""
+    scorable = [completion for completion in group.completions if completion.total is not None]
+    return GroupRewards(
+        index=group.group.prompt.index,
+        totals=tuple(
+            _total(completion) - penalty
+            for completion, penalty in zip(scorable, penalties or [0.0] * len(scorable), strict=True)
+        ),
+        rewards=tuple(
+            tuple(NOT_APPLICABLE if value.value is None else value.value for value in completion.rewards.values())
+            for completion in scorable
+        ),
+        is_correct=tuple(bool(completion.is_correct) for completion in scorable),
+    )
+
+
+def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> RewardTable:
+    """The groups' completions below each other."""
+    rewards = [values for group in groups for values in group.rewards]
+    width = len(rewards[0]) if rewards else len(weights)
+    return RewardTable(
+        totals_C=torch.tensor([total for group in groups for total in group.totals], dtype=torch.float32),
+        group_of_C=torch.tensor([number for number, group in enumerate(groups) for _ in group.totals]),
+        rewards_CR=torch.tensor(rewards, dtype=torch.float32).reshape(len(rewards), width),
+        weights_R=torch.tensor(weights, dtype=torch.float32),
+        is_correct_C=torch.tensor([right for group in groups for right in group.is_correct], dtype=torch.bool),
+    )
+
+
+def _of_completions(group: ScoredGroup, values: Sequence[float] | None, masks_truncated: bool) -> list[float | None]:
+    """The values of the scorable completions at their places."""
+    if values is None:
+        return [None] * len(group.completions)
+    remaining = iter(values)
+    found = [next(remaining) if completion.total is not None else None for completion in group.completions]
+    return [
+        None if masks_truncated and completion.completion.is_truncated else value
+        for completion, value in zip(group.completions, found, strict=True)
+    ]
+
+
+def _total(completion: ScoredCompletion) -> float:
+    assert completion.total is not None
+    return completion.total

@@ -1,0 +1,71 @@
+"""Dynamic sampling: further rows are sampled until enough groups of the step have rewards that differ (DAPO 2025)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tiercel.config.schema import GrpoRecipe
+from tiercel.data.loader import Encode, StepBatch, encode_rows
+from tiercel.data.order import indices_of_try, rank_slice, row_of_index
+from tiercel.distributed.ranks import Ranks
+from tiercel.types import EncodedPrompt, Row, ScoredGroup
+
+Sample = Callable[[StepBatch[EncodedPrompt]], Sequence[ScoredGroup]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filled:
+    """All groups of a step that were sampled, and which of them are learnt from."""
+
+    scored: tuple[ScoredGroup, ...]  # of this rank
+    chosen: frozenset[int] | None  # indices of prompts, of all ranks; None: all
+    tries: int | None = None  # further rollouts that were made; None where the recipe wants none
+
+    @property
+    def learnt(self) -> list[ScoredGroup]:
+        return [group for group in self.scored if self.chosen is None or group.group.prompt.index in self.chosen]
+
+    def metrics(self) -> dict[str, float]:
+        return (
+            {} if self.tries is None else {"group/resample_tries": self.tries, "group/chosen": len(self.chosen or ())}
+        )
+
+
+def has_variance(group: ScoredGroup, advantage: str) -> bool:
+    """Whether two scorable completions differ in what the advantage looks at: totals, right or wrong, any reward."""
+    scorable = [completion for completion in group.completions if completion.total is not None]
+    if advantage == "pass_k":
+        return len({bool(completion.is_correct) for completion in scorable}) > 1
+    if advantage == "gdpo":
+        return len({tuple(value.value for value in completion.rewards.values()) for completion in scorable}) > 1
+    return len({completion.total for completion in scorable}) > 1
+
+
+def filled_up(
+    ranks: Ranks,
+    step: int,
+    scored: Sequence[ScoredGroup],
+    recipe: GrpoRecipe,
+    rows: Sequence[Row],
+    encode: Encode[EncodedPrompt],
+    sample: Sample,
+) -> Filled:
+    """The step's groups, and those of at most `rollout.resample_tries` further rollouts of as many rows. The first
+    `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all where
+    there is none. `sample` scores completions of further rows, and records rows that were rejected."""
+    tries, wanted = recipe.rollout.resample_tries, recipe.optim.prompts_per_step
+    if not tries:
+        return Filled(scored=tuple(scored), chosen=None)
+    every, made = list(scored), 0
+    good = _good_indices(ranks, every, recipe)
+    while len(good) < wanted and made < tries:
+        indices = rank_slice(indices_of_try(step, made, tries, wanted), ranks.rank, ranks.world_size)
+        places = [(i, row_of_index(i, len(rows), recipe.train.seed, recipe.data.shuffle)[1]) for i in indices]
+        every += sample(ranks.together(lambda: encode_rows(step, rows, encode, places)))  # noqa: B023
+        good = _good_indices(ranks, every, recipe)
+        made += 1
+    return Filled(scored=tuple(every), chosen=frozenset(good[:wanted]) or None, tries=made)
+
+
+def _good_indices(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> list[int]:
+    own = [group.group.prompt.index for group in scored if has_variance(group, recipe.algorithm.advantage)]
+    return sorted(index for indices in ranks.gather(own) for index in indices)
