@@ -7,13 +7,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
     Ovis2Config,
     Ovis2ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -24,7 +32,7 @@ from tiercel.models.policy import Policy, build_policy
 from tiercel.models.prompts import encode_prompt
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 
-FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "ovis2")
+FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "ovis2", "internvl", "llava_onevision")
 TINY_LORA = Lora(rank=4, alpha=8)
 WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
 OVIS2_TOKENS = (
@@ -39,10 +47,12 @@ OVIS2_TOKENS = (
     "<IMG_END>",
     "<image>",
 )
-OVIS2_TEMPLATE = (
+INTERNVL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>")
+LLAVA_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+TILES_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<image>\n{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% if part['type'] == 'image' %}MARKER\n{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -52,7 +62,7 @@ def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: in
     """Write the named family's tiny checkpoint and return its directory. Qwen's may have 2 `heads` of size 32, the
     smallest that vLLM computes on a CPU."""
     torch.manual_seed(seed)
-    model, tokenizer, image_processor = _ovis2() if name == "ovis2" else _qwen(name, heads)
+    model, tokenizer, image_processor = _qwen(name, heads) if name.startswith("qwen") else OTHERS[name]()
     with torch.no_grad():  # initial weights are so small that every distribution would be flat
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -97,6 +107,11 @@ def _qwen(name: str, heads: int):
     if name == "qwen2_vl":
         vision = patches | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
         model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **shared))
+    elif name == "qwen3_vl":
+        text |= {"head_dim": 64 // heads, "num_hidden_layers": 3}
+        vision = patches | {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+        vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+        model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
     else:
         vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 56}
         vision["fullatt_block_indexes"] = [1]
@@ -105,7 +120,7 @@ def _qwen(name: str, heads: int):
 
 
 def _ovis2():
-    tokenizer = make_tokenizer(WORDS, OVIS2_TOKENS, OVIS2_TEMPLATE)
+    tokenizer = make_tokenizer(WORDS, OVIS2_TOKENS, TILES_TEMPLATE.replace("MARKER", "<image>"))
     ids = tokenizer.convert_tokens_to_ids
     text = _text_config(len(tokenizer), True) | {"model_type": "qwen2"}
     text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -132,16 +147,71 @@ def _ovis2():
     return Ovis2ForConditionalGeneration(config).float(), tokenizer, processor
 
 
+def _tile_text(tokenizer) -> dict:
+    text = _text_config(len(tokenizer), True) | {"model_type": "qwen2"}
+    return text | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+
+
+def _internvl():
+    tokenizer = make_tokenizer(WORDS, INTERNVL_TOKENS, TILES_TEMPLATE.replace("MARKER", "<IMG_CONTEXT>"))
+    config = InternVLConfig(
+        text_config=_tile_text(tokenizer),
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=4,
+        tie_word_embeddings=True,
+    )
+    processor = GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=4)
+    return InternVLForConditionalGeneration(config).float(), tokenizer, processor
+
+
+def _llava_onevision():
+    tokenizer = make_tokenizer(WORDS, LLAVA_TOKENS, TILES_TEMPLATE.replace("MARKER", "<image>"))
+    pinpoints = [[56 * rows, 56 * columns] for rows in (1, 2, 3) for columns in (1, 2, 3)]
+    config = LlavaOnevisionConfig(
+        text_config=_tile_text(tokenizer),
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=pinpoints,
+        vision_aspect_ratio="anyres_max_4",
+        tie_word_embeddings=True,
+    )
+    processor = LlavaOnevisionImageProcessorPil(size={"height": 56, "width": 56}, image_grid_pinpoints=pinpoints)
+    return LlavaOnevisionForConditionalGeneration(config).float(), tokenizer, processor
+
+
+OTHERS = {"ovis2": _ovis2, "internvl": _internvl, "llava_onevision": _llava_onevision}
+
+
 def noise_image(width: int, height: int, seed: int) -> Image.Image:
     """An RGB picture of random pixels."""
     generator = torch.Generator().manual_seed(seed)
     return Image.fromarray(torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator).numpy())
 
 
+MIXED_PICTURES = (noise_image(84, 56, 1), noise_image(56, 56, 2), noise_image(120, 50, 3))
+
+
 def mixed_rows(family: Family) -> list[tuple[Row, list[EncodedImage]]]:
     """A text-only row, one with an image, one with two images of other shapes."""
-    pictures = [noise_image(84, 56, 1), noise_image(56, 56, 2), noise_image(120, 50, 3)]
-    encoded = [family.encode_image(picture) for picture in pictures]
+    encoded = [family.encode_image(picture) for picture in MIXED_PICTURES]
     rows = []
     for number, images in enumerate(([], encoded[:1], encoded[1:])):
         content = "<image>" * len(images) + "Where is the seven?"

@@ -25,15 +25,45 @@ def full_processor(family):
             chat_template=checkpoint.chat_template,
             image_seq_length=family.tokens_per_tile,
         )
-    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
+    if family.name == "internvl":
+        from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
+
+        checkpoint.tokenizer.start_image_token, checkpoint.tokenizer.end_image_token = "<img>", "</img>"
+        checkpoint.tokenizer.context_image_token, checkpoint.tokenizer.video_token = "<IMG_CONTEXT>", "<video>"
+        for token in ("start_image", "end_image", "context_image"):
+            text = getattr(checkpoint.tokenizer, f"{token}_token")
+            setattr(checkpoint.tokenizer, f"{token}_token_id", checkpoint.tokenizer.convert_tokens_to_ids(text))
+        images = GotOcr2ImageProcessor(size=dict(checkpoint.image_processor.size), crop_to_patches=True, max_patches=4)
+        return InternVLProcessor(
+            image_processor=images,
+            tokenizer=checkpoint.tokenizer,
+            video_processor=InternVLVideoProcessor(),
+            image_seq_length=checkpoint.config.image_seq_length,
+            chat_template=checkpoint.chat_template,
+        )
+    if family.name == "llava_onevision":
+        from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
+
+        pinpoints = checkpoint.image_processor.image_grid_pinpoints
+        images = LlavaOnevisionImageProcessor(size={"height": 56, "width": 56}, image_grid_pinpoints=pinpoints)
+        return LlavaOnevisionProcessor(
+            image_processor=images,
+            tokenizer=checkpoint.tokenizer,
+            video_processor=LlavaOnevisionVideoProcessor(),
+            num_image_tokens=16,
+            vision_feature_select_strategy="full",
+            vision_aspect_ratio=checkpoint.config.vision_aspect_ratio,
+            chat_template=checkpoint.chat_template,
+        )
+    import transformers
 
     size = checkpoint.image_processor.size
-    images = Qwen2VLImageProcessor(min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"])
-    chosen = Qwen2VLProcessor if family.name == "qwen2_vl" else Qwen2_5_VLProcessor
-    return chosen(
+    images = transformers.Qwen2VLImageProcessor(min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"])
+    chosen = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family.name]
+    return getattr(transformers, f"{chosen}Processor")(
         image_processor=images,
         tokenizer=checkpoint.tokenizer,
-        video_processor=Qwen2VLVideoProcessor(),
+        video_processor=transformers.Qwen2VLVideoProcessor(),
         chat_template=checkpoint.chat_template,
     )
 
@@ -41,11 +71,11 @@ def full_processor(family):
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_ids_equal_the_full_processors(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
-    pictures = [noise_image(84, 56, 1), noise_image(120, 50, 2)]
-    for count in (0, 1, 2):
+    pictures = [noise_image(84, 56, 1), noise_image(120, 50, 2), noise_image(333, 47, 3)]
+    for count in (0, 1, 2, 3):
         row = make_row("row", "<image>" * count + "Where is the seven?", count)
         images = [family.encode_image(picture) for picture in pictures[:count]]
-        ours = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
+        ours = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=800)
         text = render(family, prompt_messages(row, row.messages), True)
         theirs = full_processor(family)(text=[text], images=pictures[:count] or None, return_tensors="pt")
         assert ours.token_ids_P.tolist() == theirs["input_ids"][0].tolist()
@@ -59,8 +89,11 @@ def test_pixels_equal_the_full_processors_where_nothing_is_resized(tiny_checkpoi
     assert image.plan.processed_size == (56, 56)
     text = render(family, make_row("row", "<image>Where", 1, None).messages, True)
     theirs = full_processor(family)(text=[text], images=[picture], return_tensors="pt")["pixel_values"]
-    more = {} if name != "ovis2" else {"crop_to_patches": False}
+    more = {"crop_to_patches": False} if name in ("ovis2", "internvl") else {}
+    images = [picture_image(view) for view in (image.views[0], *image.views[1:])]
     ours = family.checkpoint.image_processor(
-        images=[picture_image(image.views[0])], do_resize=False, return_tensors="pt", **more
+        images=[images] if name == "llava_onevision" else images, do_resize=False, return_tensors="pt", **more
     )["pixel_values"]
+    if name == "llava_onevision":
+        ours = ours.transpose(0, 1)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)

@@ -31,7 +31,10 @@ from tiercel.types import EncodedConversation, EncodedImage, ImageSource, Messag
 HEAD = {
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "ovis2": "<image>\n",
+    "internvl": "<IMG_CONTEXT>\n",
+    "llava_onevision": "<image>\n",
 }
 
 
@@ -236,8 +239,11 @@ def test_boxes_are_written_in_the_familys_space(tiny_checkpoints, name, space, w
     assert prompt_length(family, row, plans, None) == len(prompt.token_ids_P)
 
 
+ORIGINALS = [noise_image(*size, seed=seed) for seed, size in enumerate(((84, 56), (56, 120)))]
+
+
 def pictures(family: Family) -> list[EncodedImage]:
-    return [family.encode_image(noise_image(*size, seed=seed)) for seed, size in enumerate(((84, 56), (56, 120)))]
+    return [family.encode_image(picture) for picture in ORIGINALS]
 
 
 LATER = (
@@ -254,7 +260,7 @@ def test_images_in_later_turns(families, name):
     images = pictures(family)
     row = row_of(*LATER, images=2)
     conversation = conversation_of(family, row, images)
-    first, second = (image.plan.token_count for image in images)
+    first, second = (family.feature_count(image.plan) for image in images)
     assert conversation.prompt.text == (f"<|im_start|>user\nWhere?{HEAD[name]}<|im_end|>\n<|im_start|>assistant\n")
     assert int(family.is_placeholder(conversation.prompt.token_ids_P).sum()) == first
     in_rest = family.is_placeholder(conversation.token_ids_C)
@@ -287,7 +293,7 @@ def test_logprobs_with_images_in_later_turns_equal_a_plain_forward(tiny_checkpoi
     with torch.no_grad():
         features = VisionStore(policy, 0).features(packed.images)
         found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
-        logits = policy.model(**huggingface_inputs(family, conversation.prompt, ids)).logits[0]
+        logits = policy.model(**huggingface_inputs(family, conversation.prompt, ids, ORIGINALS)).logits[0]
     logits[:, list(family.placeholder_ids)] = -torch.inf
     logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
     expected = logprobs[len(conversation.prompt.token_ids_P) - 1 :][conversation.is_scored_C]

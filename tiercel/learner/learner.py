@@ -83,13 +83,13 @@ class Learner(nn.Module):
         if features_KH is None:
             return embeddings_TH
         is_vision_T = self.family.is_placeholder(token_ids_T)
-        return embeddings_TH.masked_scatter(is_vision_T[:, None], features_KH.to(embeddings_TH.dtype))
+        return self.family.with_features(embeddings_TH, is_vision_T, features_KH)
 
     def _decoded(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
         """Hidden states (T, H) of the packed row: prompts once."""
         if self.form == "dense":
             return self.language_model(
-                inputs_embeds=embeddings_TH[None],
+                **self.family.decoder_inputs(embeddings_TH[None]),
                 position_ids=_position_ids(batch.positions_DT[:, None].to(self.device)),
                 attention_mask=batch.layout.dense_mask(self.device),
                 use_cache=False,
@@ -103,7 +103,7 @@ class Learner(nn.Module):
 
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
         return self.language_model(
-            inputs_embeds=embeddings_TH[None],
+            **self.family.decoder_inputs(embeddings_TH[None]),
             position_ids=_position_ids(positions_DT[:, None].to(self.device)),
             **form_inputs(attention),
         ).last_hidden_state[0]
@@ -121,7 +121,7 @@ class Learner(nn.Module):
         """The same (N, H) by the plain computation: one causal row per completion, its prompt repeated."""
         places_RL, row_N, column_N = self._repeated_layout(batch)
         hidden_RLH = self.language_model(
-            inputs_embeds=embeddings_TH[places_RL.to(self.device)],
+            **self.family.decoder_inputs(embeddings_TH[places_RL.to(self.device)]),
             position_ids=_position_ids(batch.positions_DT[:, places_RL].to(self.device)),
             attention_mask=None,
             use_cache=False,

@@ -6,12 +6,14 @@ decoder computes transformers' own `sdpa`. Shape suffixes: B rows, H query heads
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "tiercel"
+_NO_MASK = torch.zeros(1, 1, 1, 1)  # transformers takes a mask of four dimensions as it is and makes none of its own
 
 
 class AttentionForm(Protocol):
@@ -40,7 +42,7 @@ def shared_prefix_obstacle(language_model: nn.Module) -> str | None:
 
 def form_inputs(form: AttentionForm) -> dict[str, Any]:
     """Arguments of the decoder's forward that make it use `form`."""
-    return {"attention_form": form, "attention_mask": {"full_attention": None}, "use_cache": False}
+    return {"attention_form": form, "attention_mask": _NO_MASK, "use_cache": False}
 
 
 def _routed_attention(

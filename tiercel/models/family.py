@@ -65,20 +65,25 @@ class Family(ABC):
 
     @abstractmethod
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
-        """The tokens that stand for one image in the prompt, in the order of its features."""
+        """The tokens that stand for one image in the prompt; its features go to the placeholders, in their order."""
 
     def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
         """Prompt ids with one placeholder for each picture, for engines that make it as many as they need."""
         ids = token_ids_P.tolist()
-        placeholders = set(self.placeholder_ids)
-        images = iter(plans)
+        is_vision = self.is_placeholder(token_ids_P).tolist()
         kept: list[int] = []
         place = 0
-        while place < len(ids):
-            is_image = ids[place] in placeholders
-            kept.append(self.placeholder_ids[0] if is_image else ids[place])
-            place += next(images).token_count if is_image else 1
-        return kept
+        for plan in plans:
+            of_image = self.image_token_ids(plan)
+            before_first = self.is_placeholder(torch.tensor(of_image)).tolist().index(True)
+            start = is_vision.index(True, place) - before_first
+            kept += [*ids[place:start], self.placeholder_ids[0]]
+            place = start + len(of_image)
+        return kept + ids[place:]
+
+    def feature_count(self, plan: ImagePlan) -> int:
+        """Placeholders among the tokens of an image: K."""
+        return int(self.is_placeholder(torch.tensor(self.image_token_ids(plan))).sum())
 
     @abstractmethod
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
@@ -86,11 +91,20 @@ class Family(ABC):
 
     @abstractmethod
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """For each image features (K, H), one row for each of `image_token_ids`, in the language model's space."""
+        """For each image features (K, H), a row for each placeholder among `image_token_ids`, in the language model's
+        space; wider than H where deeper layers take some too."""
 
     @abstractmethod
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        """The decoder: takes inputs_embeds, position_ids, attention_mask; ends with the last norm."""
+        """The decoder: takes `decoder_inputs`, position_ids, attention_mask; ends with the last norm."""
+
+    def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KH: Tensor) -> Tensor:
+        """Token embeddings (..., H) with the features at the tokens that are vision (...), for `decoder_inputs`."""
+        return embeddings.masked_scatter(is_vision[..., None], features_KH.to(embeddings.dtype))
+
+    def decoder_inputs(self, embeddings: Tensor) -> dict[str, Any]:
+        """Arguments of the decoder's forward for embeddings (rows, tokens, H), with or without features."""
+        return {"inputs_embeds": embeddings}
 
     def part_of(self, parameter_name: str) -> Part:
         """The part that a parameter of the Hugging Face model belongs to."""

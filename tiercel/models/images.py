@@ -1,4 +1,4 @@
-"""Small helpers that families share: pictures as tensors, their hash."""
+"""Small helpers that families share: pictures as tensors, their hash, their tiles."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,10 +19,16 @@ def picture_image(picture_HW3: Tensor) -> Image.Image:
     return Image.fromarray(picture_HW3.numpy())
 
 
-def views_sha256(views: Sequence[Tensor]) -> str:
-    """Hash of sizes and bytes: equal for equal pictures."""
-    digest = hashlib.sha256()
+def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
+    """Hash of sizes and bytes, and of what `also` decides about the features: equal for equal pictures."""
+    digest = hashlib.sha256(str(also).encode())
     for view in views:
         digest.update(repr(tuple(view.shape)).encode())
         digest.update(view.numpy().tobytes())
     return digest.hexdigest()
+
+
+def tiles(canvas_HW3: Tensor, rows: int, columns: int) -> list[Tensor]:
+    """Equal parts of a picture, row by row."""
+    bands = canvas_HW3.chunk(rows, dim=0)
+    return [tile.contiguous() for band in bands for tile in band.chunk(columns, dim=1)]

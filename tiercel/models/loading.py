@@ -12,10 +12,15 @@ from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.internvl import InternVL
+from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.ovis2 import Ovis2
+from tiercel.models.qwen3_vl import Qwen3VL
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 
-FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Qwen2VL, Qwen25VL, Ovis2)}
+FAMILIES: dict[str, type[Family]] = {
+    family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Ovis2, InternVL, LlavaOnevision)
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")

@@ -17,7 +17,7 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import (
 )
 
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import picture_image, picture_tensor, views_sha256
+from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
 
 START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_token_ids
@@ -107,28 +107,20 @@ class Ovis2(Family):
 
     def _tiles(self, image: EncodedImage) -> list[Image.Image]:
         """Tiles in the model's order: the thumbnail, then the canvas row by row."""
-        processor = self.checkpoint.image_processor
-        rows, columns = image.plan.grid
-        height, width = processor.size["height"], processor.size["width"]
-        canvas = image.views[0]
-        tiles = [
-            canvas[row * height : (row + 1) * height, column * width : (column + 1) * width].contiguous()
-            for row in range(rows)
-            for column in range(columns)
-        ]
-        return [picture_image(view) for view in (*image.views[1:], *tiles)]
+        canvas, *thumbnail = image.views
+        return [picture_image(view) for view in (*thumbnail, *tiles(canvas, *image.plan.grid))]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        tiles = [self._tiles(image) for image in images]
+        tiles_of = [self._tiles(image) for image in images]
         pixels_V = self.checkpoint.image_processor(
-            images=[tile for of_image in tiles for tile in of_image],
+            images=[tile for of_image in tiles_of for tile in of_image],
             do_resize=False,
             crop_to_patches=False,
             return_tensors="pt",
         )["pixel_values"]
         weight = next(model.model.vision_tower.parameters())
         output = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype))
-        by_image = output.pooler_output.split([len(of_image) for of_image in tiles])
+        by_image = output.pooler_output.split([len(of_image) for of_image in tiles_of])
         return [
             self._with_indicators(image, tile_features_VSH.flatten(0, 1), output.visual_indicator_features)
             for image, tile_features_VSH in zip(images, by_image, strict=True)

@@ -51,9 +51,17 @@ class Policy:
         return not self.model.get_output_embeddings().weight.requires_grad
 
     def vision_features(self, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """For each image features (K, H), computed in the recipe's dtype."""
+        """For each image features (K, H), computed in the recipe's dtype. Raises ModelError where they are not as many
+        as the image has places."""
         with self.autocast():
-            return self.family.vision_features(self.model, images)
+            features = self.family.vision_features(self.model, images)
+        for image, features_KH in zip(images, features, strict=True):
+            if len(features_KH) != (places := self.family.feature_count(image.plan)):
+                raise ModelError(
+                    f"the model makes {len(features_KH)} features of a picture of {image.plan.processed_size} pixels that "
+                    f"has {places} places in the prompt; its config and its image processor disagree"
+                )
+        return features
 
     @property
     def needs_autocast(self) -> bool:

@@ -5,7 +5,7 @@ H hidden size.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -94,13 +94,16 @@ class Qwen2VL(Family):
         return torch.cat(pieces, dim=1)
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
+        return list(self._vision_output(model, images).pooler_output)
+
+    def _vision_output(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> Any:
+        """What transformers' tower answers: among the rest `pooler_output`, by image."""
         pictures = [picture_image(image.views[0]) for image in images]
         pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
         weight = next(model.model.visual.parameters())
-        output = model.model.get_image_features(
+        return model.model.get_image_features(
             pixels["pixel_values"].to(weight.device, weight.dtype), pixels["image_grid_thw"].to(weight.device)
         )
-        return list(output.pooler_output)
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model

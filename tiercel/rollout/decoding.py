@@ -77,9 +77,7 @@ class BaseDecoder:
         if features_KH is not None:
             is_prompt_BP = torch.arange(ids_BP.shape[1], device=device) < lengths_B[:, None]
             is_vision_BP = self.family.is_placeholder(ids_BP) & is_prompt_BP
-            embeddings_BPH = embeddings_BPH.masked_scatter(
-                is_vision_BP[..., None], features_KH.to(embeddings_BPH.dtype)
-            )
+            embeddings_BPH = self.family.with_features(embeddings_BPH, is_vision_BP, features_KH)
         starts = [int(p.positions_DP.max()) + 1 for p in prompts]
         return PaddedPrompts(
             embeddings_BPH=embeddings_BPH,
@@ -226,7 +224,9 @@ class SharedDecoder(BaseDecoder):
         padded = self.padded(prompts)
         recorder = PrefillAttention()
         hidden_BPH = self.language_model(
-            inputs_embeds=padded.embeddings_BPH, position_ids=padded.positions, **form_inputs(recorder)
+            **self.family.decoder_inputs(padded.embeddings_BPH),
+            position_ids=padded.positions,
+            **form_inputs(recorder),
         ).last_hidden_state
         self.positions_R = padded.starts_B.repeat_interleave(group_size)
         self.attention = self.make_attention(recorder, padded.lengths_B, group_size, max_new_tokens)
@@ -259,7 +259,7 @@ class RepeatedDecoder(BaseDecoder):
         padded = self.padded(prompts)
         self.cache = DynamicCache()
         hidden_BPH = self.language_model(
-            inputs_embeds=padded.embeddings_BPH,
+            **self.family.decoder_inputs(padded.embeddings_BPH),
             position_ids=padded.positions,
             past_key_values=self.cache,
             use_cache=True,

@@ -1,0 +1,92 @@
+"""InternVL3: square tiles and a thumbnail, each of the same number of tokens between <img> and </img>, 1-D positions.
+
+Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size, V tiles of all
+images, S tokens of a tile.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+    get_optimal_tiled_canvas,
+)
+
+from tiercel.models.family import Family, HuggingFaceModel
+from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+
+
+class InternVL(Family):
+    """InternVL3 writes boxes in thousandths of each side."""
+
+    name = "internvl"
+    coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
+    position_dimensions = 1
+    part_prefixes: ClassVar = {
+        "vision": ("model.vision_tower.",),
+        "projector": ("model.multi_modal_projector.",),
+        "language": ("model.language_model.", "lm_head."),
+    }
+    image_marker = "<IMG_CONTEXT>"
+    image_processor_class = GotOcr2ImageProcessorPil
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        return (self.checkpoint.config.image_token_id,)
+
+    def plan_image(self, size: Size) -> ImagePlan:
+        processor = self.checkpoint.image_processor
+        (width, height), tile = size, (processor.size["width"], processor.size["height"])
+        columns, rows = 1, 1
+        if processor.crop_to_patches and processor.max_patches > 1:
+            columns, rows = get_optimal_tiled_canvas(
+                (height, width), tile[::-1], processor.min_patches, processor.max_patches
+            )
+        return ImagePlan(
+            original_size=size,
+            processed_size=(columns * tile[0], rows * tile[1]),
+            grid=(rows, columns),
+            token_count=self.checkpoint.config.image_seq_length * _tile_count(rows, columns) + 2,
+        )
+
+    def encode_image(self, image: Image.Image) -> EncodedImage:
+        """The whole canvas first; where it has several tiles, the thumbnail second."""
+        processor = self.checkpoint.image_processor
+        plan = self.plan_image(image.size)
+        views = [picture_tensor(image.resize(plan.processed_size, resample=processor.resample))]
+        if plan.grid != (1, 1):
+            tile = processor.size["width"], processor.size["height"]
+            views.append(picture_tensor(image.resize(tile, resample=processor.resample)))
+        return EncodedImage(sha256=views_sha256(views), plan=plan, views=tuple(views))
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        start, end = self.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
+        return [start, *[self.checkpoint.config.image_token_id] * (plan.token_count - 2), end]
+
+    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
+        return torch.arange(len(token_ids_P))[None]
+
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
+        tiles_of = [[*tiles(image.views[0], *image.plan.grid), *image.views[1:]] for image in images]
+        pixels_V = self.checkpoint.image_processor(
+            images=[picture_image(tile) for of_image in tiles_of for tile in of_image],
+            do_resize=False,
+            crop_to_patches=False,
+            return_tensors="pt",
+        )["pixel_values"]
+        weight = next(model.model.vision_tower.parameters())
+        features_VSH = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype)).pooler_output
+        by_image = features_VSH.split([len(of_image) for of_image in tiles_of])
+        return [of_image_VSH.flatten(0, 1) for of_image_VSH in by_image]
+
+    def language_model(self, model: HuggingFaceModel) -> nn.Module:
+        return model.model.language_model
+
+
+def _tile_count(rows: int, columns: int) -> int:
+    """Tiles of a canvas, and the thumbnail where they are several."""
+    return rows * columns + (rows * columns > 1)

@@ -1,0 +1,114 @@
+"""LLaVA-OneVision: the picture squashed to one tile, then on a canvas of tiles; padding's features are cut off, large
+grids are shrunk, each row of features ends with a newline; 1-D positions.
+
+Each picture of a prompt goes on its own canvas, as in transformers' processor for a flat list of images and in vLLM.
+Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size (of pictures:
+height, width), V tiles of all images.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.image_processing_utils import select_best_resolution
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+from tiercel.errors import DataError
+from tiercel.models.family import Family, HuggingFaceModel
+from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+
+SHRINKS_ABOVE = 1.1  # features are shrunk where a side would be longer than this times the longest that it may be
+
+
+class LlavaOnevision(Family):
+    """LLaVA-OneVision writes boxes in fractions of each side."""
+
+    name = "llava_onevision"
+    coordinate_space: ClassVar[CoordinateSpace] = "unit"
+    position_dimensions = 1
+    part_prefixes: ClassVar = {
+        "vision": ("model.vision_tower.",),
+        "projector": ("model.multi_modal_projector.", "model.image_newline"),
+        "language": ("model.language_model.", "lm_head."),
+    }
+    image_marker = "<image>"
+    image_processor_class = LlavaOnevisionImageProcessorPil
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        config = self.checkpoint.config
+        return config.image_token_id, config.video_token_id
+
+    def plan_image(self, size: Size) -> ImagePlan:
+        config, (width, height) = self.checkpoint.config, size
+        tile = config.vision_config.image_size
+        canvas_height, canvas_width = select_best_resolution((height, width), config.image_grid_pinpoints)
+        scale_x, scale_y = canvas_width / width, canvas_height / height
+        if scale_x < scale_y:
+            resized = canvas_width, min(math.ceil(height * scale_x), canvas_height)
+        else:
+            resized = min(math.ceil(width * scale_y), canvas_width), canvas_height
+        grid = canvas_height // tile, canvas_width // tile
+        rows, columns = self._feature_grid(size, grid)
+        side = tile // config.vision_config.patch_size
+        return ImagePlan(
+            original_size=size, processed_size=resized, grid=grid, token_count=side * side + rows * (columns + 1)
+        )
+
+    def _feature_grid(self, size: Size, grid: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of features of the canvas, without those of its padding, shrunk to the most there may be."""
+        config, (width, height) = self.checkpoint.config, size
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        rows, columns = grid[0] * side, grid[1] * side
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        if not rows or not columns:
+            raise DataError(f"image of {width} x {height} pixels: too narrow, nothing of it is left on its canvas", "images")
+        most = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
+        ratio = math.sqrt(rows * columns / (most * side**2))
+        return (int(rows // ratio), int(columns // ratio)) if ratio > SHRINKS_ABOVE else (rows, columns)
+
+    def encode_image(self, image: Image.Image) -> EncodedImage:
+        """The picture as it lies on the canvas, without the padding; then squashed to one tile."""
+        resample = self.checkpoint.image_processor.resample
+        plan, tile = self.plan_image(image.size), self.checkpoint.config.vision_config.image_size
+        views = tuple(picture_tensor(image.resize(size, resample)) for size in (plan.processed_size, (tile, tile)))
+        return EncodedImage(sha256=views_sha256(views, also=plan.original_size), plan=plan, views=views)
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        return [self.checkpoint.config.image_token_id] * plan.token_count
+
+    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
+        return torch.arange(len(token_ids_P))[None]
+
+    def _tiles(self, image: EncodedImage) -> list[Tensor]:
+        """The squashed picture, then the tiles of the canvas, the picture in its middle."""
+        picture, squashed = image.views
+        tile = self.checkpoint.config.vision_config.image_size
+        (rows, columns), (height, width) = image.plan.grid, picture.shape[:2]
+        above, left = (rows * tile - height) // 2, (columns * tile - width) // 2
+        below, right = rows * tile - height - above, columns * tile - width - left
+        return [squashed, *tiles(pad(picture, (0, 0, left, right, above, below)), rows, columns)]
+
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
+        # A list within a list is several pictures of one prompt, which the processor leaves whole.
+        pixels_V = self.checkpoint.image_processor(
+            images=[[picture_image(tile) for image in images for tile in self._tiles(image)]],
+            do_resize=False,
+            return_tensors="pt",
+        )["pixel_values"].flatten(0, 1)
+        weight = model.model.image_newline
+        sizes = torch.tensor([image.plan.original_size[::-1] for image in images])
+        return list(
+            model.model.get_image_features(pixels_V.to(weight.device, weight.dtype), image_sizes=sizes).pooler_output
+        )
+
+    def language_model(self, model: HuggingFaceModel) -> nn.Module:
+        return model.model.language_model

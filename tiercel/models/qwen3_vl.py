@@ -1,0 +1,52 @@
+"""Qwen3-VL: Qwen2-VL's images and positions, and DeepStack: features of earlier vision layers enter the decoder too,
+each added to the hidden states after one of its first layers (https://arxiv.org/abs/2406.04334).
+
+Features of an image lie side by side in one row per token: S = 1 + number of DeepStack layers of them. Shape suffixes:
+K vision tokens of an image, H hidden size, W = S x H.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tiercel.models.family import HuggingFaceModel
+from tiercel.models.qwen_vl import Qwen2VL
+from tiercel.types import CoordinateSpace, EncodedImage
+
+
+class Qwen3VL(Qwen2VL):
+    """Qwen3-VL writes boxes in thousandths of each side."""
+
+    name = "qwen3_vl"
+    coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
+    part_prefixes: ClassVar = {
+        "vision": ("model.visual.",),
+        "projector": ("model.visual.merger.", "model.visual.deepstack_merger_list."),
+        "language": ("model.language_model.", "lm_head."),
+    }
+
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
+        output = self._vision_output(model, images)
+        counts = [len(of_image) for of_image in output.pooler_output]
+        deeper = [
+            torch.cat(list(of_layer)).split(counts) if isinstance(of_layer, (tuple, list)) else of_layer.split(counts)
+            for of_layer in output.deepstack_features  # by image only in newer versions of transformers
+        ]
+        return [torch.cat(of_image, dim=1) for of_image in zip(output.pooler_output, *deeper, strict=True)]
+
+    def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KW: Tensor) -> Tensor:
+        widened = pad(embeddings, (0, features_KW.shape[1] - embeddings.shape[-1]))
+        return super().with_features(widened, is_vision, features_KW)
+
+    def decoder_inputs(self, embeddings: Tensor) -> dict[str, Any]:
+        """Text takes part with zeros, so that rows may be repeated, padded and cut without regard to what they hold."""
+        first, *deeper = embeddings.split(self.checkpoint.config.text_config.hidden_size, dim=-1)
+        if not deeper:
+            return super().decoder_inputs(first)
+        return super().decoder_inputs(first) | {
+            "visual_pos_masks": torch.ones(first.shape[:2], dtype=torch.bool, device=first.device),
+            "deepstack_visual_embeds": [features.flatten(0, 1) for features in deeper],
+        }
