@@ -27,6 +27,7 @@ class Message:
 
     role: Literal["system", "user", "assistant"]
     content: str
+    is_trained: bool = True  # of an assistant turn: SFT learns it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,14 @@ class ImageSource:
 
     path: str | None = None
     data: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PixelLimits:
+    """What an image may have after resizing; None: as the recipe says."""
+
+    least: int | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +56,11 @@ class Row:
     answer: Any = None
     boxes: tuple[Box, ...] = ()  # fill <bbox> marks; in pixels of the original image
     box_images: tuple[int, ...] = ()  # for each box, the image it lies on
+    pixels: PixelLimits | None = None  # of its images, within the recipe's
     columns: Mapping[str, Any]  # every other column, as read
     file: str
     line: int  # 1-based
+    image_root: str = "."  # its images resolve under this directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

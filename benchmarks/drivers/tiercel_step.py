@@ -121,7 +121,7 @@ def measure(task: Task) -> Measurement:
     sampler = TimedSampler(engine.policy, engine.vision)
     sampler.clock = clock
     engine.vision.features = timed(clock, "vision", engine.vision.features)  # type: ignore[method-assign]
-    encode = prompt_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    encode = prompt_encoder(engine.policy.family, recipe.data)
     rows = [make_row(file) for file in task.image_files()]
     gradient_norms: list[float] = []
     lengths: list[int] = []

@@ -4,6 +4,7 @@ import pytest
 
 from tiercel.data.formats import clean_answer, detect_format, parse_record
 from tiercel.data.images import ImageProblem
+from tiercel.data.rows import Reading
 from tiercel.errors import DataError
 from tiercel.types import ImageSource, RejectedRow, Row
 
@@ -15,8 +16,11 @@ def size_of_100_by_50(source):
     return (100, 50)
 
 
-def parse(record, format="tiercel", purpose="grpo", image_size=size_of_100_by_50):
-    return parse_record(record, format=format, file="data/rec.jsonl", line=4, purpose=purpose, image_size=image_size)
+def parse(record, format="tiercel", purpose="grpo", image_size=size_of_100_by_50, **reading_options):
+    reading = Reading(
+        file="data/rec.jsonl", purpose=purpose, image_root="data", image_size=image_size, **reading_options
+    )
+    return parse_record(record, format=format, line=4, reading=reading)
 
 
 def accepted(record, format="tiercel", purpose="grpo", **options) -> Row:

@@ -12,6 +12,7 @@ import torch
 
 from tiercel.data.images import ImageProblem
 from tiercel.data.loader import StepLoader, StepOrder
+from tiercel.data.order import RowOrder
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
 from tiercel.types import EncodedPrompt, Message, RejectedRow, Row
 
@@ -36,7 +37,9 @@ def encode(row, index):
 
 
 def steps_of(**changes):
-    return StepOrder(**{"row_count": len(ROWS), "seed": 1, "shuffle": True, "prompts_per_step": 4, **changes})
+    order = {"counts": (len(ROWS),), "weights": (1.0,), "seed": 1, "shuffle": True}
+    order |= {key: changes.pop(key) for key in order if key in changes}
+    return StepOrder(**{"rows": RowOrder(**order), "prompts_per_step": 4, **changes})
 
 
 ORDER = steps_of()

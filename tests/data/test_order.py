@@ -4,6 +4,7 @@ import pytest
 
 from tiercel.data.order import (
     RESAMPLED,
+    RowOrder,
     indices_of_step,
     indices_of_try,
     prompts_of_epochs,
@@ -81,3 +82,58 @@ def test_the_second_order_is_another_one_and_each_try_has_indices_of_its_own():
     tries = [indices_of_try(step, number, 3, 4) for step in range(5) for number in range(3)]
     every = [index for indices in tries for index in indices]
     assert len(set(every)) == len(every) == 60 and min(every) == RESAMPLED
+
+
+def mixed(counts, weights, shuffle=True, seed=0):
+    return RowOrder(counts=counts, weights=weights, seed=seed, shuffle=shuffle)
+
+
+def test_one_file_alone_keeps_its_order():
+    order = mixed((10,), (1.0,))
+    assert [order.row(index) for index in range(20)] == rows(range(20), seed=0)
+    assert [order.row(RESAMPLED + index) for index in range(9)] == rows(range(RESAMPLED, RESAMPLED + 9), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "shares"),
+    [
+        ((6, 6), (1.0, 1.0), (6, 6)),
+        ((10, 2), (1.0, 1.0), (6, 6)),
+        ((9, 3), (1.0, 0.5), (8, 4)),
+        ((5, 5), (1.0, 2.0), (3, 7)),  # 3.33 and 6.67: the larger remainder gets the row
+        ((3, 1), (1.0, 0.001), (3, 1)),  # 3.996 and 0.004: never none
+    ],
+)
+def test_a_round_has_a_files_share(counts, weights, shares):
+    order = mixed(counts, weights)
+    assert order.shares == shares
+    for start in (0, sum(shares)):
+        drawn = [order.row(start + place) for place in range(sum(shares))]
+        assert sum(row < counts[0] for row in drawn) == shares[0]
+
+
+def test_a_file_goes_through_all_its_rows_before_one_comes_again():
+    order = mixed((4, 10), (3.0, 1.0))
+    drawn = [order.row(index) for index in range(400)]
+    second = [row - 4 for row in drawn if row >= 4]
+    assert all(sorted(second[at : at + 10]) == list(range(10)) for at in range(0, 90, 10))
+    first = [row for row in drawn if row < 4]
+    assert all(sorted(first[at : at + 4]) == list(range(4)) for at in range(0, 280, 4))
+    assert len(set(map(tuple, (first[:4], first[4:8], first[8:12], first[12:16])))) > 1
+
+
+def test_the_mixed_order_never_changes():
+    order = mixed((6, 3), (2.0, 1.0), seed=3)
+    assert [order.row(index) for index in range(9)] == [1, 5, 2, 6, 7, 8, 4, 3, 0]
+    assert [order.row(index) for index in reversed(range(9))] == [0, 3, 4, 8, 7, 6, 2, 5, 1]
+
+
+def test_without_shuffling_files_are_spread_evenly():
+    order = mixed((4, 2), (2.0, 1.0), shuffle=False)
+    assert [order.row(index) for index in range(8)] == [0, 4, 1, 2, 5, 3, 0, 4]
+
+
+def test_further_rollouts_of_mixed_files_have_an_order_of_their_own():
+    order = mixed((40, 20), (2.0, 1.0))
+    again = [order.row(RESAMPLED + index) for index in range(60)]
+    assert sorted(again) == list(range(60)) and again != [order.row(index) for index in range(60)]

@@ -190,7 +190,7 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
     engine = build_engine(recipe, None, 1.0, ranks=ranks)
     sampler = LocalSampler(engine.policy, engine.vision)
     rows = read_rows(str(options.rows), recipe.data, "grpo").rows
-    encode = prompt_encoder(engine.policy.family, recipe.data, str(options.rows))
+    encode = prompt_encoder(engine.policy.family, recipe.data)
     pairs: list[tuple[tuple[str, ...], ...]] = [((a,), (b,)) for a, b in itertools.product(KINDS, repeat=2)]
     uneven = [
         (("image", "text", "images"), ()),

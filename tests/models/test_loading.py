@@ -41,7 +41,9 @@ def test_the_architecture_decides(tmp_path):
 def test_an_unknown_architecture_lists_the_known(tmp_path, config):
     with pytest.raises(ModelError) as error:
         family_class(config_directory(tmp_path, config))
-    assert f"unknown architecture {config.get('model_type')!r}; known: {', '.join(sorted(FAMILIES))}" in str(error.value)
+    assert f"unknown architecture {config.get('model_type')!r}; known: {', '.join(sorted(FAMILIES))}" in str(
+        error.value
+    )
 
 
 def test_code_of_the_checkpoints_own_is_refused(tmp_path):

@@ -72,7 +72,7 @@ def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
     engine = build_engine(recipe, None, recipe.rollout.temperature)
     family = engine.policy.family
     rows = read_rows(recipe.data.train, recipe.data, "grpo").rows
-    encode = prompt_encoder(family, recipe.data, recipe.data.train)
+    encode = prompt_encoder(family, recipe.data)
     prompts = [encode(row, index) for index, row in enumerate(rows[:4])]
     if replay is None:
         with open_run(recipe) as run, open_sampler(recipe, engine, run, rows, print) as (sampler, sync):
@@ -137,7 +137,7 @@ def publish_many(recipe_path: str, versions: int = 40) -> None:
     recipe = load_recipe("grpo", Path(recipe_path), [])
     engine = build_engine(recipe, None, recipe.rollout.temperature)
     rows = read_rows(recipe.data.train, recipe.data, "grpo").rows
-    encode = prompt_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    encode = prompt_encoder(engine.policy.family, recipe.data)
     prompts = [encode(row, index) for index, row in enumerate(rows[:2])]
     params = greedy_params(recipe.rollout)
     texts = set()

@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
-from tiercel.data.images import decode
-from tiercel.data.reading import RowTable, image_root, read_rows, require_few_bad
+from tiercel.data.reading import RowTable, read_rows, read_training_rows, require_few_bad, write_fix_report
 from tiercel.data.rows import Purpose
 from tiercel.data.scan import ScanReport, scan
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
@@ -19,14 +18,16 @@ from tiercel.reliability.redaction import redact
 from tiercel.rewards.scoring import Scorer, dry_run
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
+from tiercel.training.encoding import row_images
 from tiercel.types import Row
 
 Recipe = SftRecipe | GrpoRecipe
 SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
-def check(path: Path, overrides: Sequence[str]) -> None:
-    """Print what was found. Raises TiercelError at the first thing that would end the run."""
+def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) -> None:
+    """Print what was found. Raises TiercelError at the first thing that would end the run. `fix_report`: a file for the
+    rejected rows, each with its reason and as it was read."""
     console = Console(highlight=False, soft_wrap=True)
     recipe = load_recipe(detect_kind(path, overrides), path, overrides)
     console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
@@ -34,9 +35,18 @@ def check(path: Path, overrides: Sequence[str]) -> None:
     console.print(
         f"model: {family.name} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
     )
-    train, report = _scan_file(recipe, family, recipe.data.train, console)
+    purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
+    train = read_training_rows(recipe.data, purpose)
+    tables = [train]
     if recipe.data.eval is not None:
-        _scan_file(recipe, family, recipe.data.eval, console)
+        tables.append(read_rows(recipe.data.eval, recipe.data, purpose))
+    reports = [_scanned(recipe, family, table, console) for table in tables]
+    if fix_report is not None:
+        count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
+        console.print(f"{fix_report}: {count:,} rejected rows with their reasons")
+    for report in reports:
+        require_few_bad(len(report.rejected), report.total, recipe.data, report.rejected)
+    report = reports[0]
     if isinstance(recipe, GrpoRecipe):
         _dry_reward(recipe, family, train.rows, console)
         if recipe.rollout.engine == "vllm-server":
@@ -45,13 +55,12 @@ def check(path: Path, overrides: Sequence[str]) -> None:
     console.print("check passed")
 
 
-def _scan_file(recipe: Recipe, family: Family, file: str, console: Console) -> tuple[RowTable, ScanReport]:
-    purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
-    table = read_rows(file, recipe.data, purpose)
-    length = prompt_length if purpose == "grpo" else conversation_length
+def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console) -> ScanReport:
+    file = table.file
+    length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
 
     def plan(row: Row, sizes) -> int:
-        return length(family, row, [family.plan_image(size) for size in sizes], recipe.data.system)
+        return length(family, row, [family.plan_image(size, row.pixels) for size in sizes], recipe.data.system)
 
     with console.status(f"{file}: scanning {len(table.rows):,} rows"):
         report = scan(table, plan, recipe.data)
@@ -62,17 +71,15 @@ def _scan_file(recipe: Recipe, family: Family, file: str, console: Console) -> t
     console.print(f"  tokens of a prompt: {tokens}; images: {images}")
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
-    require_few_bad(len(rejected), table.total, recipe.data, rejected)
-    return table, report
+    return report
 
 
 def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: Console) -> None:
     """Every reward once on a real row, its first image decoded for real."""
     row = rows[0]
-    root = image_root(recipe.data.train, recipe.data)
     images = []
-    for source in row.images:
-        plan = family.encode_image(decode(source, root, recipe.data.max_image_pixels)).plan
+    for source, image in zip(row.images, row_images(family, recipe.data, row), strict=True):
+        plan = image.plan
         images.append(
             SampleImage(path=source.path, original_size=plan.original_size, processed_size=plan.processed_size)
         )

@@ -85,6 +85,24 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "check", "everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
     )
     _recipe_arguments(check)
+    check.add_argument("--fix-report", action="store_true", help="write every rejected row with its reason to a file")
+    check.add_argument(
+        "--report-file", type=Path, default=Path("rejected_rows.jsonl"), metavar="FILE", help="(rejected_rows.jsonl)"
+    )
+
+    data = commands.add_parser("data", help="look at the rows of a recipe")
+    looks = data.add_subparsers(dest="look", required=True, metavar="COMMAND")
+    preview = _command(
+        looks,
+        "preview",
+        "the first rows as the model will see them, as a page to open",
+        "tiercel data preview recipes/demo-grpo.yaml --rows 20 --output preview.html",
+    )
+    _recipe_arguments(preview)
+    preview.add_argument("--rows", type=_count, default=20, metavar="N", help="how many (20)")
+    preview.add_argument(
+        "--output", type=Path, default=Path("preview.html"), metavar="FILE", help="where the page goes (preview.html)"
+    )
 
     plan = _command(
         commands,
@@ -238,7 +256,13 @@ def _demo(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     from tiercel.cli.check import check
 
-    check(arguments.recipe, arguments.overrides)
+    check(arguments.recipe, arguments.overrides, arguments.report_file if arguments.fix_report else None)
+
+
+def _data(arguments: argparse.Namespace) -> None:
+    from tiercel.cli.preview import preview
+
+    preview(arguments.recipe, arguments.overrides, arguments.rows, arguments.output)
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
@@ -317,6 +341,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "sft": _sft,
     "grpo": _grpo,
     "check": _check,
+    "data": _data,
     "plan": _plan,
     "doctor": _doctor,
     "serve": _serve,

@@ -1,8 +1,9 @@
 """Judgements that look at more than one key, or at the files a recipe names. They refuse and never fill in."""
 
 from collections.abc import Callable, Iterator, Mapping
-from os import getcwd
+from os import getcwd, listdir
 from os.path import dirname, exists, expanduser, isdir, isfile, join
+from string import Formatter
 from typing import Any
 
 from tiercel.config.addresses import address_fault
@@ -38,6 +39,28 @@ def _pixels(recipe: BaseRecipe) -> Problems:
             key="model.min_pixels",
             text=f"{low} given, above model.max_pixels ({high}); no image can satisfy both",
             also=("model.max_pixels",),
+        )
+
+
+def _prompt_template(recipe: BaseRecipe) -> Problems:
+    given = recipe.data.prompt
+    try:
+        fields = [field[1:] for field in Formatter().parse(given or "") if field[1] is not None]
+    except ValueError as error:
+        yield Problem(key="data.prompt", text=f"is no template: {error}; a brace of the text is written twice")
+        return
+    for name, spec, conversion in fields:
+        if not (name or "").isidentifier() or spec or conversion:
+            yield Problem(
+                key="data.prompt",
+                text=f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice",
+            )
+
+
+def _learnt_turns(recipe: GrpoRecipe) -> Problems:
+    if recipe.data.train_turns != "all":
+        yield Problem(
+            key="data.train_turns", text=f"{recipe.data.train_turns} given, but GRPO learns what it samples; remove it"
         )
 
 
@@ -285,6 +308,7 @@ def _half_precision(recipe: BaseRecipe) -> Problem:
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _pixels,
+    _prompt_template,
     _vision_cache,
     _lora_targets,
     _something_to_train,
@@ -293,6 +317,7 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
 )
 SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)
 GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
+    _learnt_turns,
     _completion_fits_microbatch,
     _completion_length,
     _stop_strings,
@@ -384,6 +409,15 @@ def _directory_fault(given: str) -> str | None:
     return None if isdir(given) else _no_such("directory", given)
 
 
+def _rows_fault(given: str) -> str | None:
+    if not isdir(given):
+        return _file_fault(given)
+    names = [*listdir(given), *(listdir(join(given, "data")) if isdir(join(given, "data")) else [])]
+    if {"state.json", "dataset_dict.json"} & set(names) or any(name.endswith(".parquet") for name in names):
+        return None
+    return "this is a directory without a data set: no state.json as save_to_disk writes it, and no .parquet files"
+
+
 def _call_fault(given: str) -> str | None:
     file = call_file(given)
     return _file_fault(file) if file is not None else None
@@ -404,8 +438,10 @@ def _no_such(what: str, given: str = "") -> str:
 PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "model.path": _model_fault,
     "lora.init": _adapter_fault,
-    "data.train": _file_fault,
-    "data.eval": _file_fault,
+    "data.train": _rows_fault,
+    f"data.mix.{ENTRY}.path": _rows_fault,
+    f"data.mix.{ENTRY}.image_root": _directory_fault,
+    "data.eval": _rows_fault,
     "data.image_root": _directory_fault,
     "data.template": _file_fault,
     "train.deepspeed.config": _file_fault,

@@ -13,6 +13,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+RowFormat = Literal["auto", "tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
 Part = Literal["vision", "projector", "language"]
 LossName = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo"]
 AdvantageName = Literal[
@@ -65,14 +66,29 @@ class Lora(Section):
     """Directory of an adapter to go on from, such as an SFT run's; it is then the KL reference as well."""
 
 
+class MixedFile(Section):
+    """Another file of training rows."""
+
+    path: str
+    """As data.train."""
+    weight: PositiveFloat = 1.0
+    """Its part of the rows, against the 1 of data.train."""
+    format: RowFormat | None = None
+    """Layout of its rows; null takes data.format."""
+    image_root: str | None = None
+    """Where its images resolve; null takes data.image_root, or else its own directory."""
+
+
 class Data(Section):
     """Rows and images."""
 
     train: str
-    """Training rows: a JSONL or Parquet file."""
+    """Training rows: a .jsonl, .json or .parquet file, or a directory that Hugging Face's datasets saved."""
+    mix: tuple[MixedFile, ...] = ()
+    """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
     eval: str | None = None
     """Held-out rows, scored greedily at step 0 and every train.eval_every steps."""
-    format: Literal["auto", "tiercel", "swift", "vlm_r1"] = "auto"
+    format: RowFormat = "auto"
     """Layout of the rows; auto decides per file from its first rows."""
     image_root: str | None = None
     """Images resolve under this directory and nowhere else; null takes the row file's directory."""
@@ -88,6 +104,11 @@ class Data(Section):
     """An image whose header claims more pixels is rejected before it is decoded."""
     system: str | None = None
     """System message for rows that have none."""
+    prompt: str | None = None
+    """Text of every row's last user turn: {prompt} is the row's own, {NAME} its column NAME, {{ and }} are braces; null
+    keeps the row's own."""
+    train_turns: Literal["all", "last"] = "all"
+    """SFT: which assistant turns are learnt, of those that the row itself does not leave out."""
     template: str | None = None
     """File with a Jinja chat template; null takes the checkpoint's own."""
 

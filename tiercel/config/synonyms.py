@@ -383,7 +383,8 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
     "data.format": {
         **dict.fromkeys(("ms-swift", "ms_swift", "swift_jsonl", "messages"), "swift"),
         **dict.fromkeys(("vlm-r1", "vlmr1", "vlm_r1_jsonl", "llava", "conversations"), "vlm_r1"),
-        **dict.fromkeys(("sharegpt", "alpaca"), None),
+        **dict.fromkeys(("share_gpt", "llama_factory", "llamafactory"), "sharegpt"),
+        **dict.fromkeys(("coco", "refcoco+", "refcocog"), "refcoco"),
     },
     "rollout.engine": {
         **dict.fromkeys(("hf", "transformers", "huggingface", "pt"), "local"),

@@ -3,9 +3,13 @@
 tiercel   {"messages": [...], "images": [...], "answer": ..., "boxes": [...]}
 swift     ms-swift: messages (or query, response, history, system), images, objects, solution
 vlm_r1    VLM-R1: conversations of human and gpt turns (or problem), image, solution
+sharegpt  LLaMA-Factory: conversations of human and gpt turns, system, images
+alpaca    LLaMA-Factory: instruction, input, output, history, system, images
+openai    OpenAI: messages whose content has text and image_url parts; pictures are data: URLs or paths
+refcoco   referring expressions: image, bbox as [x, y, width, height], expression (or several in sentences)
 
-Every layout takes its images from `images` or `image`. Whatever is no part of the conversation stays a column, and
-so do `solution`, `label` and `objects`, which rewards written for those frameworks ask for by name.
+Every layout but openai takes its images from `images` or `image`. Whatever is no part of the conversation stays a
+column, and so do `solution`, `label` and `objects`, which rewards written for those frameworks ask for by name.
 """
 
 import json
@@ -14,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from os.path import basename, splitext
 from typing import Any, Literal
 
+from tiercel.data.image_parts import has_image_parts, read_image_parts
 from tiercel.data.rows import (
+    BOX_MARK,
     Draft,
-    ImageSize,
-    Purpose,
+    Reading,
     Role,
     finish,
     given,
@@ -27,12 +32,13 @@ from tiercel.data.rows import (
     read_content,
     read_images,
     read_messages,
+    read_pixels,
     shortened,
 )
 from tiercel.errors import DataError
 from tiercel.types import Message, RejectedRow, Row
 
-FormatName = Literal["tiercel", "swift", "vlm_r1"]
+FormatName = Literal["tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
 
 _SHARE_GPT_ROLES: dict[str, Role] = {
     "human": "user",
@@ -42,6 +48,14 @@ _SHARE_GPT_ROLES: dict[str, Role] = {
     "system": "system",
 }
 
+_OPENAI_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_EXPRESSIONS = ("expression", "caption", "sentence", "sent")
+_SEVERAL = ("sentences", "captions")
 _DEEPEST = 64  # levels of a value; what is written of it later must be readable too
 _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
@@ -106,45 +120,127 @@ def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
     )
 
 
+def from_sharegpt(record: Mapping[str, Any]) -> Draft:
+    """LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, or else the gpt turn that ends them."""
+    _refuse(record, "videos", "audios", "tools", "chosen", "rejected")
+    turns, last = _vlm_r1_turns(record.get("conversations"))
+    messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
+    system = _system_turn(record.get("system") or None)
+    if system and messages[0].role == "system":
+        raise DataError("the row has a system column and a system turn; keep one", field="system")
+    answer = next((record[key] for key in ("solution", "answer") if given(record, key)), last)
+    return Draft(
+        messages=(*system, *messages),
+        messages_field="conversations",
+        images=read_images(record),
+        answer=clean_answer(answer),
+        columns=_columns(record, "conversations", "system", "answer"),
+    )
+
+
+def from_alpaca(record: Mapping[str, Any]) -> Draft:
+    """LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
+    _refuse(record, "videos", "audios", "tools", "chosen", "rejected")
+    asked = [read_content(record[key], key) for key in ("instruction", "input") if record.get(key)]
+    turns = [*_system_turn(record.get("system") or None), *_history_turns(record.get("history"))]
+    turns.append(Message(role="user", content="\n".join(asked)))
+    if given(record, "output"):
+        turns.append(Message(role="assistant", content=read_content(record["output"], "output")))
+    answer = next((record[key] for key in ("solution", "answer", "output") if given(record, key)), None)
+    return Draft(
+        messages=tuple(turns),
+        messages_field="instruction",
+        images=read_images(record),
+        answer=clean_answer(answer),
+        columns=_columns(record, "instruction", "input", "output", "history", "system", "answer"),
+    )
+
+
+def from_openai(record: Mapping[str, Any]) -> Draft:
+    """OpenAI's messages, each picture where its part stands. The answer is `answer` or `solution`."""
+    _refuse(record, "tools", "functions")
+    if given(record, "images") or given(record, "image"):
+        raise DataError("pictures are image_url parts in this format; remove the column", field="images")
+    turns, images = read_image_parts(record.get("messages"), "messages")
+    return Draft(
+        messages=read_messages(turns, "messages", roles=_OPENAI_ROLES),
+        images=images,
+        answer=clean_answer(next((record[key] for key in ("answer", "solution") if given(record, key)), None)),
+        columns=_columns(record, "messages", "answer"),
+    )
+
+
+def from_refcoco(record: Mapping[str, Any]) -> Draft:
+    """A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the
+    assistant turn and the answer are the box as [x1, y1, x2, y2]."""
+    corner = record.get("bbox")
+    if not isinstance(corner, list) or len(corner) != 4 or not all(is_number(number) for number in corner):
+        raise DataError("must be 4 numbers [x, y, width, height]", field="bbox")
+    x, y, width, height = corner
+    boxes = read_boxes([[x, y, x + width, y + height]], "bbox")
+    key = next((key for key in _EXPRESSIONS if given(record, key)), "expression")
+    image = {"image": record["file_name"]} if given(record, "file_name") and not given(record, "image") else record
+    return Draft(
+        messages=(
+            Message(role="user", content=read_content(record.get(key), key)),
+            Message(role="assistant", content=BOX_MARK),
+        ),
+        messages_field=key,
+        images=read_images(image),
+        answer=list(boxes[0]),
+        columns={**_columns(record, "bbox", key), "expression": record.get(key)},
+        boxes=boxes,
+        box_images=(0,),
+        boxes_field="bbox",
+        boxes_are_inside=True,
+    )
+
+
 FORMATS: dict[FormatName, Callable[[Mapping[str, Any]], Draft]] = {
     "tiercel": from_tiercel,
     "swift": from_swift,
     "vlm_r1": from_vlm_r1,
+    "sharegpt": from_sharegpt,
+    "alpaca": from_alpaca,
+    "openai": from_openai,
+    "refcoco": from_refcoco,
 }
 
 _MARKS: dict[FormatName, str] = {
     "tiercel": "messages, images, answer",
     "swift": "messages or query, with solution, label or objects",
     "vlm_r1": "conversations, or problem with solution",
+    "sharegpt": "conversations with system or tools",
+    "alpaca": "instruction, output",
+    "openai": "messages with image_url parts",
+    "refcoco": "bbox with expression, sentences or caption",
 }
 
 
-def parse_record(
-    record: Mapping[str, Any],
-    *,
-    format: FormatName,
-    file: str,
-    line: int,
-    purpose: Purpose,
-    image_size: ImageSize,
-) -> Row | RejectedRow:
-    """One record as a Row, or the field and the reason why not.
+def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A record with several expressions of one box as one record for each; any other as it is."""
+    key = next((key for key in _SEVERAL if given(record, key)), None)
+    if format != "refcoco" or key is None or not isinstance(record[key], list):
+        return [record]
+    rest = {name: value for name, value in record.items() if name not in (key, "id")}
+    records: list[Mapping[str, Any]] = []
+    for number, each in enumerate(record[key]):
+        text = each.get("sent") if isinstance(each, Mapping) else each
+        id = {"id": f"{record['id']}#{number + 1}"} if given(record, "id") else {}
+        records.append({**rest, **id, "expression": text})
+    return records
 
-    `image_size` answers an image's (width, height), or raises DataError; only boxes given as shares of their image
-    ask for it.
-    """
-    id = default_id(file, line)
+
+def parse_record(
+    record: Mapping[str, Any], *, format: FormatName, line: int, reading: Reading, default: str | None = None
+) -> Row | RejectedRow:
+    """One record as a Row, or the field and the reason why not. `default`: what a row without an id is called."""
+    file = reading.file
+    id = default or default_id(file, line)
     try:
         id = _read_id(record, id)
         require_plain(record)
-        return finish(
-            FORMATS[format](record),
-            id=id,
-            file=file,
-            line=line,
-            purpose=purpose,
-            image_size=image_size,
-        )
+        return finish(FORMATS[format](record), reading, id=id, line=line, pixels=read_pixels(record))
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
@@ -177,15 +273,23 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
     """The formats that a record's keys speak for."""
     has = {key for key in record if given(record, key)}
     found = set[FormatName]()
-    if "messages" in has:
+    if "messages" in has and has_image_parts(record["messages"]):
+        found.add("openai")
+    elif "messages" in has:
         if has & {"objects", "solution", "label", "system", "rejected_response"}:
             found.add("swift")
         if "boxes" in has or {"answer", "solution"} <= has:  # ms-swift would read the solution, tiercel the answer
             found.add("tiercel")
     elif has & {"query", "response"}:
         found.add("swift")
-    if "conversations" in has or ({"problem", "solution"} <= has and "messages" not in has):
+    if "conversations" in has and has & {"system", "tools"}:
+        found.add("sharegpt")
+    elif "conversations" in has or ({"problem", "solution"} <= has and "messages" not in has):
         found.add("vlm_r1")
+    if {"instruction", "output"} <= has and "messages" not in has:
+        found.add("alpaca")
+    if "bbox" in has and has & {*_EXPRESSIONS, *_SEVERAL} and not has & {"messages", "conversations", "problem"}:
+        found.add("refcoco")
     return found
 
 
@@ -253,7 +357,7 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
 
 def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
     """What is left of a record without its id, its images and what a format made of it."""
-    taken = {"id", "images", "image", *read}
+    taken = {"id", "images", "image", "min_pixels", "max_pixels", *read}
     return {key: value for key, value in record.items() if key not in taken}
 
 
@@ -272,20 +376,25 @@ def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
         return (*system, *messages)
     if not given(record, "query"):
         raise DataError("is missing; a row has `messages`, or `query` and `response`", field="messages")
-    turns = list(system)
-    history = record.get("history") or []
-    if not isinstance(history, list):
+    turns = [*system, *_history_turns(record.get("history"))]
+    turns.append(Message(role="user", content=read_content(record["query"], "query")))
+    if given(record, "response"):
+        turns.append(Message(role="assistant", content=read_content(record["response"], "response")))
+    return tuple(turns)
+
+
+def _history_turns(value: Any) -> list[Message]:
+    """Earlier turns, from pairs of a question and an answer."""
+    if value and not isinstance(value, list):
         raise DataError("must be a list of pairs [query, response]", field="history")
-    for number, pair in enumerate(history):
+    turns = []
+    for number, pair in enumerate(value or []):
         place = f"history[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise DataError("must be a pair [query, response]", field=place)
         turns.append(Message(role="user", content=read_content(pair[0], f"{place}[0]")))
         turns.append(Message(role="assistant", content=read_content(pair[1], f"{place}[1]")))
-    turns.append(Message(role="user", content=read_content(record["query"], "query")))
-    if given(record, "response"):
-        turns.append(Message(role="assistant", content=read_content(record["response"], "response")))
-    return tuple(turns)
+    return turns
 
 
 def _system_turn(value: Any) -> tuple[Message, ...]:

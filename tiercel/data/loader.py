@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiercel.data.order import indices_of_step, rank_slice, row_of_index
+from tiercel.data.order import RowOrder, indices_of_step, rank_slice
 from tiercel.data.rows import reject
 from tiercel.errors import DataError, TiercelError, TrainingError
 from tiercel.types import EncodedConversation, EncodedPrompt, RejectedRow, Row
@@ -48,9 +48,7 @@ class StepBatch(Generic[Encoded]):
 class StepOrder:
     """Which rows belong to a step of this rank: all that decides it, and nothing else does."""
 
-    row_count: int
-    seed: int
-    shuffle: bool
+    rows: RowOrder
     prompts_per_step: int  # of all ranks together
     end: int | None = None  # global index that the run stops before; the last step may run short
     rank: int = 0
@@ -59,7 +57,7 @@ class StepOrder:
     def rows_of_step(self, step: int) -> list[tuple[int, int]]:
         """(global index, row number) of this rank's rows, in the global order."""
         indices = rank_slice(indices_of_step(step, self.prompts_per_step, self.end), self.rank, self.world_size)
-        return [(index, row_of_index(index, self.row_count, self.seed, self.shuffle)[1]) for index in indices]
+        return [(index, self.rows.row(index)) for index in indices]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +80,8 @@ class StepLoader(Generic[Encoded]):
     def __init__(
         self, rows: Sequence[Row], encode: Encode[Encoded], order: StepOrder, *, start: int, stop: int, workers: int
     ):
-        if order.row_count != len(rows):
-            raise ValueError(f"the order is one of {order.row_count} rows, not of {len(rows)}")
+        if order.rows.row_count != len(rows):
+            raise ValueError(f"the order is one of {order.rows.row_count} rows, not of {len(rows)}")
         self._rows = rows
         self._encode: Encode[Encoded] = encode
         self._order = order

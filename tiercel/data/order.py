@@ -3,12 +3,16 @@
 Every rank and loader worker computes the same order for itself, so nothing about it is ever stored: a run resumes
 from one integer, next_index = step * prompts_per_step.
 
+Several files are mixed by weight in rounds of as many rows as they have together: each round takes the same number of
+rows from a file, its share, spread over the round, and a file goes through its own rows in epochs of its own.
+
 Rows that fill up a step (rollout.resample_tries) come from a second order of the same rows, whose indices start at
 RESAMPLED; how many of a step's tries were made is part of no state either, for each has indices of its own.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
@@ -16,7 +20,44 @@ import numpy as np
 
 Item = TypeVar("Item")
 RESAMPLED = 1 << 40
+_ROUNDS_APART = 1 << 48  # of the order of the files, from that of the rows
 _EPOCHS_APART = 1 << 32  # of the two orders, so that no epoch of one repeats one of the other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowOrder:
+    """The order of a run's rows, which lie file after file: all that decides it, and nothing else does."""
+
+    counts: tuple[int, ...]  # usable rows of each file
+    weights: tuple[float, ...]
+    seed: int
+    shuffle: bool
+
+    @property
+    def row_count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Rows of each file in a round: its weight's part of all, by largest remainder, and at least one."""
+        return _shares(self.row_count, self.weights)
+
+    def row(self, index: int) -> int:
+        """Number of the run's index-th row, counted from 0 through all epochs."""
+        if len(self.counts) == 1:
+            return row_of_index(index, self.counts[0], self.seed, self.shuffle)[1]
+        start = RESAMPLED if index >= RESAMPLED else 0
+        shares = self.shares
+        number, place = divmod(index - start, sum(shares))
+        if self.shuffle or start:
+            epoch = _ROUNDS_APART + number + (_EPOCHS_APART if start else 0)
+            files, turns = _shuffled_round(shares, self.seed, epoch)
+        else:
+            files, turns = _even_round(shares)
+        file = int(files[place])
+        own_index = start + number * shares[file] + int(turns[place])
+        own_seed = (self.seed + file) % 2**64  # files of one length would go in step
+        return sum(self.counts[:file]) + row_of_index(own_index, self.counts[file], own_seed, self.shuffle)[1]
 
 
 def row_of_index(index: int, row_count: int, seed: int, shuffle: bool) -> tuple[int, int]:
@@ -61,7 +102,7 @@ def rank_slice(indices: Sequence[Item], rank: int, world_size: int) -> Sequence[
     return indices[len(indices) * rank // world_size : len(indices) * (rank + 1) // world_size]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)  # an epoch of each of a few files
 def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
     """Row numbers in the order of one epoch, int64 (row_count,)."""
     # NumPy promises the same raw Philox stream in every version, but not the same Generator.permutation.
@@ -69,3 +110,34 @@ def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
     order = np.argsort(draws, kind="stable")
     order.setflags(write=False)
     return order
+
+
+@lru_cache(maxsize=4)
+def _shares(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    exact = [total * weight / math.fsum(weights) for weight in weights]
+    shares = [max(1, math.floor(each)) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda file: (math.floor(exact[file]) - exact[file], file))
+    for file in by_remainder[: max(0, total - sum(shares))]:
+        shares[file] += 1
+    return tuple(shares)
+
+
+@lru_cache(maxsize=4)
+def _shuffled_round(shares: tuple[int, ...], seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each place of a round its file, and how many of that file's rows come before it in the round."""
+    return _with_turns(np.repeat(np.arange(len(shares)), shares)[_permutation(sum(shares), seed, epoch)])
+
+
+@lru_cache(maxsize=4)
+def _even_round(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The same without shuffling: each file's rows evenly over the round."""
+    places = [((row + 0.5) / share, file) for file, share in enumerate(shares) for row in range(share)]
+    return _with_turns(np.array([file for _, file in sorted(places)]))
+
+
+def _with_turns(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    turns = np.empty_like(files)
+    for file in np.unique(files):
+        is_of_file = files == file
+        turns[is_of_file] = np.arange(is_of_file.sum())
+    return files, turns

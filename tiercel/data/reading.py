@@ -1,25 +1,24 @@
-"""Row files to rows: JSON Lines, a JSON list, or Parquet. What cannot be used is rejected, recorded and counted."""
+"""Row files to rows: what cannot be used is rejected, recorded and counted."""
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NoReturn
 
 from tiercel.config.schema import Data
-from tiercel.data.formats import FormatName, default_id, detect_format, parse_record
+from tiercel.data.formats import FormatName, default_id, detect_format, expanded, parse_record
 from tiercel.data.images import open_header
-from tiercel.data.rows import Purpose, shortened
-from tiercel.errors import DataError, EnvironmentProblem, RunError
+from tiercel.data.order import RowOrder
+from tiercel.data.readers import Record, records_of
+from tiercel.data.rows import Purpose, Reading, shortened
+from tiercel.errors import DataError, RunError
 from tiercel.reliability.redaction import redact_values
 from tiercel.types import RejectedRow, Row
 
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
-_PARQUET_ROWS = 256  # read at once; rows with embedded images are large
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,47 +26,66 @@ class RowTable:
     """A row file as read: every row of it is in `rows` or in `rejected`."""
 
     file: str
-    format: FormatName
+    format: str
     rows: tuple[Row, ...]
     rejected: tuple[RejectedRow, ...]
     total: int
+    counts: tuple[int, ...]  # rows of each file
+    weights: tuple[float, ...] = (1.0,)
+
+    def order(self, seed: int, shuffle: bool) -> RowOrder:
+        """Which row comes when."""
+        return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=shuffle)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Record:
-    """One object of a file, or the reason why it is none."""
-
-    line: int
-    value: dict[str, Any]
-    problem: str | None = None
+def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+    """The rows of data.train and data.mix, file after file. Raises as `read_rows`."""
+    tables = [read_rows(config.train, config, purpose, beat)]
+    for more in config.mix:
+        own = {"format": more.format or config.format, "image_root": more.image_root or config.image_root}
+        tables.append(read_rows(more.path, config.model_copy(update=own), purpose, beat))
+    if len(tables) == 1:
+        return tables[0]
+    return RowTable(
+        file=", ".join(table.file for table in tables),
+        format=", ".join(dict.fromkeys(table.format for table in tables)),
+        rows=tuple(row for table in tables for row in table.rows),
+        rejected=tuple(row for table in tables for row in table.rejected),
+        total=sum(table.total for table in tables),
+        counts=tuple(len(table.rows) for table in tables),
+        weights=(1.0, *(more.weight for more in config.mix)),
+    )
 
 
 def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """Every row of a .jsonl, .json or .parquet file, in the file's order. `beat` hears of each.
+    """Every row of a file or directory, in its order. `beat` hears of each.
 
     Raises DataError where the file is missing, empty, of no known format or has no usable row at all, and
-    EnvironmentProblem where Parquet is asked for without pyarrow. Rejected rows do not raise: record them with
+    EnvironmentProblem where it needs pyarrow, which is not there. Rejected rows do not raise: record them with
     `write_bad_rows`, then call `require_few_bad`.
     """
     file = Path(path)
-    reader = _READERS.get(file.suffix.lower())
-    if reader is None:
-        raise DataError(f"{file}: rows are read from {', '.join(_READERS)} files, not {file.suffix or 'this'}")
     root = image_root(path, config)
     try:
-        records = reader(file)
-        head = list(islice(records, _DETECTION_ROWS))
-        if not head:
+        records = records_of(file)
+        first = list(islice(records, _DETECTION_ROWS))
+        if not first:
             raise DataError(f"{file}: the file has no rows")
-        format = _format(head, config, str(file))
-        parse = partial(
-            parse_record,
-            format=format,
+        format = _format(first, config, str(file))
+        reading = Reading(
             file=str(file),
             purpose=purpose,
+            image_root=str(root),
             image_size=partial(open_header, root=root, max_pixels=config.max_image_pixels),
+            prompt=config.prompt,
+            last_turn_only=purpose == "sft" and config.train_turns == "last",
         )
-        rows, rejected = _parsed(chain(head, records), parse, str(file), beat)
+        if format == "refcoco" and config.prompt is None:
+            raise DataError(
+                f"{file}: its rows are referring expressions, which need wording; write data.prompt, such as "
+                '"Where is {prompt}? Answer with its box."'
+            )
+        rows, rejected = _parsed(chain(first, records), format, reading, beat)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if not rows:
@@ -81,13 +99,14 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[
         rows=tuple(rows),
         rejected=tuple(rejected),
         total=len(rows) + len(rejected),
+        counts=(len(rows),),
     )
 
 
 def image_root(path: str | Path, config: Data) -> Path:
     """The directory that images of a row file resolve under. Raises DataError where there is none."""
     if config.image_root is None:
-        return Path(path).parent
+        return Path(path) if Path(path).is_dir() else Path(path).parent
     root = Path(config.image_root)
     if not root.is_dir():
         raise DataError(f"data.image_root: {root} is no directory; images resolve under it")
@@ -115,6 +134,31 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
         raise RunError(f"{file}: rejected rows cannot be recorded: {error.strerror or error}") from error
 
 
+def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
+    """Rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, pictures' bytes left out.
+    Their number. Raises RunError."""
+    wanted = {(row.file, row.line) for row in rejected}
+    records = {
+        (file, record.line): record.value
+        for file in sorted({file for file, _ in wanted})
+        for record in records_of(Path(file))
+        if (file, record.line) in wanted
+    }
+    try:
+        with Path(path).open("w", encoding="utf-8") as stream:
+            for row in rejected:
+                found = {"file": row.file, "line": row.line, "id": row.id, "field": row.field, "reason": row.reason}
+                found |= {"row": records.get((row.file, row.line))}
+                stream.write(json.dumps(redact_values(found), ensure_ascii=False, default=_shown) + "\n")
+    except OSError as error:
+        raise RunError(f"{path}: rejected rows cannot be written: {error.strerror or error}") from error
+    return len(rejected)
+
+
+def _shown(value: object) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
+
+
 def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Sequence[RejectedRow]) -> None:
     """Raise DataError where more than data.max_bad_fraction of the rows were rejected, with the first reasons."""
     if total and rejected_count / total > config.max_bad_fraction:
@@ -132,7 +176,7 @@ def first_reasons(rejected: Sequence[RejectedRow]) -> str:
     return "\n".join(lines)
 
 
-def _format(head: Sequence[_Record], config: Data, file: str) -> FormatName:
+def _format(head: Sequence[Record], config: Data, file: str) -> FormatName:
     if config.format != "auto":
         return config.format
     readable = [record.value for record in head if record.problem is None]
@@ -142,119 +186,29 @@ def _format(head: Sequence[_Record], config: Data, file: str) -> FormatName:
 
 
 def _parsed(
-    records: Iterable[_Record], parse: Callable[..., Row | RejectedRow], file: str, beat: Callable[[], None]
+    records: Iterable[Record], format: FormatName, reading: Reading, beat: Callable[[], None]
 ) -> tuple[list[Row], list[RejectedRow]]:
     rows: list[Row] = []
     rejected: list[RejectedRow] = []
     line_of_id: dict[str, int] = {}
     for record in records:
         beat()
+        default = default_id(reading.file, record.line)
         if record.problem is not None:
-            id = default_id(file, record.line)
-            rejected.append(RejectedRow(id=id, file=file, line=record.line, field="row", reason=record.problem))
+            rejected.append(
+                RejectedRow(id=default, file=reading.file, line=record.line, field="row", reason=record.problem)
+            )
             continue
-        row = parse(record.value, line=record.line)
-        if isinstance(row, RejectedRow):
-            rejected.append(row)
-        elif row.id in line_of_id:
-            reason = f"{shortened(row.id)!r} is the id of line {line_of_id[row.id]} already"
-            rejected.append(RejectedRow(id=row.id, file=file, line=row.line, field="id", reason=reason))
-        else:
-            line_of_id[row.id] = row.line
-            rows.append(row)
+        values = expanded(format, record.value)
+        for number, value in enumerate(values, start=1):
+            name = default if len(values) == 1 else f"{default}#{number}"
+            row = parse_record(value, format=format, line=record.line, reading=reading, default=name)
+            if isinstance(row, RejectedRow):
+                rejected.append(row)
+            elif row.id in line_of_id:
+                reason = f"{shortened(row.id)!r} is the id of line {line_of_id[row.id]} already"
+                rejected.append(RejectedRow(id=row.id, file=reading.file, line=row.line, field="id", reason=reason))
+            else:
+                line_of_id[row.id] = row.line
+                rows.append(row)
     return rows, rejected
-
-
-def _read_json_lines(file: Path) -> Iterator[_Record]:
-    with file.open("rb") as stream:
-        for line, data in enumerate(stream, start=1):
-            if line == 1:
-                _refuse_utf16(data, file)
-                data = data.removeprefix(b"\xef\xbb\xbf")
-            if data.strip():
-                yield _record(data, line)
-
-
-def _read_json_list(file: Path) -> Iterator[_Record]:
-    data = file.read_bytes()
-    _refuse_utf16(data, file)
-    if not data.strip():
-        return
-    try:
-        values = _loads(data.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {_json_problem(error)}. A file with one object a line is named .jsonl") from error
-    if not isinstance(values, list):
-        raise DataError(f"{file}: holds a JSON {_kind(values)}; a .json file holds a list of rows")
-    for number, value in enumerate(values, start=1):
-        yield _object(value, number)
-
-
-def _read_parquet(file: Path) -> Iterator[_Record]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"{file}: Parquet needs a package that is not installed: pip install pyarrow"
-        ) from error
-    try:
-        with parquet.ParquetFile(file) as table:
-            numbered = enumerate(chain.from_iterable(b.to_pylist() for b in table.iter_batches(_PARQUET_ROWS)), start=1)
-            for number, value in numbered:
-                yield _Record(line=number, value=value)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{file}: is no readable Parquet file: {error}") from error
-
-
-_READERS: dict[str, Callable[[Path], Iterator[_Record]]] = {
-    ".jsonl": _read_json_lines,
-    ".json": _read_json_list,
-    ".parquet": _read_parquet,
-}
-
-
-def _record(data: bytes, line: int) -> _Record:
-    try:
-        return _object(_loads(data), line)
-    except (ValueError, RecursionError) as error:
-        return _Record(line=line, value={}, problem=_json_problem(error))
-
-
-def _object(value: Any, line: int) -> _Record:
-    if isinstance(value, dict):
-        return _Record(line=line, value=value)
-    return _Record(line=line, value={}, problem=f"is a JSON {_kind(value)}; a row is an object")
-
-
-def _loads(data: bytes) -> Any:
-    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is beyond the range of numbers")
-    return value
-
-
-def _json_problem(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (byte {error.start} of the row)"
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
-    return f"is not valid JSON: {error}"
-
-
-def _refuse_utf16(data: bytes, file: Path) -> None:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{file}: is encoded in UTF-16; save it as UTF-8")
-
-
-def _kind(value: Any) -> str:
-    kinds = {list: "list", dict: "object", str: "text", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), "null")

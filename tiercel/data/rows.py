@@ -4,14 +4,16 @@ A format's converter (formats.py) reads a record into a `Draft`; `finish` judges
 Everything here raises DataError with the field at fault; formats.parse_record turns that into a RejectedRow.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from string import Formatter
 from typing import Any, Literal
 
 from tiercel.data.images import path_problem, shown_path
 from tiercel.errors import DataError
-from tiercel.types import Box, ImageSource, Message, RejectedRow, Row, Size
+from tiercel.types import Box, ImageSource, Message, PixelLimits, RejectedRow, Row, Size
 
 Purpose = Literal["sft", "grpo"]
 Role = Literal["system", "user", "assistant"]
@@ -21,6 +23,7 @@ IMAGE_MARK = "<image>"
 BOX_MARK = "<bbox>"
 REFERENCE_MARK = "<ref-object>"
 
+_MASKS = ("loss", "weight")  # keys of a turn that say whether it is learnt
 _LONGEST_REASON = 1000  # characters
 
 _MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
@@ -38,6 +41,7 @@ class Draft:
     boxes: tuple[Box, ...] = ()  # fill <bbox> marks
     box_images: tuple[int, ...] = ()
     boxes_are_unit: bool = False  # 0 to 1 of the image's width and height, else pixels
+    boxes_are_inside: bool = False  # a box that leaves its image was meant otherwise
     messages_field: str = "messages"  # what the format calls them
     boxes_field: str = "boxes"
 
@@ -73,16 +77,31 @@ def read_messages(
         place = f"{field}[{number}]"
         if not isinstance(turn, Mapping):
             raise DataError(f"is {_brief(turn)}; a turn is an object with {role_key} and {content_key}", field=place)
-        # A key such as "loss" or "tool_calls" would change what is trained: not to be passed over.
-        unknown = sorted(key for key in turn if key not in (role_key, content_key) and given(turn, key))
+        # A key such as "tool_calls" would change what is trained: not to be passed over.
+        unknown = sorted(key for key in turn if key not in (role_key, content_key, *_MASKS) and given(turn, key))
         if unknown:
             raise DataError(f"has keys that tiercel does not know: {', '.join(unknown)}; remove them", field=place)
         role = turn.get(role_key)
         if not isinstance(role, str) or role not in roles:
             raise DataError(f"is {_brief(role)}; known are {', '.join(roles)}", field=f"{place}.{role_key}")
         content = read_content(turn.get(content_key), f"{place}.{content_key}")
-        messages.append(Message(role=roles[role], content=content))
+        messages.append(Message(role=roles[role], content=content, is_trained=_is_trained(turn, roles[role], place)))
     return tuple(messages)
+
+
+def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
+    """Whether SFT learns a turn: `loss` as ms-swift writes it, or `weight` as OpenAI does."""
+    keys = [key for key in _MASKS if given(turn, key)]
+    if not keys:
+        return True
+    value = turn[keys[0]]
+    if len(keys) > 1 or not (isinstance(value, bool) or (type(value) in (int, float) and value in (0, 1))):
+        raise DataError(
+            f"is {_brief(value)}; it is true, false, 1 or 0, and only one key says it", field=f"{place}.{keys[0]}"
+        )
+    if value and role != "assistant":
+        raise DataError(f"a {role} turn is never learnt; remove the key", field=f"{place}.{keys[0]}")
+    return bool(value)
 
 
 def read_content(value: Any, field: str) -> str:
@@ -171,11 +190,28 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def finish(draft: Draft, *, id: str, file: str, line: int, purpose: Purpose, image_size: ImageSize) -> Row:
-    """Judge the draft as a whole. `image_size` is asked only where boxes are given as shares of an image."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How the rows of a file are read."""
+
+    file: str
+    purpose: Purpose
+    image_root: str
+    image_size: ImageSize  # (width, height) of an image, or DataError
+    prompt: str | None = None  # data.prompt
+    last_turn_only: bool = False  # data.train_turns
+
+
+def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelLimits | None = None) -> Row:
+    """Judge the draft as a whole. `reading.image_size` is asked only where boxes depend on it."""
     field = draft.messages_field
-    require_turns(draft.messages, purpose, field)
-    messages = fill_references(draft.messages, draft.references)
+    messages = draft.messages
+    if reading.last_turn_only:
+        messages = only_last_turn(messages)
+    require_turns(messages, reading.purpose, field)
+    if reading.prompt is not None:
+        messages = fill_prompt(messages, reading.prompt, draft.columns)
+    messages = fill_references(messages, draft.references)
     messages = place_images(messages, len(draft.images), field)
     for number, message in enumerate(messages):
         if message.role != "system" and not message.content.strip():
@@ -185,12 +221,53 @@ def finish(draft: Draft, *, id: str, file: str, line: int, purpose: Purpose, ima
         messages=messages,
         images=draft.images,
         answer=draft.answer,
-        boxes=_checked_boxes(draft, messages, image_size),
+        boxes=_checked_boxes(draft, messages, reading.image_size),
         box_images=draft.box_images,
+        pixels=pixels,
         columns=draft.columns,
-        file=file,
+        file=reading.file,
         line=line,
+        image_root=reading.image_root,
     )
+
+
+def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Of the assistant turns only the last is learnt, where the row itself does not leave it out."""
+    last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=None)
+    return tuple(
+        replace(message, is_trained=message.is_trained and number == last) if message.role == "assistant" else message
+        for number, message in enumerate(messages)
+    )
+
+
+def fill_prompt(messages: Sequence[Message], template: str, columns: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The last user turn as `data.prompt` words it."""
+    last = max(number for number, message in enumerate(messages) if message.role == "user")
+
+    def value(name: str) -> str:
+        if name == "prompt":
+            return messages[last].content
+        if columns.get(name) is None:
+            raise DataError(f"is missing, and data.prompt asks for {{{name}}}", field=name)
+        given_value = columns[name]
+        if isinstance(given_value, dict | list | bool):
+            return json.dumps(given_value, ensure_ascii=False)
+        return str(given_value)
+
+    pieces = (text + (value(name) if name else "") for text, name, *_ in Formatter().parse(template))
+    worded = replace(messages[last], content="".join(pieces))
+    return (*messages[:last], worded, *messages[last + 1 :])
+
+
+def read_pixels(record: Mapping[str, Any]) -> PixelLimits | None:
+    """The row's own `min_pixels` and `max_pixels`."""
+    for key in ("min_pixels", "max_pixels"):
+        if given(record, key) and (type(record[key]) is not int or record[key] < 1):
+            raise DataError(f"is {_brief(record[key])}; it must be a positive integer", field=key)
+    least, most = record.get("min_pixels"), record.get("max_pixels")
+    if least is not None and most is not None and least > most:
+        raise DataError(f"is {least}, above the row's max_pixels {most}", field="min_pixels")
+    return None if least is None and most is None else PixelLimits(least=least, most=most)
 
 
 def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> None:
@@ -206,6 +283,8 @@ def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> 
             raise DataError("no assistant turn to train on", field=field)
         if roles.index("assistant") < roles.index("user"):
             raise DataError("the first assistant turn comes before any user turn", field=field)
+        if not any(message.role == "assistant" and message.is_trained for message in messages):
+            raise DataError("every assistant turn is left out of the loss", field=field)
 
 
 def fill_references(messages: tuple[Message, ...], references: Sequence[str]) -> tuple[Message, ...]:
@@ -224,7 +303,7 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
         first, *others = content.split(REFERENCE_MARK)
         return first + "".join(next(remaining) + text for text in others)
 
-    return tuple(Message(role=message.role, content=filled(message.content)) for message in messages)
+    return tuple(replace(message, content=filled(message.content)) for message in messages)
 
 
 def place_images(messages: tuple[Message, ...], image_count: int, field: str) -> tuple[Message, ...]:
@@ -256,6 +335,16 @@ def _checked_boxes(draft: Draft, messages: Sequence[Message], image_size: ImageS
                 f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)",
                 field=f"{field}[{number}]",
             )
+    if draft.boxes_are_inside:
+        for box, image in zip(draft.boxes, draft.box_images, strict=True):
+            width, height = image_size(draft.images[image])
+            if box[0] < -1 or box[1] < -1 or box[2] > width + 1 or box[3] > height + 1:
+                x1, y1, x2, y2 = box
+                raise DataError(
+                    f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height] leaves its image "
+                    f"of {width} x {height} pixels; is it [x1, y1, x2, y2]?",
+                    field=field,
+                )
     if not draft.boxes_are_unit:
         return draft.boxes
     for number, box in enumerate(draft.boxes):

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from tiercel.config.schema import Data
 from tiercel.data.images import ImageProblem, open_header
-from tiercel.data.reading import RowTable, image_root
+from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
 from tiercel.errors import DataError
 from tiercel.types import ImageSource, RejectedRow, Row, Size
 
 PERCENTILES = (0, 50, 90, 99, 100)
 
+_Place: TypeAlias = "tuple[str, ImageSource]"  # the directory that an image resolves under, and the image
 _BLOCK_ROWS = 256
 _HEADER_THREADS = 8  # headers wait for the disk or the network, not for the processor
 
@@ -46,17 +48,16 @@ def scan(
     `plan_prompt` may raise DataError; so rejected are also prompts above data.max_prompt_tokens. `progress` is
     called with (rows done, rows to do).
     """
-    root = image_root(table.file, config)
     rejected = list(table.rejected)
     rows_by_image_count: Counter[int] = Counter()
     rows_by_length: Counter[int] = Counter()
     longest: tuple[int, str | None] = (-1, None)
-    known: dict[ImageSource, Size | ImageProblem] = {}
+    known: dict[_Place, Size | ImageProblem] = {}
     done = 0
     with ThreadPoolExecutor(_HEADER_THREADS) as threads:
         for block in _blocks(table.rows):
-            sizes = _sizes(block, known, partial(_size, root=root, max_pixels=config.max_image_pixels), threads)
-            known.update({image: size for image, size in sizes.items() if image.data is None})
+            sizes = _sizes(block, known, partial(_size, max_pixels=config.max_image_pixels), threads)
+            known.update({place: size for place, size in sizes.items() if place[1].data is None})
             for row in block:
                 try:
                     length = _prompt_length(row, sizes, plan_prompt, config)
@@ -98,13 +99,13 @@ def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
 
 def _prompt_length(
     row: Row,
-    sizes: Mapping[ImageSource, Size | ImageProblem],
+    sizes: Mapping[_Place, Size | ImageProblem],
     plan_prompt: Callable[[Row, list[Size]], int],
     config: Data,
 ) -> int:
     row_sizes = []
     for image in row.images:
-        size = sizes[image]
+        size = sizes[row.image_root, image]
         if isinstance(size, ImageProblem):
             raise size.with_traceback(None)  # one problem may speak for many rows
         row_sizes.append(size)
@@ -120,20 +121,21 @@ def _prompt_length(
 
 def _sizes(
     rows: Sequence[Row],
-    known: Mapping[ImageSource, Size | ImageProblem],
-    size_of: Callable[[ImageSource], Size | ImageProblem],
+    known: Mapping[_Place, Size | ImageProblem],
+    size_of: Callable[[_Place], Size | ImageProblem],
     threads: Executor,
-) -> dict[ImageSource, Size | ImageProblem]:
+) -> dict[_Place, Size | ImageProblem]:
     """The size of each distinct image of the rows, or what is wrong with it."""
-    images = dict.fromkeys(image for row in rows for image in row.images)
+    images = dict.fromkeys((row.image_root, image) for row in rows for image in row.images)
     unknown = [image for image in images if image not in known]
     found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))
     return {image: found[image] if image in found else known[image] for image in images}
 
 
-def _size(image: ImageSource, root: Path, max_pixels: int) -> Size | ImageProblem:
+def _size(place: _Place, max_pixels: int) -> Size | ImageProblem:
+    root, image = place
     try:
-        return open_header(image, root, max_pixels)
+        return open_header(image, Path(root), max_pixels)
     except ImageProblem as problem:
         return problem
 

@@ -61,15 +61,20 @@ def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
     found["recipe"] = hashlib.sha256(recipe_to_yaml(recipe).encode()).hexdigest()[:16]
     named = {
         "data.train": recipe.data.train,
+        **{f"data.mix.{number}": more.path for number, more in enumerate(recipe.data.mix)},
         "data.eval": recipe.data.eval,
         "lora.init": f"{recipe.lora.init}/adapter_model.safetensors" if recipe.lora and recipe.lora.init else None,
         "train.deepspeed.config": recipe.train.deepspeed.config,
     }
-    found |= {key: fingerprint([Path(file)]) for key, file in named.items() if file is not None}
+    found |= {key: fingerprint(_files_of(Path(file))) for key, file in named.items() if file is not None}
     directory = resolve(recipe.model)
     files = [path for suffix in ("json", "safetensors", "jinja", "txt") for path in directory.glob(f"*.{suffix}")]
     found["model files"] = fingerprint(sorted(files))
     return found
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def fingerprint(files: Sequence[Path]) -> str:

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tiercel.config.schema import Part
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+from tiercel.errors import DataError
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 HuggingFaceModel = Any  # a PreTrainedModel, whose submodules only its family knows
 
@@ -42,6 +43,7 @@ class Family(ABC):
     position_dimensions: ClassVar[int]
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest matching prefix decides
     image_marker: ClassVar[str]  # what the chat template writes where an image goes
+    has_pixel_limits: ClassVar[bool]  # min_pixels and max_pixels decide an image's size; else tiles do
     image_processor_class: ClassVar[Any]  # transformers' Pillow form; the other one needs torchvision
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
@@ -56,11 +58,18 @@ class Family(ABC):
         """Token ids whose embeddings are replaced by vision features; they can never be sampled."""
 
     @abstractmethod
-    def plan_image(self, size: Size) -> ImagePlan:
-        """Size after resizing and number of tokens, from the header's size alone. Raises DataError."""
+    def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
+        """Size after resizing and number of tokens, from the header's size alone; `limits` are the row's own, within
+        the recipe's. Raises DataError."""
+
+    def refuse_limits(self, limits: PixelLimits | None) -> None:
+        """For families that cut tiles. Raises DataError where a row has limits of its own."""
+        if limits is not None:
+            key = "min_pixels" if limits.most is None else "max_pixels"
+            raise DataError(f"{self.name} cuts images into tiles of one size; remove the row's {key}", field=key)
 
     @abstractmethod
-    def encode_image(self, image: Image.Image) -> EncodedImage:
+    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """Resize an RGB image once; every engine gets these pixels."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 
 class InternVL(Family):
@@ -32,13 +32,15 @@ class InternVL(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<IMG_CONTEXT>"
+    has_pixel_limits = False
     image_processor_class = GotOcr2ImageProcessorPil
 
     @property
     def placeholder_ids(self) -> tuple[int, ...]:
         return (self.checkpoint.config.image_token_id,)
 
-    def plan_image(self, size: Size) -> ImagePlan:
+    def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
+        self.refuse_limits(limits)
         processor = self.checkpoint.image_processor
         (width, height), tile = size, (processor.size["width"], processor.size["height"])
         columns, rows = 1, 1
@@ -53,10 +55,10 @@ class InternVL(Family):
             token_count=self.checkpoint.config.image_seq_length * _tile_count(rows, columns) + 2,
         )
 
-    def encode_image(self, image: Image.Image) -> EncodedImage:
+    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """The whole canvas first; where it has several tiles, the thumbnail second."""
         processor = self.checkpoint.image_processor
-        plan = self.plan_image(image.size)
+        plan = self.plan_image(image.size, limits)
         views = [picture_tensor(image.resize(plan.processed_size, resample=processor.resample))]
         if plan.grid != (1, 1):
             tile = processor.size["width"], processor.size["height"]

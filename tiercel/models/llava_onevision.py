@@ -20,7 +20,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 SHRINKS_ABOVE = 1.1  # features are shrunk where a side would be longer than this times the longest that it may be
 
@@ -37,6 +37,7 @@ class LlavaOnevision(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
+    has_pixel_limits = False
     image_processor_class = LlavaOnevisionImageProcessorPil
 
     @property
@@ -44,7 +45,8 @@ class LlavaOnevision(Family):
         config = self.checkpoint.config
         return config.image_token_id, config.video_token_id
 
-    def plan_image(self, size: Size) -> ImagePlan:
+    def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
+        self.refuse_limits(limits)
         config, (width, height) = self.checkpoint.config, size
         tile = config.vision_config.image_size
         canvas_height, canvas_width = select_best_resolution((height, width), config.image_grid_pinpoints)
@@ -70,15 +72,17 @@ class LlavaOnevision(Family):
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
         if not rows or not columns:
-            raise DataError(f"image of {width} x {height} pixels: too narrow, nothing of it is left on its canvas", "images")
+            raise DataError(
+                f"image of {width} x {height} pixels: too narrow, nothing of it is left on its canvas", field="images"
+            )
         most = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
         ratio = math.sqrt(rows * columns / (most * side**2))
         return (int(rows // ratio), int(columns // ratio)) if ratio > SHRINKS_ABOVE else (rows, columns)
 
-    def encode_image(self, image: Image.Image) -> EncodedImage:
+    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """The picture as it lies on the canvas, without the padding; then squashed to one tile."""
         resample = self.checkpoint.image_processor.resample
-        plan, tile = self.plan_image(image.size), self.checkpoint.config.vision_config.image_size
+        plan, tile = self.plan_image(image.size, limits), self.checkpoint.config.vision_config.image_size
         views = tuple(picture_tensor(image.resize(size, resample)) for size in (plan.processed_size, (tile, tile)))
         return EncodedImage(sha256=views_sha256(views, also=plan.original_size), plan=plan, views=views)
 

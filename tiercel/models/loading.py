@@ -76,6 +76,11 @@ def load_family(model: Model, template: str | None = None) -> Family:
     where one of them cannot be read."""
     path = resolve(model)
     chosen = family_class(path)
+    if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
+        key = "min_pixels" if model.max_pixels is None else "max_pixels"
+        raise ModelError(
+            f"model.{key}: {chosen.name} cuts images into tiles of one size and has no such limit; remove it"
+        )
     try:
         # Said aloud, for transformers would otherwise ask at the terminal whether to run a tokenizer's own code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

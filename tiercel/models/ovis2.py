@@ -18,7 +18,7 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import (
 
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_token_ids
 
@@ -35,6 +35,7 @@ class Ovis2(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
+    has_pixel_limits = False
     image_processor_class = Ovis2ImageProcessorPil
 
     @property
@@ -48,7 +49,8 @@ class Ovis2(Family):
         side = -(-(vision.image_size // vision.patch_size) // vision.hidden_stride)
         return side * side
 
-    def plan_image(self, size: Size) -> ImagePlan:
+    def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
+        self.refuse_limits(limits)
         processor = self.checkpoint.image_processor
         width, height = size
         tile_height, tile_width = processor.size["height"], processor.size["width"]
@@ -70,10 +72,10 @@ class Ovis2(Family):
             token_count=len(self._layout(grid)),
         )
 
-    def encode_image(self, image: Image.Image) -> EncodedImage:
+    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """The whole canvas first; where it has several tiles, the thumbnail second."""
         processor = self.checkpoint.image_processor
-        plan = self.plan_image(image.size)
+        plan = self.plan_image(image.size, limits)
         views = [picture_tensor(image.resize(plan.processed_size, resample=processor.resample))]
         if plan.grid != (1, 1):
             tile = processor.size["width"], processor.size["height"]

@@ -58,8 +58,8 @@ class Policy:
         for image, features_KH in zip(images, features, strict=True):
             if len(features_KH) != (places := self.family.feature_count(image.plan)):
                 raise ModelError(
-                    f"the model makes {len(features_KH)} features of a picture of {image.plan.processed_size} pixels that "
-                    f"has {places} places in the prompt; its config and its image processor disagree"
+                    f"the model makes {len(features_KH)} features of a picture of {image.plan.processed_size} "
+                    f"pixels that has {places} places in the prompt; its config and its image processor disagree"
                 )
         return features
 

@@ -4,6 +4,7 @@ Shape suffixes: P prompt tokens, C tokens after the prompt, D position dimension
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jinja2 import TemplateError
@@ -50,7 +51,7 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
             text += "[" + ", ".join(f"{value:.{digits}f}" for value in mapped) + "]" + piece
         return text
 
-    return tuple(Message(role=message.role, content=written(message.content)) for message in row.messages)
+    return tuple(replace(message, content=written(message.content)) for message in row.messages)
 
 
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
@@ -113,8 +114,8 @@ def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: 
 
 def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
     """Tokens of the whole conversation, from the image headers alone."""
-    messages = with_system(with_boxes(row, plans, family), system)
-    ids = token_ids(family, render(family, messages, False), plans)
+    messages = _to_last_learnt(with_system(with_boxes(row, plans, family), system))
+    ids = token_ids(family, render(family, messages, False), plans[: _image_count(messages)])
     ends = set(family.checkpoint.end_token_ids)
     while ids and ids[-1] not in ends and not ends.isdisjoint(ids):  # what follows the last turn is not trained on
         ids.pop()
@@ -157,13 +158,17 @@ def encode_conversation(
     system: str | None,
     max_prompt_tokens: int,
 ) -> EncodedConversation:
-    """The whole conversation for SFT: assistant turns, end tokens included, are scored.
+    """The conversation for SFT, as far as its last turn that is learnt: such turns, end tokens included, are scored.
 
     Text before and after each turn is tokenised apart, so that a turn's tokens are those that sampling would
     have met. A template that rewrites earlier turns is refused.
     """
     plans = [image.plan for image in images]
     messages = with_system(with_boxes(row, plans, family), system)
+    if _image_count(messages) != len(images):
+        raise DataError(f"{len(images)} images for {_image_count(messages)} image places", field="images")
+    messages = _to_last_learnt(messages)
+    images = images[: _image_count(messages)]
     ids: list[int] = []
     scored: list[bool] = []
     prompt_length = text_length = image_count = 0
@@ -192,9 +197,9 @@ def encode_conversation(
         if not prompt_text:
             prompt_text, prompt_length = before, len(ids)
         turn, end, rest = _split_turn(family, after[len(before) :])
-        append(turn, True)
+        append(turn, message.is_trained)
         ids.append(end)
-        scored.append(True)
+        scored.append(message.is_trained)
         append(rest, False)
         text_length = len(after)
     if not prompt_text:
@@ -235,6 +240,12 @@ def _split_turn(family: Family, text: str) -> tuple[str, int, str]:
         if found:
             return turn, end, rest
     return text, family.checkpoint.end_token_ids[0], ""
+
+
+def _to_last_learnt(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What follows the last turn that is learnt teaches nothing."""
+    learnt = [number for number, message in enumerate(messages) if message.role == "assistant" and message.is_trained]
+    return messages[: learnt[-1] + 1] if learnt else messages
 
 
 def _image_count(messages: Sequence[Message]) -> int:

@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, views_sha256
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, Size
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 
 class Qwen2VL(Family):
@@ -30,6 +30,7 @@ class Qwen2VL(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<|image_pad|>"
+    has_pixel_limits = True
     image_processor_class = Qwen2VLImageProcessorPil
 
     @property
@@ -37,16 +38,17 @@ class Qwen2VL(Family):
         config = self.checkpoint.config
         return config.image_token_id, config.video_token_id
 
-    def plan_image(self, size: Size) -> ImagePlan:
+    def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
         processor = self.checkpoint.image_processor
         width, height = size
+        least, most = self._pixels(limits)
         try:
             resized_height, resized_width = smart_resize(
                 height,
                 width,
                 factor=processor.patch_size * processor.merge_size,
-                min_pixels=self.min_pixels or processor.size["shortest_edge"],
-                max_pixels=self.max_pixels or processor.size["longest_edge"],
+                min_pixels=least,
+                max_pixels=most,
             )
         except ValueError as error:
             raise DataError(f"image of {width} x {height} pixels: {error}", field="images") from error
@@ -58,8 +60,23 @@ class Qwen2VL(Family):
             token_count=grid[1] * grid[2] // processor.merge_size**2,
         )
 
-    def encode_image(self, image: Image.Image) -> EncodedImage:
-        plan = self.plan_image(image.size)
+    def _pixels(self, limits: PixelLimits | None) -> tuple[int, int]:
+        """The row's limits where it has any. An engine that resizes again by the recipe's must find nothing to do."""
+        size = self.checkpoint.image_processor.size
+        least, most = self.min_pixels or size["shortest_edge"], self.max_pixels or size["longest_edge"]
+        if limits is None:
+            return least, most
+        for key, given in (("min_pixels", limits.least), ("max_pixels", limits.most)):
+            if given is not None and not least <= given <= most:
+                raise DataError(
+                    f"is {given}, outside of model.min_pixels {least} to model.max_pixels {most}; widen those, or "
+                    "remove the row's",
+                    field=key,
+                )
+        return limits.least or least, limits.most or most
+
+    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
+        plan = self.plan_image(image.size, limits)
         if image.size != plan.processed_size:
             image = image.resize(plan.processed_size, resample=self.checkpoint.image_processor.resample)
         views = (picture_tensor(image),)

@@ -68,7 +68,9 @@ def render(run: Run, other: Run | None = None) -> str:
     ]
     sections += [section for section in ends if section is not None]
     said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
-    return _document(run, fragment(_header(run, said), sections))
+    return document(
+        f"{run.name}: tiercel {run.kind}", "the run directory alone", fragment(_header(run, said), sections)
+    )
 
 
 def _first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
@@ -130,7 +132,8 @@ def _plain_tile(label: str, number: str, note: str) -> Html:
     )
 
 
-def _document(run: Run, body: Html) -> str:
+def document(title: str, origin: str, body: Html) -> str:
+    """A whole page that opens offline and runs nothing but its own script. `origin`: what it was made from."""
     style, script = _asset("report.css"), _asset("report.js")
     policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
     policy += "base-uri 'none'; form-action 'none'"
@@ -141,10 +144,10 @@ def _document(run: Run, body: Html) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="generator", content=f"tiercel {__version__}"),
-        element("title", f"{run.name}: tiercel {run.kind}"),
+        element("title", title),
         element("style", trusted(style)),
     )
-    footer = element("footer", f"tiercel {__version__}; made from the run directory alone")
+    footer = element("footer", f"tiercel {__version__}; made from {origin}")
     page = element(
         "html", head, element("body", element("main", body), footer, element("script", trusted(script))), lang="en"
     )

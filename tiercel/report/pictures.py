@@ -24,7 +24,6 @@ _LARGEST_ZOOM = 4
 _PIXELATED_BELOW = 160  # pixels: smaller pictures are shown as the squares that they are
 _LARGEST_PNG = 30_000
 _JPEG_QUALITY = 82
-_BYTES_PER_BASE64 = 4 / 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,18 +62,23 @@ class Album:
             return None
         try:
             with Image.open(file, formats=("PNG",)) as image:
-                kind, data = _small(image.convert("RGB"))
-                is_small = max(image.size) < _PIXELATED_BELOW
+                text, is_small = embedded(image.convert("RGB"))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             self.missing[file.name] = type(error).__name__
             return None
-        if len(data) * _BYTES_PER_BASE64 > self._bytes_left:
+        if len(text) > self._bytes_left:
             self.left_out += 1
             return None
-        text = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
         self._images_left -= 1
         self._bytes_left -= len(text)
         return text, is_small
+
+
+def embedded(image: Image.Image) -> tuple[str, bool]:
+    """An RGB picture as a data: URI, and whether it shows best as squares."""
+    is_small = max(image.size) < _PIXELATED_BELOW
+    kind, data = _small(image)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", is_small
 
 
 def _small(image: Image.Image) -> tuple[str, bytes]:
@@ -143,17 +147,21 @@ def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most
 
 
 def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> Html:
-    size = _shown_size(image.original_size)
     name = image.path or f"{image.sha256[:12]}.png"
-    said = f"{name}, {image.original_size[0]} {TIMES} {image.original_size[1]}"
-    caption = element("figcaption", said)
-    embedded = album.take(image.sha256)
-    if embedded is None:
+    caption = f"{name}, {image.original_size[0]} {TIMES} {image.original_size[1]}"
+    taken = album.take(image.sha256)
+    if taken is None:
         is_lost = f"{image.sha256}.png" in album.missing
         reason = "images/ has no readable file for it" if is_lost else "left out: the page's share of images is used up"
         empty = element("p", reason, class_="no-picture")
-        return element("figure", empty, caption, class_="picture")
-    uri, is_small = embedded
+        return element("figure", empty, element("figcaption", caption), class_="picture")
+    return figure(taken, name, caption, image.original_size, outlines)
+
+
+def figure(taken: tuple[str, bool], name: str, caption: str, original: Size, outlines: Sequence[Outline]) -> Html:
+    """An embedded picture with boxes over it, which are in pixels of the original."""
+    uri, is_small = taken
+    size = _shown_size(original)
     boxes = ", ".join(f"{outline.label} [{box_text(outline.box)}]" for outline in outlines)
     return element(
         "figure",
@@ -167,14 +175,14 @@ def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> H
                 preserveAspectRatio="none",
                 class_="squares" if is_small else None,
             ),
-            [_drawn(outline, image.original_size, size) for outline in outlines],
+            [_drawn(outline, original, size) for outline in outlines],
             viewBox=f"0 0 {size[0]} {size[1]}",
             width=size[0],
             height=size[1],
             role="img",
             aria_label=f"{name}; boxes: {boxes}" if boxes else name,
         ),
-        caption,
+        element("figcaption", caption),
         class_="picture",
     )
 

@@ -9,6 +9,7 @@ import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
+from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable, read_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
@@ -86,7 +87,7 @@ def heldout_groups(
         return [], 0
     table = heldout_rows(recipe, "grpo", ranks)
     params = greedy_params(recipe.rollout)
-    encode = prompt_encoder(family, recipe.data, recipe.data.eval)
+    encode = prompt_encoder(family, recipe.data)
     scored: list[ScoredGroup] = []
     rejected = list(table.rejected)
     with _loader(table.rows, encode, recipe, ranks) as loader:
@@ -127,7 +128,7 @@ def heldout_loss(engine: Engine, recipe: SftRecipe) -> dict[str, float]:
         return {}
     ranks = engine.ranks
     table = heldout_rows(recipe, "sft", ranks)
-    encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.eval)
+    encode = conversation_encoder(engine.policy.family, recipe.data)
     sums = {"loss": 0.0, "tokens": 0.0}
     with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():
         for batch in steps_of(loader, ranks):
@@ -155,9 +156,7 @@ def _loader(
     rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks
 ) -> StepLoader[Encoded]:
     order = StepOrder(
-        row_count=len(rows),
-        seed=0,
-        shuffle=False,
+        rows=RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False),
         prompts_per_step=ROWS_AT_ONCE * ranks.world_size,
         end=len(rows),
         rank=ranks.rank,

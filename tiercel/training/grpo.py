@@ -57,7 +57,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         engine = setup.build_engine(recipe, session.found, recipe.rollout.temperature, say, ranks)
         family = engine.policy.family
         order = setup.step_order(recipe, session)
-        encode = prompt_encoder(family, recipe.data, recipe.data.train)
+        encode = prompt_encoder(family, recipe.data)
         workers, rejected = recipe.data.workers, set[str]()
         with (
             Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
@@ -86,7 +86,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 clock.begin("reward", step, rows)
                 scored = score(ranks, scorer, groups, recipe)
                 more = partial(sampled_and_scored, session, scorer, rollouts, recipe, rejected, clock)
-                filled = filled_up(ranks, step, scored, recipe, session.table.rows, encode, more)
+                filled = filled_up(ranks, step, scored, recipe, session.table.rows, order.rows, encode, more)
                 clock.begin("learn", step, rows)
                 penalties = kl_penalties(engine, filled.learnt, recipe)
                 advantages = step_advantages(

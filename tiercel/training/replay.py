@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tiercel.algorithms import Totals
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.data.order import indices_of_step, row_of_index
-from tiercel.data.reading import RowTable, read_rows
+from tiercel.data.order import indices_of_step
+from tiercel.data.reading import RowTable, read_training_rows
 from tiercel.errors import DataError, RunError
 from tiercel.learner.batch import AdvantageGroup, group_item, policy_units, totals_of
 from tiercel.models.saving import restore_adapter
@@ -132,8 +132,8 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
 
 def _policy_passes(engine: Engine, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
     lines = [json.loads(line) for line in (directory / GROUPS).read_text(encoding="utf-8").splitlines()]
-    table = read_rows(recipe.data.train, recipe.data, "grpo")
-    encode = prompt_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    table = read_training_rows(recipe.data, "grpo")
+    encode = prompt_encoder(engine.policy.family, recipe.data)
     groups = []
     for line in lines:
         learnt = [completion for completion in line["completions"] if completion["advantage"] is not None]
@@ -180,8 +180,8 @@ def _completion(fields: dict[str, Any]) -> Completion:
 def _conversation_passes(engine: Engine, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
     """The rows of a step are a function of its number."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
-    table = read_rows(recipe.data.train, recipe.data, "sft")
-    encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.train)
+    table = read_training_rows(recipe.data, "sft")
+    encode = conversation_encoder(engine.policy.family, recipe.data)
     conversations: list[EncodedConversation] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
@@ -198,5 +198,4 @@ def _conversation_passes(engine: Engine, recipe: SftRecipe, directory: Path) -> 
 
 def _row(table: RowTable, recipe: SftRecipe | GrpoRecipe, index: int) -> Row:
     """The row that comes at a global index."""
-    _, number = row_of_index(index, len(table.rows), recipe.train.seed, recipe.data.shuffle)
-    return table.rows[number]
+    return table.rows[table.order(recipe.train.seed, recipe.data.shuffle).row(index)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.loader import Encode, StepBatch, encode_rows
-from tiercel.data.order import indices_of_try, rank_slice, row_of_index
+from tiercel.data.order import RowOrder, indices_of_try, rank_slice
 from tiercel.distributed.ranks import Ranks
 from tiercel.types import EncodedPrompt, Row, ScoredGroup
 
@@ -46,6 +46,7 @@ def filled_up(
     scored: Sequence[ScoredGroup],
     recipe: GrpoRecipe,
     rows: Sequence[Row],
+    order: RowOrder,
     encode: Encode[EncodedPrompt],
     sample: Sample,
 ) -> Filled:
@@ -59,7 +60,7 @@ def filled_up(
     good = _good_indices(ranks, every, recipe)
     while len(good) < wanted and made < tries:
         indices = rank_slice(indices_of_try(step, made, tries, wanted), ranks.rank, ranks.world_size)
-        places = [(i, row_of_index(i, len(rows), recipe.train.seed, recipe.data.shuffle)[1]) for i in indices]
+        places = [(i, order.row(i)) for i in indices]
         every += sample(ranks.together(lambda: encode_rows(step, rows, encode, places)))  # noqa: B023
         good = _good_indices(ranks, every, recipe)
         made += 1

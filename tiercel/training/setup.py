@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.config.schema import BaseRecipe
+from tiercel.data import reading
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
-from tiercel.data.reading import RowTable, read_rows, require_few_bad, write_bad_rows
+from tiercel.data.reading import RowTable, require_few_bad, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
@@ -119,7 +120,7 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
 
 def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RowTable:
     """The training rows; rejected ones are recorded before they can stop the run."""
-    table = read_rows(recipe.data.train, recipe.data, purpose, run.ranks.pulse.beat)
+    table = reading.read_training_rows(recipe.data, purpose, run.ranks.pulse.beat)
     if run.ranks.is_first:
         write_bad_rows(table.rejected, run.bad_rows_file)
     require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
@@ -141,9 +142,7 @@ def run_length(recipe: BaseRecipe, row_count: int) -> Length:
 def step_order(recipe: BaseRecipe, session: Session) -> StepOrder:
     """The training rows' order for this rank."""
     return StepOrder(
-        row_count=len(session.table.rows),
-        seed=recipe.train.seed,
-        shuffle=recipe.data.shuffle,
+        rows=session.table.order(recipe.train.seed, recipe.data.shuffle),
         prompts_per_step=recipe.optim.prompts_per_step,
         end=session.length.end,
         rank=session.ranks.rank,

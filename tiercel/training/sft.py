@@ -31,7 +31,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
             run.record({"step": 0, **row})
             session.progress.step({"step": 0, **row})
         order = setup.step_order(recipe, session)
-        encode = conversation_encoder(engine.policy.family, recipe.data, recipe.data.train)
+        encode = conversation_encoder(engine.policy.family, recipe.data)
         workers, rejected = recipe.data.workers, set[str]()
         with StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader:
             clock = time.perf_counter()

@@ -1,0 +1,134 @@
+"""`tiercel data preview`: the first rows of a run as the model will see them. No weights are read."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.data.images import source_name
+from tiercel.data.order import RowOrder
+from tiercel.data.reading import read_training_rows
+from tiercel.errors import DataError, RunError
+from tiercel.models.family import Family
+from tiercel.models.images import picture_image
+from tiercel.models.loading import load_family
+from tiercel.report.pictures import Outline
+from tiercel.report.preview import Piece, PreviewPicture, PreviewRow, render
+from tiercel.rewards.boxes import is_proper
+from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
+
+
+def preview(path: Path, overrides: Sequence[str], count: int, output: Path) -> None:
+    """Write the page. Raises TiercelError."""
+    recipe = load_recipe(detect_kind(path, overrides), path, overrides)
+    family = load_family(recipe.model, recipe.data.template)
+    table = read_training_rows(recipe.data, "grpo" if isinstance(recipe, GrpoRecipe) else "sft")
+    order = table.order(recipe.train.seed, recipe.data.shuffle)
+    shown = [_preview_row(family, recipe, table.rows, order, index) for index in range(min(count, len(table.rows)))]
+    notes = [
+        f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",
+        f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
+    ]
+    try:
+        output.write_text(render(shown, f"{path.name}: rows", notes), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{output}: the page cannot be written: {error.strerror or error}") from error
+    print(f"{output}: {len(shown)} rows")
+
+
+def _preview_row(
+    family: Family, recipe: SftRecipe | GrpoRecipe, rows: Sequence[Row], order: RowOrder, index: int
+) -> PreviewRow:
+    row = rows[order.row(index)]
+    place = f"{row.file}:{row.line}"
+    try:
+        if isinstance(recipe, GrpoRecipe):
+            prompt = prompt_encoder(family, recipe.data)(row, index)
+            ids, is_learnt = prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool)
+        else:
+            conversation = conversation_encoder(family, recipe.data)(row, index)
+            prompt = conversation.prompt
+            ids = torch.cat([prompt.token_ids_P, conversation.token_ids_C])
+            is_learnt = torch.cat([torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), conversation.is_scored_C])
+    except DataError as error:
+        return PreviewRow(
+            index=index, id=row.id, place=place, pieces=(), pictures=(), token_count=0, answer="", problem=str(error)
+        )
+    return PreviewRow(
+        index=index,
+        id=row.id,
+        place=place,
+        pieces=pieces(family, ids, is_learnt, prompt.images),
+        pictures=_pictures(row, prompt),
+        token_count=len(ids),
+        answer="none" if row.answer is None else str(row.answer),
+    )
+
+
+def pieces(family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[EncodedImage]) -> tuple[Piece, ...]:
+    """Tokens as text, those of an image as one piece."""
+    is_vision = family.is_placeholder(ids_T).tolist()
+    kinds = [
+        "image" if vision else "learnt" if learnt else "given"
+        for vision, learnt in zip(is_vision, is_learnt_T.tolist(), strict=True)
+    ]
+    found: list[Piece] = []
+    start = 0
+    left = [family.feature_count(image.plan) for image in images]
+    for kind, run in groupby(kinds):
+        length = len(list(run))
+        if kind == "image":
+            stop = start + length
+            while start < stop:  # images may stand side by side
+                found.append(Piece(kind="image", text=f"[image: {left[0]} tokens]"))
+                start += left.pop(0)
+            continue
+        text = family.tokenizer.decode(ids_T[start : start + length].tolist(), skip_special_tokens=False)
+        found.append(Piece(kind="learnt" if kind == "learnt" else "given", text=text))
+        start += length
+    return tuple(found)
+
+
+def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
+    shown = []
+    for number, image in enumerate(prompt.images):
+        boxes = [
+            (box, "neutral", f"box {place}") for place, box in enumerate(row.boxes) if row.box_images[place] == number
+        ]
+        if number == 0:
+            boxes += [(box, "truth", "answer") for box in _answer_boxes(row.answer)]
+        shown.append(
+            PreviewPicture(
+                image=_whole(image),
+                name=source_name(row.images[number]),
+                original_size=image.plan.original_size,
+                processed_size=image.plan.processed_size,
+                token_count=image.plan.token_count,
+                outlines=tuple(Outline(box=box, style=style, label=label) for box, style, label in boxes),
+            )
+        )
+    return tuple(shown)
+
+
+def _whole(image: EncodedImage) -> Image.Image:
+    return picture_image(image.views[0])
+
+
+def _answer_boxes(answer: object) -> list[Box]:
+    """Boxes that an answer is: one, or a list of them."""
+    candidates = answer if isinstance(answer, list) and answer and isinstance(answer[0], list) else [answer]
+    boxes = []
+    for candidate in candidates:
+        if (
+            isinstance(candidate, list)
+            and len(candidate) == 4
+            and all(type(side) in (int, float) for side in candidate)
+        ):
+            box = (float(candidate[0]), float(candidate[1]), float(candidate[2]), float(candidate[3]))
+            boxes += [box] if is_proper(box) else []
+    return boxes

@@ -1,0 +1,58 @@
+"""Pictures that stand inside messages, as OpenAI writes them: {"type": "image_url", "image_url": {"url": ...}}."""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tiercel.data.images import path_problem, shown_path
+from tiercel.errors import DataError
+from tiercel.types import ImageSource
+
+_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_KINDS = ("image_url", "input_image")
+
+
+def has_image_parts(messages: Any) -> bool:
+    """Whether any turn has a part with a picture's address."""
+    turns = messages if isinstance(messages, list) else []
+    contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in _KINDS for part in parts)
+
+
+def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource, ...]]:
+    """The turns with bare image parts in place of addressed ones, and the pictures in their order."""
+    if not isinstance(messages, list):
+        return messages, ()
+    images: list[ImageSource] = []
+    turns = []
+    for number, turn in enumerate(messages):
+        content = turn.get("content") if isinstance(turn, Mapping) else None
+        if isinstance(content, list):
+            parts = []
+            for place, part in enumerate(content):
+                if isinstance(part, Mapping) and part.get("type") in _KINDS:
+                    images.append(_source(part.get("image_url"), f"{field}[{number}].content[{place}]"))
+                    part = {"type": "image"}
+                elif isinstance(part, Mapping) and part.get("type") == "input_text":
+                    part = {**part, "type": "text"}
+                parts.append(part)
+            turn = {**turn, "content": parts}
+        turns.append(turn)
+    return turns, tuple(images)
+
+
+def _source(value: Any, field: str) -> ImageSource:
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if not isinstance(url, str):
+        raise DataError('has no address; it must be {"url": ...}', field=field)
+    if found := _DATA_URL.match(url):
+        try:
+            return ImageSource(data=base64.b64decode(url[found.end() :], validate=True))
+        except (binascii.Error, ValueError) as error:
+            raise DataError(f"its data: URL is not base64: {error}", field=field) from error
+    if problem := path_problem(url):
+        raise DataError(f"{shown_path(url)}: {problem}", field=field)
+    return ImageSource(path=url)

@@ -1,0 +1,216 @@
+"""Files to records: JSON Lines, a JSON list, COCO's annotations, Parquet, directories of Hugging Face's datasets."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tiercel.errors import DataError, EnvironmentProblem
+
+_PARQUET_ROWS = 256  # read at once; rows with embedded images are large
+_STATE, _SPLITS = "state.json", "dataset_dict.json"  # of a data set, and of several, as save_to_disk writes them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One object of a file, or the reason why it is none."""
+
+    line: int
+    value: dict[str, Any]
+    problem: str | None = None
+
+
+def records_of(path: Path) -> Iterator[Record]:
+    """The records of a file or directory, in its order. Raises DataError where it is none that can be read, and
+    EnvironmentProblem where it needs pyarrow, which is not there."""
+    if path.is_dir():
+        return read_directory(path)
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: rows are read from {', '.join(READERS)} files, not {path.suffix or 'this'}")
+    return reader(path)
+
+
+def read_json_lines(file: Path) -> Iterator[Record]:
+    with file.open("rb") as stream:
+        for line, data in enumerate(stream, start=1):
+            if line == 1:
+                _refuse_utf16(data, file)
+                data = data.removeprefix(b"\xef\xbb\xbf")
+            if data.strip():
+                yield _record(data, line)
+
+
+def read_json_list(file: Path) -> Iterator[Record]:
+    data = file.read_bytes()
+    _refuse_utf16(data, file)
+    if not data.strip():
+        return
+    try:
+        values = _loads(data.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: {_json_problem(error)}. A file with one object a line is named .jsonl") from error
+    if (
+        isinstance(values, dict)
+        and isinstance(values.get("images"), list)
+        and isinstance(values.get("annotations"), list)
+    ):
+        yield from _coco_records(values["images"], values["annotations"])
+        return
+    if not isinstance(values, list):
+        raise DataError(
+            f"{file}: holds a JSON {_kind(values)}; a .json file holds a list of rows, or COCO's images and annotations"
+        )
+    for number, value in enumerate(values, start=1):
+        yield _object(value, number)
+
+
+def read_parquet(file: Path) -> Iterator[Record]:
+    pyarrow = _pyarrow(file)
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            numbered = enumerate(chain.from_iterable(b.to_pylist() for b in table.iter_batches(_PARQUET_ROWS)), start=1)
+            for number, value in numbered:
+                yield Record(line=number, value=value)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{file}: is no readable Parquet file: {error}") from error
+
+
+def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]:
+    """Each annotation with its image's file; a caption of the image is the expression where the annotation has none
+    (as in MDETR's files)."""
+    by_id = {
+        image["id"]: image for image in images if isinstance(image, dict) and isinstance(image.get("id"), int | str)
+    }
+    for number, annotation in enumerate(annotations, start=1):
+        if not isinstance(annotation, dict):
+            yield _object(annotation, number)
+            continue
+        image = by_id.get(annotation.get("image_id"))
+        if image is None or not isinstance(image.get("file_name"), str):
+            reason = f"annotation {number} names image {annotation.get('image_id')!r}, which `images` has no file of"
+            yield Record(line=number, value={}, problem=reason)
+            continue
+        of_image = {key: image[key] for key in ("caption",) if key in image}
+        yield Record(line=number, value={**of_image, **annotation, "image": image["file_name"]})
+
+
+def read_directory(directory: Path) -> Iterator[Record]:
+    """A data set that Hugging Face's datasets saved: Arrow files by save_to_disk, or Parquet files of a repository."""
+    if (directory / _SPLITS).is_file():
+        splits = _description(directory / _SPLITS).get("splits")
+        names = (
+            ", ".join(str(directory / str(split)) for split in splits) if isinstance(splits, list) else "its folders"
+        )
+        raise DataError(f"{directory}: holds several data sets; name one of {names}")
+    if (directory / _STATE).is_file():
+        return _read_arrow(directory)
+    files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
+    if not files:
+        raise DataError(f"{directory}: is no data set: it has neither {_STATE} (of save_to_disk) nor Parquet files")
+    return _numbered(record for file in files for record in read_parquet(file))
+
+
+def _read_arrow(directory: Path) -> Iterator[Record]:
+    pyarrow = _pyarrow(directory)
+    state = _description(directory / _STATE)
+    if state.get("_indices_files"):
+        raise DataError(
+            f"{directory}: is a selection of rows that lie elsewhere; call flatten_indices() on it and save it again"
+        )
+    entries = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
+    names = [name for name in entries if isinstance(name, str) and Path(name).name == name]
+    if not names or len(names) < len(entries):
+        raise DataError(f"{directory / _STATE}: names no files of its own directory")
+
+    def batches() -> Iterator[Any]:
+        for name in names:
+            with pyarrow.memory_map(str(directory / name)) as source, pyarrow.ipc.open_stream(source) as stream:
+                yield from stream
+
+    try:
+        rows = (row for batch in batches() for row in batch.to_pylist())
+        for number, value in enumerate(rows, start=1):
+            yield Record(line=number, value=value)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{directory}: is no readable data set: {error}") from error
+
+
+def _description(file: Path) -> dict[str, Any]:
+    try:
+        found = _loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: {_json_problem(error)}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _numbered(records: Iterator[Record]) -> Iterator[Record]:
+    """Counted through all files."""
+    for number, record in enumerate(records, start=1):
+        yield replace(record, line=number)
+
+
+def _pyarrow(file: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise EnvironmentProblem(f"{file}: this needs a package that is not installed: pip install pyarrow") from error
+    return pyarrow
+
+
+READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
+    ".jsonl": read_json_lines,
+    ".json": read_json_list,
+    ".parquet": read_parquet,
+}
+
+
+def _record(data: bytes, line: int) -> Record:
+    try:
+        return _object(_loads(data), line)
+    except (ValueError, RecursionError) as error:
+        return Record(line=line, value={}, problem=_json_problem(error))
+
+
+def _object(value: Any, line: int) -> Record:
+    if isinstance(value, dict):
+        return Record(line=line, value=value)
+    return Record(line=line, value={}, problem=f"is a JSON {_kind(value)}; a row is an object")
+
+
+def _loads(data: bytes) -> Any:
+    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is beyond the range of numbers")
+    return value
+
+
+def _json_problem(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 (byte {error.start} of the row)"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return f"is not valid JSON: {error}"
+
+
+def _refuse_utf16(data: bytes, file: Path) -> None:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{file}: is encoded in UTF-16; save it as UTF-8")
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "list", dict: "object", str: "text", bool: "boolean", int: "number", float: "number"}
+    return kinds.get(type(value), "null")
