@@ -2,11 +2,11 @@
 
 import pytest
 
-from tiercel.data.formats import clean_answer, detect_format, parse_record
+from tiercel.data.formats import clean_answer, detect_format, expanded, parse_record
 from tiercel.data.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
-from tiercel.types import ImageSource, RejectedRow, Row
+from tiercel.types import ImageSource, PixelLimits, RejectedRow, Row
 
 USER = {"role": "user", "content": "Where is the 7?"}
 ASSISTANT = {"role": "assistant", "content": "There."}
@@ -128,7 +128,11 @@ def test_other_parts_are_refused(part):
         ([{"role": "user", "content": " "}], "messages[0]"),
         ([{"role": "assistant", "content": "x"}], "messages"),
         ([USER, {"role": "system", "content": "late"}], "messages[1]"),
-        ([USER, {"role": "assistant", "content": "x", "loss": False}], "messages[1]"),
+        ([USER, {"role": "assistant", "content": "x", "loss": "no"}], "messages[1].loss"),
+        ([USER, {"role": "assistant", "content": "x", "weight": 0.5}], "messages[1].weight"),
+        ([USER, {"role": "assistant", "content": "x", "loss": False, "weight": 0}], "messages[1].loss"),
+        ([{**USER, "loss": True}, ASSISTANT], "messages[0].loss"),
+        ([USER, {"role": "assistant", "content": "x", "tool_calls": []}], "messages[1]"),
     ],
 )
 def test_messages_that_are_refused(messages, field):
@@ -487,3 +491,158 @@ def test_unknown_and_ambiguous_rows_name_the_keys(records, words):
         detect_format(records, "f.jsonl")
     for word in words:
         assert word in str(error.value)
+
+
+# Turns that are not learnt
+
+
+def trained(row):
+    return [message.is_trained for message in row.messages if message.role == "assistant"]
+
+
+def test_a_turn_may_be_left_out_of_the_loss():
+    turns = [USER, {**ASSISTANT, "loss": False}, USER, {**ASSISTANT, "loss": True}, USER, {**ASSISTANT, "weight": 0}]
+    assert trained(accepted({"messages": turns}, purpose="sft")) == [False, True, False]
+    assert trained(accepted({"messages": [{**USER, "loss": False}, ASSISTANT]}, purpose="sft")) == [True]
+    alone = {"messages": [USER, {**ASSISTANT, "loss": False}]}
+    assert refused(alone, purpose="sft").reason == "every assistant turn is left out of the loss"
+    assert accepted(alone, purpose="grpo")
+
+
+def test_only_the_last_turn_where_the_recipe_says_so():
+    turns = [USER, ASSISTANT, USER, ASSISTANT]
+    assert trained(accepted({"messages": turns}, purpose="sft", last_turn_only=True)) == [False, True]
+    turns[-1] = {**ASSISTANT, "loss": 0}
+    assert refused({"messages": turns}, purpose="sft", last_turn_only=True).field == "messages"
+
+
+# The recipe's wording
+
+
+def test_the_last_user_turn_as_the_recipe_words_it():
+    record = {"messages": [USER, ASSISTANT, USER], "image": "a.png", "level": 3, "tags": ["x"], "hard": True}
+    template = "{{{prompt}}} At level {level}, {tags}, {hard}."
+    row = accepted(record, prompt=template)
+    assert contents(row)[-1] == '{Where is the 7?} At level 3, ["x"], true.'
+    assert contents(row)[0] == "<image>Where is the 7?"
+    marked = {"messages": [{"role": "user", "content": "a<image>b"}], "image": "a.png"}
+    assert contents(accepted(marked, prompt="Look: {prompt}")) == ["Look: a<image>b"]
+    assert contents(accepted(marked, prompt="Look.")) == ["<image>Look."]
+
+
+def test_a_row_without_a_column_that_the_wording_needs_is_refused():
+    row = refused({"messages": [USER]}, prompt="{prompt} {level}")
+    assert (row.field, row.reason) == ("level", "is missing, and data.prompt asks for {level}")
+
+
+# Pixels
+
+
+def test_a_rows_own_pixel_limits():
+    assert accepted({"messages": [USER]}).pixels is None
+    row = accepted({"messages": [USER], "min_pixels": 784, "max_pixels": 3136})
+    assert row.pixels == PixelLimits(least=784, most=3136) and row.columns == {}
+    assert refused({"messages": [USER], "max_pixels": "3136"}).field == "max_pixels"
+    assert refused({"messages": [USER], "min_pixels": 2, "max_pixels": 1}).field == "min_pixels"
+
+
+# LLaMA-Factory
+
+
+def test_sharegpt_rows():
+    turns = [{"from": "human", "value": "<image>Where?"}, {"from": "gpt", "value": "[1, 2]"}]
+    record = {"conversations": turns, "system": "Be brief.", "images": ["a.png"], "level": 1}
+    row = accepted(record, format="sharegpt")
+    assert contents(row) == ["Be brief.", "<image>Where?", "[1, 2]"]
+    assert (row.answer, row.columns, row.images) == ([1, 2], {"level": 1}, (ImageSource(path="a.png"),))
+    assert accepted({**record, "answer": "here"}, format="sharegpt").answer == "here"
+    assert refused({**record, "tools": "[...]"}, format="sharegpt").field == "tools"
+    call = {"conversations": [*turns, {"from": "function_call", "value": "{}"}]}
+    assert refused(call, format="sharegpt").field == "conversations[2].from"
+
+
+def test_alpaca_rows():
+    record = {
+        "instruction": "Where is it?",
+        "input": "The 7.",
+        "output": "<answer>left</answer>",
+        "history": [["Hello", "Hi"]],
+        "system": "Be brief.",
+        "images": ["a.png"],
+    }
+    row = accepted(record, format="alpaca", purpose="sft")
+    assert contents(row) == ["Be brief.", "<image>Hello", "Hi", "Where is it?\nThe 7.", "<answer>left</answer>"]
+    assert row.answer == "left"
+    assert refused({"instruction": "", "output": "x"}, format="alpaca").field == "instruction[0]"
+
+
+# OpenAI
+
+
+def picture_part(url):
+    return {"type": "image_url", "image_url": {"url": url, "detail": "high"}}
+
+
+def test_openai_messages_with_pictures_where_they_stand():
+    parts = [
+        {"type": "text", "text": "Left: "},
+        picture_part("data:image/png;base64,iVBORw=="),
+        {"type": "text", "text": " right: "},
+        picture_part("b.png"),
+    ]
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {**ASSISTANT, "weight": 1},
+    ]
+    row = accepted({"messages": turns, "answer": "7"}, format="openai", purpose="sft")
+    assert contents(row) == ["Be brief.", "Left: <image> right: <image>", "There."]
+    assert row.images == (ImageSource(data=b"\x89PNG"), ImageSource(path="b.png"))
+    assert row.answer == "7"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.org/a.png", "file:///etc/passwd", "../a.png", "/a.png", "data:image/png;base64,!", None]
+)
+def test_openai_pictures_that_are_refused(url):
+    row = refused({"messages": [{"role": "user", "content": [picture_part(url)]}]}, format="openai")
+    assert row.field == "messages[0].content[0]"
+
+
+# Referring expressions
+
+
+def test_a_referring_expression_and_its_box():
+    record = {"file_name": "a.jpg", "bbox": [10, 20, 30, 25.5], "expression": "the left cup", "ann_id": 7}
+    row = accepted(record, format="refcoco", prompt="Where is {prompt}?")
+    assert contents(row) == ["<image>Where is the left cup?", "<bbox>"]
+    assert row.answer == [10.0, 20.0, 40.0, 45.5] and row.boxes == ((10.0, 20.0, 40.0, 45.5),)
+    assert row.columns == {"file_name": "a.jpg", "ann_id": 7, "expression": "the left cup"}
+    assert row.images == (ImageSource(path="a.jpg"),)
+
+
+def test_a_box_of_corners_is_not_taken_for_one_of_sides():
+    row = refused({"image": "a.jpg", "bbox": [60, 20, 90, 45], "caption": "cup"}, format="refcoco", prompt="{prompt}")
+    assert row.field == "bbox" and "is it [x1, y1, x2, y2]?" in row.reason
+
+
+def test_several_expressions_are_several_rows():
+    record = {"id": "r1", "image": "a.jpg", "bbox": [0, 0, 5, 5], "sentences": [{"sent": "cup"}, {"sent": "left cup"}]}
+    found = expanded("refcoco", record)
+    assert [(each["id"], each["expression"]) for each in found] == [("r1#1", "cup"), ("r1#2", "left cup")]
+    assert expanded("tiercel", record) == [record]
+
+
+@pytest.mark.parametrize(
+    ("record", "format"),
+    [
+        ({"conversations": [], "system": "x", "images": []}, "sharegpt"),
+        ({"conversations": [], "image": "a.png"}, "vlm_r1"),
+        ({"instruction": "a", "output": "b"}, "alpaca"),
+        ({"messages": [{"role": "user", "content": [picture_part("a.png")]}], "answer": "x"}, "openai"),
+        ({"image": "a.jpg", "bbox": [0, 0, 5, 5], "caption": "cup"}, "refcoco"),
+        ({"image": "a.jpg", "bbox": [0, 0, 5, 5], "sentences": ["cup"]}, "refcoco"),
+    ],
+)
+def test_the_further_layouts_are_told_by_their_keys(record, format):
+    assert detect_format([record], "rows.jsonl") == format

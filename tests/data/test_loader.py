@@ -243,7 +243,7 @@ def test_no_steps_start_no_workers():
 
 def test_the_order_must_be_of_these_rows():
     with pytest.raises(ValueError, match="5 rows, not of 11"):
-        StepLoader(ROWS, encode, steps_of(row_count=5), start=0, stop=1, workers=0)
+        StepLoader(ROWS, encode, steps_of(counts=(5,)), start=0, stop=1, workers=0)
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch):

@@ -3,13 +3,21 @@
 import builtins
 import io
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tiercel.config.schema import Data
 from tiercel.data.images import decode
-from tiercel.data.reading import image_root, read_rows, require_few_bad, write_bad_rows
+from tiercel.data.reading import (
+    image_root,
+    read_rows,
+    read_training_rows,
+    require_few_bad,
+    write_bad_rows,
+    write_fix_report,
+)
 from tiercel.errors import DataError, EnvironmentProblem, RunError
 from tiercel.types import RejectedRow
 
@@ -224,3 +232,100 @@ def test_the_fraction_of_bad_rows():
     assert "r.jsonl:5 (r:5) images[0]: why" in text
     assert "r.jsonl:6" not in text
     assert "and 24 more" in text
+
+
+SAVED = Path(__file__).parent / "saved_dataset"  # two rows with pictures, by save_to_disk of datasets 5.2.0
+
+
+def test_a_data_set_that_save_to_disk_wrote():
+    table = read_rows(SAVED, config(), "grpo")
+    assert [(row.id, row.line, row.answer) for row in table.rows] == [
+        ("saved_dataset:1", 1, "red"),
+        ("saved_dataset:2", 2, "blue"),
+    ]
+    colours = [decode(row.images[0], Path(row.image_root), 1000).getpixel((3, 3)) for row in table.rows]
+    assert colours == [(255, 0, 0), (0, 0, 255)]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, "name one of .*train, .*test"),
+        ({"state.json": '{"_data_files": [], "_indices_files": [{"filename": "i.arrow"}]}'}, "flatten_indices"),
+        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}'}, "names no files of its own directory"),
+        ({"state.json": '{"_data_files": [{"filename": "x.arrow"}]}', "x.arrow": "junk"}, "no readable data set"),
+        ({"state.json": "{"}, "not valid JSON"),
+        ({"readme.txt": ""}, "is no data set"),
+    ],
+)
+def test_directories_that_are_no_data_set(tmp_path, files, says):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=says):
+        read_rows(tmp_path, config(), "grpo")
+
+
+def test_a_directory_of_parquet_files_is_one_data_set(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for number in range(2):
+        columns = {"problem": [f"{number}a", f"{number}b"], "solution": ["x", "y"]}
+        (tmp_path / "data").mkdir(exist_ok=True)
+        parquet.write_table(pyarrow.table(columns), tmp_path / "data" / f"train-0000{number}-of-00002.parquet")
+    table = read_rows(tmp_path, config(), "grpo")
+    assert [(row.line, row.messages[0].content) for row in table.rows] == [(1, "0a"), (2, "0b"), (3, "1a"), (4, "1b")]
+
+
+def coco(tmp_path, annotations):
+    file = tmp_path / "refs.json"
+    images = [{"id": 5, "file_name": "a.png", "height": 50, "width": 100, "caption": "the cup"}]
+    file.write_text(json.dumps({"images": images, "annotations": annotations}))
+    Image.new("RGB", (100, 50)).save(tmp_path / "a.png")
+    return file
+
+
+def test_coco_annotations_with_expressions(tmp_path):
+    file = coco(
+        tmp_path,
+        [
+            {"id": 1, "image_id": 5, "bbox": [1, 2, 10, 20], "sentences": ["left cup", "red cup"]},
+            {"id": 2, "image_id": 5, "bbox": [1, 2, 10, 20]},
+            {"id": 3, "image_id": 6, "bbox": [1, 2, 10, 20]},
+        ],
+    )
+    table = read(file, prompt="Where is {prompt}?")
+    assert [(row.id, row.messages[0].content) for row in table.rows] == [
+        ("1#1", "<image>Where is left cup?"),
+        ("1#2", "<image>Where is red cup?"),
+        ("2", "<image>Where is the cup?"),
+    ]
+    assert [row.reason for row in table.rejected] == ["annotation 3 names image 6, which `images` has no file of"]
+    assert table.total == 4
+    with pytest.raises(DataError, match=r"need wording; write data\.prompt"):
+        read(file)
+
+
+def test_files_are_mixed_by_weight_each_with_its_own_format_and_images(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one/rows.jsonl").write_text("\n".join(line(f"a{n}") for n in range(6)))
+    (tmp_path / "two/rows.jsonl").write_text(json.dumps({"problem": "?", "solution": "x", "image": "a.png"}))
+    mix = [{"path": str(tmp_path / "two/rows.jsonl"), "weight": 0.5}]
+    table = read_training_rows(Data(train=str(tmp_path / "one/rows.jsonl"), mix=mix), "grpo")
+    assert (table.counts, table.weights, table.total) == ((6, 1), (1.0, 0.5), 7)
+    assert table.format == "tiercel, vlm_r1"
+    assert [row.image_root for row in table.rows][-2:] == [str(tmp_path / "one"), str(tmp_path / "two")]
+    order = table.order(0, True)
+    drawn = [table.rows[order.row(index)].image_root for index in range(70)]
+    assert drawn.count(str(tmp_path / "two")) == 20  # 2 of the 7 rows of a round
+
+
+def test_the_fix_report_has_every_rejected_row_as_it_was_read(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{line('a')}\nnonsense\n{json.dumps({'id': 'c', 'messages': []})}\n")
+    table = read(file)
+    assert write_fix_report(table.rejected, tmp_path / "fix.jsonl") == 2
+    found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
+    assert [(each["line"], each["field"]) for each in found] == [(2, "row"), (3, "messages")]
+    assert found[0]["row"] == {} and found[1]["row"]["id"] == "c"

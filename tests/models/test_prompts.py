@@ -10,11 +10,12 @@ import torch
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, noise_image, tiny_policy
 from tiercel.config.schema import Model
-from tiercel.errors import DataError
+from tiercel.errors import DataError, ModelError
 from tiercel.learner.batch import conversation_item
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.family import Family
+from tiercel.models.images import picture_image
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import (
     completion_positions,
@@ -26,7 +27,7 @@ from tiercel.models.prompts import (
     token_ids,
 )
 from tiercel.models.vision import VisionStore
-from tiercel.types import EncodedConversation, EncodedImage, ImageSource, Message, Row
+from tiercel.types import EncodedConversation, EncodedImage, ImageSource, Message, PixelLimits, Row
 
 HEAD = {
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -220,7 +221,8 @@ BOXES = ((21.0, 14.0, 42.0, 28.0), (0.0, 28.0, 112.0, 56.0), (0.0, 0.0, 84.0, 56
     ],
 )
 def test_boxes_are_written_in_the_familys_space(tiny_checkpoints, name, space, written):
-    family = load_family(Model(path=str(tiny_checkpoints[name]), max_pixels=84 * 56))
+    limits = {"max_pixels": 84 * 56} if name.startswith("qwen") else {}
+    family = load_family(Model(path=str(tiny_checkpoints[name]), **limits))
     assert family.coordinate_space == space
     images = [family.encode_image(noise_image(*size, seed=0)) for size in SIZES]
     row = row_of(
@@ -345,3 +347,82 @@ def test_each_marker_becomes_its_own_images_tokens(family):
 def test_positions_after_an_image_go_on_from_its_longer_side():
     positions = torch.tensor([[0, 1, 1, 1, 2], [0, 1, 1, 1, 5], [0, 1, 2, 3, 4]])
     assert completion_positions(positions, 3).tolist() == [[6, 7, 8]] * 3
+
+
+def masked_row(*is_trained, images=0):
+    """Turns in pairs; whether each answer is learnt."""
+    messages = []
+    for number, trained in enumerate(is_trained):
+        messages.append(Message(role="user", content="<image>Where?" if number < images else "Where?"))
+        messages.append(Message(role="assistant", content=str(number), is_trained=trained))
+    row = row_of(("user", "?"), images=images)
+    return replace(row, messages=tuple(messages))
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize(
+    ("is_trained", "learnt"), [((True, False, True), "0 2"), ((False, True, False), "1"), ((False, True), "1")]
+)
+def test_turns_left_out_of_the_loss_are_read_and_not_learnt(families, name, is_trained, learnt):
+    family = families[name]
+    conversation = conversation_of(family, masked_row(*is_trained), [])
+    scored = [text for is_scored, text in pieces(family, conversation) if is_scored]
+    assert scored == [f"{answer}<|im_end|>" for answer in learnt.split()]
+    whole = family.tokenizer.decode(torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C]))
+    last = int(learnt.split()[-1])
+    assert whole.endswith(f"{last}<|im_end|>") and whole.count("<|im_start|>assistant") == last + 1
+    kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    assert conversation_length(family, masked_row(*is_trained), [], None) == kept
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_pictures_after_the_last_learnt_turn_are_left_out(families, name):
+    family = families[name]
+    row = masked_row(True, False, images=2)
+    conversation = conversation_of(family, row, pictures(family))
+    assert len(conversation.prompt.images) == 1
+    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C])
+    assert int(family.is_placeholder(ids).sum()) == family.feature_count(conversation.prompt.images[0].plan)
+    plans = [family.plan_image(size) for size in ((84, 56), (56, 120))]
+    assert conversation_length(family, row, plans, None) == len(ids)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_one_placeholder_for_each_picture(families, name):
+    family = families[name]
+    prompt = encode_prompt(
+        family, row_of(("user", "a<image><image>b"), images=2), 0, pictures(family), system=None, max_prompt_tokens=400
+    )
+    ids = family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images])
+    marker = family.tokenizer.convert_tokens_to_ids(family.image_marker)
+    assert ids.count(family.placeholder_ids[0]) == 2 and not set(family.placeholder_ids[1:]) & set(ids)
+    if family.placeholder_ids[0] == marker:  # the template's own text, before images are filled in
+        assert ids == family.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen3_vl"]), min_pixels=784, max_pixels=112 * 112))
+    assert family.plan_image((112, 112)).processed_size == (112, 112)
+    limits = PixelLimits(most=56 * 56)
+    assert family.plan_image((112, 112), limits).processed_size == (56, 56)
+    image = family.encode_image(noise_image(112, 112, 0), limits)
+    assert image.plan.processed_size == (56, 56)
+    assert family.encode_image(picture_image(image.views[0])).sha256 == image.sha256  # nothing left for an engine to do
+    with pytest.raises(DataError, match=r"outside of model\.min_pixels 784 to model.max_pixels 12544") as error:
+        family.plan_image((112, 112), PixelLimits(most=200_000))
+    assert error.value.field == "max_pixels"
+
+
+@pytest.mark.parametrize("name", ("ovis2", "internvl", "llava_onevision"))
+def test_families_of_tiles_have_no_pixel_limits(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    with pytest.raises(DataError, match="tiles of one size; remove the row's max_pixels"):
+        family.plan_image((100, 100), PixelLimits(most=3136))
+    with pytest.raises(ModelError, match=f"model.min_pixels: {name} cuts images into tiles"):
+        load_family(Model(path=str(tiny_checkpoints[name]), min_pixels=3136))
+
+
+def test_a_picture_of_which_nothing_is_left_is_refused(tiny_checkpoints):
+    family = load_family(Model(path=str(tiny_checkpoints["llava_onevision"])))
+    with pytest.raises(DataError, match="too narrow"):
+        family.plan_image((2000, 1))

@@ -8,6 +8,7 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.data.order import RowOrder
 from tiercel.errors import DataError, EnvironmentProblem, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
@@ -100,6 +101,22 @@ def test_three_grpo_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path
         for image in line["images"]:
             assert (run / "images" / f"{image['sha256']}.png").is_file()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
+
+
+def test_two_files_mixed_and_worded_by_the_recipe(tiny_checkpoints, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = write_rows(tmp_path / "other", count=6)
+    data = {"mix": [{"path": str(other), "weight": 0.5}], "prompt": "is the {prompt}", "eval": None}
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], write_rows(tmp_path), tmp_path / "run", data=data)
+    run = run_grpo(recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 5})}))
+    lines = [
+        json.loads(line) for file in sorted((run / "rollouts").iterdir()) for line in file.read_text().splitlines()
+    ]
+    assert [line["index"] for line in lines] == list(range(20))
+    assert all("is the " in line["prompt"] for line in lines)
+    order = RowOrder(counts=(12, 6), weights=(1.0, 0.5), seed=0, shuffle=True)
+    assert [line["id"] for line in lines] == [f"row-{order.row(index) % 12}" for index in range(20)]
+    assert sum(order.row(index) >= 12 for index in range(18)) == 6
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

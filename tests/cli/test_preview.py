@@ -1,0 +1,73 @@
+"""`tiercel data preview` and `tiercel check --fix-report` through the real command line."""
+
+import json
+
+import pytest
+import torch
+
+from tests.tiny_models import MIXED_PICTURES, mixed_rows
+from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.cli.preview import pieces
+from tiercel.config import recipe_to_yaml
+from tiercel.config.schema import Model
+from tiercel.models.loading import load_family
+from tiercel.models.prompts import encode_prompt
+
+
+def recipe_file(tmp_path, checkpoint, make=grpo_recipe, **changes):
+    recipe = make(checkpoint, write_rows(tmp_path), tmp_path / "run", **changes)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    return str(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl"))
+def test_the_page_shows_prompts_pictures_and_boxes(tiny_checkpoints, tmp_path, name, capsys):
+    recipe = recipe_file(tmp_path, tiny_checkpoints[name], data={"shuffle": False})
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    hostile = {**json.loads(lines[1]), "answer": [4, 5, 20, 30]}
+    hostile["messages"][0]["content"] = "<image>Where is <b>it</b>?"
+    bad = {**json.loads(lines[2]), "images": ["gone.png", "gone.png"]}
+    (tmp_path / "rows.jsonl").write_text("\n".join([lines[0], json.dumps(hostile), json.dumps(bad), *lines[3:]]))
+    page = tmp_path / "page.html"
+    assert main(["data", "preview", recipe, "--rows", "3", "--output", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page}: 3 rows\n"
+    text = page.read_text()
+    assert "&lt;b&gt;it&lt;/b&gt;" in text and "<b>it" not in text
+    assert text.count("data:image/png;base64,") == 1 and 'class="outline truth"' in text
+    assert "[image: 4 tokens]" in text and "0: row-0" in text
+    assert "rejected: gone.png: no such file" in text
+    assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+
+
+def test_sft_marks_what_is_learnt(tiny_checkpoints, tmp_path):
+    recipe = recipe_file(tmp_path, tiny_checkpoints["qwen3_vl"], make=sft_recipe)
+    page = tmp_path / "page.html"
+    assert main(["data", "preview", recipe, "--rows", "12", "--output", str(page)]) == 0
+    assert page.read_text().count('<mark class="learnt">[') == 12
+    assert "20]&lt;|im_end|&gt;</mark>" in page.read_text()
+
+
+def test_images_side_by_side_are_pieces_of_their_own(tiny_checkpoints):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    row, images = mixed_rows(family)[2]
+    prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
+    found = pieces(family, prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), images)
+    shown = [piece.text for piece in found if piece.kind == "image"]
+    assert shown == [f"[image: {image.plan.token_count} tokens]" for image in images] and len(MIXED_PICTURES) == 3
+
+
+def test_the_fix_report_is_written_though_the_check_fails(tiny_checkpoints, tmp_path, capsys):
+    recipe = recipe_file(tmp_path, tiny_checkpoints["qwen2_vl"])
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("nonsense\n")
+        file.write(json.dumps({"messages": [{"role": "user", "content": "?"}], "images": ["gone.png"]}) + "\n")
+    report = tmp_path / "bad.jsonl"
+    assert main(["check", recipe, "--fix-report", "--report-file", str(report)]) == 2
+    assert "data.max_bad_fraction" in capsys.readouterr().err
+    found = [json.loads(line) for line in report.read_text().splitlines()]
+    of_train = found[: len(found) // 2]  # the same file is data.eval
+    assert [(each["line"], each["field"], each["row"].get("images")) for each in of_train] == [
+        (13, "row", None),
+        (14, "images", ["gone.png"]),
+    ]
