@@ -234,10 +234,12 @@ def test_a_missing_template_names_the_remedy(checkpoint, tmp_path):
 
 def test_what_the_template_refuses_is_unscorable(checkpoint):
     (checkpoint / "chat_template.jinja").write_text(
-        "{% if 'bad' in messages[-1]['content'] %}{{ raise_exception('not this') }}{% endif %}x"
+        "{% if 'bad' in messages[-1]['content'] %}{{ raise_exception('not this') }}{% endif %}"
+        "{{ messages[-1]['content'] }}"
     )
-    good, bad = started(checkpoint).score([sample("good"), sample("bad")])
+    good, bad, empty = started(checkpoint).score([sample("good"), sample("bad"), sample("")])
     assert good.value is not None
+    assert empty.value is None and "the chat template writes nothing" in empty.failure
     assert bad.value is None and "the chat template refuses it: not this" in bad.failure
 
 

@@ -90,8 +90,10 @@ class ModelReward:
                 rows[index] = self._loaded.token_ids(conversation(sample))
             except TEMPLATE_FAULTS as error:
                 values[index] = self._failure(sample, f"the chat template refuses it: {error}")
-        for index in [index for index, row in rows.items() if len(row) > self._options.max_tokens]:
-            words = f"{len(rows.pop(index))} tokens, above model.max_tokens ({self._options.max_tokens})"
+        most = self._options.max_tokens
+        for index in [index for index, row in rows.items() if not 1 <= len(row) <= most]:
+            count = len(rows.pop(index))
+            words = f"{count} tokens, above model.max_tokens ({most})" if count else "the chat template writes nothing"
             values[index] = self._failure(samples[index], words)
         lengths = {index: len(row) for index, row in rows.items()}
         for batch in batches(lengths, self._options.batch_tokens, is_padded=self._loaded.pad_id is not None):
@@ -194,7 +196,13 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
     model.requires_grad_(False)
     model.config.get_text_config().use_cache = False  # no token follows
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
-    return model.to(device).eval()
+    try:
+        return model.to(device).eval()
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{path} does not fit into the GPU's memory beside what is there: {str(error).splitlines()[0]}; write "
+            "model.device: cpu, or a smaller model"
+        ) from error
 
 
 def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
