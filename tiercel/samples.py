@@ -13,6 +13,14 @@ CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One turn of the prompt; `<image>` marks an image's place."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleImage:
     """An image as a reward sees it: its name and sizes, not its pixels."""
 
@@ -34,6 +42,7 @@ class Sample:
     columns: Mapping[str, Any]
     images: tuple[SampleImage, ...]
     coordinate_space: CoordinateSpace  # of boxes that the model writes
+    messages: tuple[Turn, ...] = ()  # all turns of the prompt, as the model saw them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -233,6 +233,16 @@ def test_full_fine_tuning_has_no_adapter(capsys):
             "rewards",
             [{"name": "cosine", "max_tokens": 2000}],
         ),
+        (
+            "--reward_funcs format --reward_model org/one /data/two --reward_weights 1 0.5",
+            "rewards",
+            [
+                {"name": "format", "weight": 1.0},
+                {"name": "model", "model": {"path": "org/one"}, "weight": 0.5},
+                {"name": "model", "model": {"path": "/data/two"}, "weight": 1.0},
+            ],
+        ),
+        ("--reward_model org/one", "rewards", [{"name": "model", "model": {"path": "org/one"}}]),
     ],
 )
 def test_flags_that_depend_on_others(flags, key, value):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tiercel.config.schema import Reliability, Reward
-from tiercel.samples import CoordinateSpace, Sample, SampleImage, Size
+from tiercel.samples import CoordinateSpace, Sample, SampleImage, Size, Turn
 from tiercel.types import (
     Completion,
     EncodedImage,
@@ -44,6 +44,7 @@ def sample(
         columns=columns or {},
         images=(image,) if has_image else (),
         coordinate_space=coordinate_space,
+        messages=(Turn(role="user", content="<image>Where?"),),
     )
 
 

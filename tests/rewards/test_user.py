@@ -53,10 +53,11 @@ def gone(pid: int) -> bool:
 
 def test_the_function_sees_the_sample_and_answers_a_number_or_none(reward_file):
     call = reward_file("""
-        from tiercel.samples import Sample, SampleImage
+        from tiercel.samples import Sample, SampleImage, Turn
 
         def score(sample):
             assert isinstance(sample, Sample)
+            assert sample.messages == (Turn(role="user", content="<image>Where?"),)
             assert sample.images == (SampleImage(path="a.png", original_size=(200, 100), processed_size=(400, 50)),)
             assert sample.columns == {"level": [1, {"deep": None}]}
             assert sample.prompt == "<image>Where?"

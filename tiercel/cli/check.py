@@ -1,4 +1,4 @@
-"""`tiercel check`: everything that can fail, before it costs GPU time. No weights are read."""
+"""`tiercel check`: everything that can fail, before it costs GPU time. Reads no weights but a reward model's."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ from tiercel.data.scan import ScanReport, scan
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
-from tiercel.models.prompts import conversation_length, prompt_length
+from tiercel.models.prompts import conversation_length, prompt_length, prompt_messages, with_boxes, with_system
 from tiercel.reliability.redaction import redact
-from tiercel.rewards.scoring import Scorer, dry_run
+from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
 from tiercel.training.encoding import row_images
@@ -77,12 +77,11 @@ def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console) 
 def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: Console) -> None:
     """Every reward once on a real row, its first image decoded for real."""
     row = rows[0]
-    images = []
-    for source, image in zip(row.images, row_images(family, recipe.data, row), strict=True):
-        plan = image.plan
-        images.append(
-            SampleImage(path=source.path, original_size=plan.original_size, processed_size=plan.processed_size)
-        )
+    plans = [image.plan for image in row_images(family, recipe.data, row)]
+    images = [
+        SampleImage(path=source.path, original_size=plan.original_size, processed_size=plan.processed_size)
+        for source, plan in zip(row.images, plans, strict=True)
+    ]
     sample = Sample(
         id=row.id,
         prompt=next(message.content for message in reversed(row.messages) if message.role == "user"),
@@ -93,6 +92,7 @@ def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console
         columns=row.columns,
         images=tuple(images),
         coordinate_space=family.coordinate_space,
+        messages=turns_of(prompt_messages(row, with_system(with_boxes(row, plans, family), recipe.data.system))),
     )
     with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
         values = dry_run(scorer, sample)

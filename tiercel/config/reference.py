@@ -79,6 +79,7 @@ KEYS_ACROSS = """\
 - GRPO: `algorithm.kl.coef` above 0 needs `lora`: full fine-tuning keeps no copy of the policy it started from.
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, for a shared prompt has one dropout mask.
+- GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """
 
@@ -107,8 +108,10 @@ def _section(section: Key, keys: list[Key]) -> str:
         notes.append("GRPO only.")
     if section.is_list_of_sections:
         notes.append("A list; each entry has these keys.")
-    if section.field.default is None:
+    if section.path == "lora":
         notes.append("Optional: without the section there are no adapters, and every part not in `freeze` is trained.")
+    elif section.field.default is None:
+        notes.append("Optional.")
     elif section.field.is_required():
         notes.append("Required.")
     return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if key.section is None])

@@ -5,7 +5,7 @@ import re
 from tiercel.config.addresses import address_fault
 from tiercel.config.keys import shown
 from tiercel.config.problems import Problem, Problems
-from tiercel.config.schema import GrpoRecipe, Judge, Reward
+from tiercel.config.schema import GrpoRecipe, Judge, Reward, RewardModel, Section
 
 OF_A_TRUTH = ("answer_column", "correct_at")
 REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -32,10 +32,12 @@ REWARD_OPTIONS: dict[str, tuple[str, ...]] = {
     "soft_overlong": ("max_tokens", "buffer", "correct_at"),
     "repetition": ("ngram", "correct_at"),
     "judge": ("judge", *OF_A_TRUTH),
+    "model": ("model", "correct_at"),
     "call": ("env", "correct_at"),
 }
 NEEDED_OPTIONS = {
     ("judge", "judge"): "the section that says whom to ask, such as {url: http://127.0.0.1:8000/v1, model: NAME}",
+    ("model", "model"): "the section that says which reward model, such as {path: organisation/name}",
     ("length", "max_tokens"): "the number of tokens up to which a completion gets all of it",
     ("cosine", "max_tokens"): "the number of tokens at which its curve ends, such as rollout.max_new_tokens",
     ("soft_overlong", "max_tokens"): "the number of tokens from which on it is -1, such as rollout.max_new_tokens",
@@ -89,9 +91,10 @@ def _reward_options(key: str, reward: Reward) -> Problems:
         value = getattr(reward, option)
         if value is not None and option not in REWARD_OPTIONS[kind]:
             takers = ", ".join(name for name, its in REWARD_OPTIONS.items() if option in its)
+            given = "" if isinstance(value, Section) else f"{shown(value)} "
             yield Problem(
                 key=f"{key}.{option}",
-                text=f"{shown(value)} given, but {named} does not take it; remove it (it belongs to {takers})",
+                text=f"{given}given, but {named} does not take it; remove it (it belongs to {takers})",
                 also=(f"{key}.name", f"{key}.call"),
             )
     if not all(_VARIABLE.fullmatch(name) for name in reward.env or ()):
@@ -115,6 +118,8 @@ def _reward_options(key: str, reward: Reward) -> Problems:
             )
     if reward.judge is not None:
         yield from _judge(key, reward.judge)
+    if reward.model is not None:
+        yield from _reward_model(key, reward.model)
     if reward.buffer is not None and reward.max_tokens is not None and reward.buffer > reward.max_tokens:
         yield Problem(
             key=f"{key}.buffer",
@@ -136,6 +141,16 @@ def _judge(key: str, judge: Judge) -> Problems:
             key=f"{key}.judge.key",
             text="must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of the "
             "recipe",
+        )
+
+
+def _reward_model(key: str, model: RewardModel) -> Problems:
+    if model.max_tokens > model.batch_tokens:
+        yield Problem(
+            key=f"{key}.model.batch_tokens",
+            text=f"{model.batch_tokens} given; must hold the longest conversation: model.max_tokens is "
+            f"{model.max_tokens}",
+            also=(f"{key}.model.max_tokens",),
         )
 
 
@@ -167,7 +182,7 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
         if given is None:
             continue
         key = f"rewards.{index}.{'name' if reward.name else 'call'}"
-        entry = (given, repr(reward.where))
+        entry = (given, repr((reward.where, reward.judge, reward.model)))
         if entry in first:
             yield Problem(
                 key=key,

@@ -341,12 +341,14 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
         for key, given in _texts(tree, declared)
         if (fault := check(given)) is not None
     ]
-    for _, revision in _texts(tree, "model.revision"):
-        for _, path in _texts(tree, "model.path"):
-            if isdir(expanduser(path)):
+    for section in ("model", f"rewards.{ENTRY}.model"):
+        paths = {key.removesuffix(".path"): path for key, path in _texts(tree, f"{section}.path")}
+        for key, revision in _texts(tree, f"{section}.revision"):
+            path = paths.get(key.removesuffix(".revision"))
+            if path is not None and isdir(expanduser(path)):
                 problems.append(
                     Problem(
-                        key="model.revision",
+                        key=key,
                         text=f"{shown(revision)} given, but model.path is the local directory {path}, which has no "
                         "revisions; remove one of them",
                     )
@@ -448,5 +450,7 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     f"rewards.{ENTRY}.call": _call_fault,
     f"rewards.{ENTRY}.json_schema": _file_fault,
     f"rewards.{ENTRY}.judge.prompt": _file_fault,
+    f"rewards.{ENTRY}.model.path": _model_fault,
+    f"rewards.{ENTRY}.model.template": _file_fault,
     "output": _output_fault,
 }

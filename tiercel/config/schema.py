@@ -22,7 +22,7 @@ AdvantageName = Literal[
 RewardName = Literal[
     "format", "exact", "normalised", "ocr", "number", "count", "math", "choice", "json", "iou", "giou", "ciou",
     "box_precision", "box_recall", "box_f1", "box_map", "point_in_box", "vlm_r1_rec", "length", "cosine",
-    "soft_overlong", "repetition", "judge",
+    "soft_overlong", "repetition", "judge", "model",
 ]  # fmt: skip
 
 
@@ -32,8 +32,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Model(Section):
-    """The checkpoint that is trained."""
+class Source(Section):
+    """Where a checkpoint comes from."""
 
     path: str
     """A local directory with a config.json, or a model id on the hub."""
@@ -41,6 +41,11 @@ class Model(Section):
     """Where a model id is looked up; a local directory never asks."""
     revision: str | None = None
     """The commit, tag or branch of a hub model; null takes the newest."""
+
+
+class Model(Source):
+    """The checkpoint that is trained."""
+
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """What the forward pass computes in. LoRA weights and their optimiser state are float32 in any case."""
     min_pixels: PositiveInt | None = None
@@ -146,6 +151,23 @@ class Judge(Section):
     """Length of the judge's reply."""
 
 
+class RewardModel(Source):
+    """The checkpoint of the reward `model`: a Hugging Face sequence-classification model."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What it is held in and computes in."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto: the rank's own GPU, where there is one; every rank holds a copy."""
+    template: str | None = None
+    """File with a Jinja chat template; null takes the one of the reward model's own tokenizer."""
+    max_tokens: PositiveInt = 4096
+    """A longer conversation is unscorable; it is never cut."""
+    batch_tokens: PositiveInt = 16384
+    """Tokens of a pass, padding included; it only bounds memory."""
+    label: NonNegativeInt | None = None
+    """Which of its scores is the reward, counted from 0; null where it has one."""
+
+
 class Reward(Section):
     """One reward: a built-in by `name`, or your own function by `call`."""
 
@@ -176,6 +198,7 @@ class Reward(Section):
     json_schema: str | None = None
     """json: file with a JSON schema that the answer must satisfy."""
     judge: Judge | None = None
+    model: RewardModel | None = None
     where: Where | None = None
     answer_column: str | None = None
     """Column of the row that holds the right answer; null takes `answer`."""

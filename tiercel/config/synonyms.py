@@ -143,7 +143,8 @@ SYNONYMS: dict[str, Suggestion] = {
     "custom_reward_function.path": _to(f"rewards.{ENTRY}.call", "file.py:function"),
     "custom_reward_function.name": _to(f"rewards.{ENTRY}.call", "file.py:function"),
     "external_plugins": _to(f"rewards.{ENTRY}.call", "file.py:function"),
-    "reward_model": _none("rewards are functions; call a served model from your own (rewards.0.call)"),
+    "reward_model": _to(f"rewards.{ENTRY}.model.path", "of an entry with name: model"),
+    "reward_model_name_or_path": _to(f"rewards.{ENTRY}.model.path", "of an entry with name: model"),
     "func": _to(f"rewards.{ENTRY}.call", "file.py:function"),
     # rollout
     "num_generations": _to("rollout.group_size"),
@@ -356,14 +357,18 @@ SECTION_SYNONYMS = {
 }
 
 # Words for a value, by the key that takes it; `None` in place of a word: the thing is not in this version.
+DTYPES: dict[str, str | None] = {
+    **dict.fromkeys(("bf16", "torch.bfloat16", "brain"), "bfloat16"),
+    **dict.fromkeys(("fp16", "f16", "half", "torch.float16"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "float", "single", "torch.float32"), "float32"),
+    **dict.fromkeys(("auto", "fp8", "int8", "int4", "nf4", "float64", "fp64"), None),
+}
+HUBS: dict[str, str | None] = {"hf": "huggingface", "ms": "modelscope"}
 VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
-    "model.dtype": {
-        **dict.fromkeys(("bf16", "torch.bfloat16", "brain"), "bfloat16"),
-        **dict.fromkeys(("fp16", "f16", "half", "torch.float16"), "float16"),
-        **dict.fromkeys(("fp32", "f32", "float", "single", "torch.float32"), "float32"),
-        **dict.fromkeys(("auto", "fp8", "int8", "int4", "nf4", "float64", "fp64"), None),
-    },
-    "model.hub": {"hf": "huggingface", "ms": "modelscope"},
+    "model.dtype": DTYPES,
+    f"rewards.{ENTRY}.model.dtype": {word: None if dtype == "float16" else dtype for word, dtype in DTYPES.items()},
+    "model.hub": HUBS,
+    f"rewards.{ENTRY}.model.hub": HUBS,
     "optim.schedule": {
         **dict.fromkeys(("cos", "cosine_annealing", "cosine_with_min_lr"), "cosine"),
         **dict.fromkeys(("const", "none", "constant_with_warmup", "flat"), "constant"),
@@ -445,5 +450,6 @@ VALUE_SYNONYMS: dict[str, dict[str, str | None]] = {
         **dict.fromkeys(("length_penalty",), "length"),
         **dict.fromkeys(("overlong",), "soft_overlong"),
         **dict.fromkeys(("repetition_penalty", "repeat"), "repetition"),
+        **dict.fromkeys(("reward_model", "rm", "orm"), "model"),
     },
 }

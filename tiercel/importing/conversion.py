@@ -250,9 +250,10 @@ LENGTHS = {
 
 def _rewards(draft: Draft, launch: Launch) -> None:
     names = launch.flags.get("reward_funcs", ())
+    models = launch.flags.get("reward_model", ())
     weights = [float(weight) for weight in launch.flags.get("reward_weights", ())]
     entries: list[dict[str, Any]] = []
-    for number, name in enumerate(names):
+    for name in names:
         entry = dict(REWARDS.get(name) or {"call": f"mine.py:{name.rpartition('.')[2]}"})
         if launch.framework == "VLM-R1" and name == "accuracy":
             entry = {"name": "vlm_r1_rec"}
@@ -265,11 +266,13 @@ def _rewards(draft: Draft, launch: Launch) -> None:
             entry["buffer"] = int(launch.text("soft_cache_length") or 50)
         if "call" in entry:
             draft.notes.append((f"--reward_funcs {name}", "is a function of yours: take a Sample, answer a number"))
-        if weights:
-            entry["weight"] = weights[number] if number < len(weights) else 1.0
         entries.append(entry)
+    entries += [{"name": "model", "model": {"path": path}} for path in models]
+    if weights:
+        for number, entry in enumerate(entries):
+            entry["weight"] = weights[number] if number < len(weights) else 1.0
     if entries:
-        draft.set("rewards", entries, "--reward_funcs")
+        draft.set("rewards", entries, "--reward_funcs" if names else "--reward_model")
     elif launch.kind == "grpo":
         draft.notes.append(("no --reward_funcs", "name the rewards: rewards: [{name: exact}]"))
 
@@ -360,7 +363,8 @@ JOINT_FLAGS = {
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "generation_batch_size",
     "steps_per_generation", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "advantage_estimator",
     "scale_rewards", "train_type", "tuner_type", "use_peft", "freeze_vit", "freeze_aligner", "freeze_llm",
-    "freeze_vision_modules", "reward_funcs", "reward_weights", "use_vllm", "vllm_mode", "vllm_server_base_url",
+    "freeze_vision_modules", "reward_funcs", "reward_weights", "reward_model", "use_vllm", "vllm_mode",
+    "vllm_server_base_url",
     "vllm_server_host", "vllm_server_port", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "sleep_level",
     "ref_model_sync_steps", "ref_model_mixup_alpha",
     "warmup_ratio", "max_resample_times", "rlhf_type", "soft_max_length", "soft_cache_length", "cosine_max_len",

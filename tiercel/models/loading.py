@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
-from tiercel.config.schema import Model
+from tiercel.config.schema import Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
@@ -26,34 +26,31 @@ INDEX = "model.safetensors.index.json"  # of weights in several files
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
 
-def resolve(model: Model) -> Path:
+def resolve(source: Source) -> Path:
     """The checkpoint's local directory, fetched from its hub where the path is a model id."""
-    path = Path(model.path).expanduser()
+    path = Path(source.path).expanduser()
     if path.is_dir():
         return path
-    if model.hub == "modelscope":
+    if source.hub == "modelscope":
         try:
             from modelscope import snapshot_download
         except ImportError as error:
             raise EnvironmentProblem("model.hub: modelscope needs its package: pip install modelscope") from error
-        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=list(CHECKPOINT_FILES)))
+        return Path(snapshot_download(source.path, revision=source.revision, allow_patterns=list(CHECKPOINT_FILES)))
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=list(CHECKPOINT_FILES)))
+        return Path(snapshot_download(source.path, revision=source.revision, allow_patterns=list(CHECKPOINT_FILES)))
     except RepositoryNotFoundError as error:
-        raise ModelError(f"model.path: {model.path} is neither a directory nor a model of the hub") from error
+        raise ModelError(f"model.path: {source.path} is neither a directory nor a model of the hub") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise EnvironmentProblem(f"model.path: {model.path} could not be fetched: {error}") from error
+        raise EnvironmentProblem(f"model.path: {source.path} could not be fetched: {error}") from error
 
 
 def family_class(path: Path) -> type[Family]:
     """The family that config.json names. Raises ModelError for remote code and for unknown architectures."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ModelError(f"model.path: {path} has no config.json")
-    config = _read_json(file)
+    config = read_config(path)
     model_type = config.get("model_type")
     if model_type == "ovis":
         raise ModelError(
@@ -61,11 +58,7 @@ def family_class(path: Path) -> type[Family]:
             "thisisiron/Ovis2-2B-hf, or convert it with transformers' "
             "src/transformers/models/ovis2/convert_ovis2_weights_to_hf.py"
         )
-    if "auto_map" in config:
-        raise ModelError(
-            f"{path}: config.json asks to run code of its own (auto_map), and tiercel runs none; use a checkpoint "
-            "in transformers' own format"
-        )
+    require_no_code(path, config)
     if model_type not in FAMILIES:
         raise ModelError(f"{path}: unknown architecture {model_type!r}; known: {', '.join(sorted(FAMILIES))}")
     return FAMILIES[model_type]
@@ -107,7 +100,7 @@ def load_weights(
     """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights.
     Raises ModelError where they are no safetensors files that can be read."""
     directory = path or Path(family.checkpoint.path)
-    _require_safetensors(directory)
+    require_safetensors(directory)
     try:
         model: HuggingFaceModel = AutoModelForImageTextToText.from_pretrained(
             directory,
@@ -126,7 +119,24 @@ def load_weights(
     return model.to(device).eval()
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Raises ModelError where there is no config.json that can be read."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ModelError(f"model.path: {path} has no config.json")
+    return read_json(file)
+
+
+def require_no_code(path: Path, config: dict[str, Any]) -> None:
+    """Raises ModelError where a config.json asks to run code of the checkpoint's own."""
+    if "auto_map" in config:
+        raise ModelError(
+            f"{path}: config.json asks to run code of its own (auto_map), and tiercel runs none; use a checkpoint "
+            "in transformers' own format"
+        )
+
+
+def read_json(file: Path) -> dict[str, Any]:
     """Raises ModelError where a file of the checkpoint is no JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -137,11 +147,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _require_safetensors(directory: Path) -> None:
+def require_safetensors(directory: Path) -> None:
     """Raises ModelError where an index sends its reader to files of another kind, or elsewhere."""
     if not (directory / INDEX).is_file():
         return
-    files = _read_json(directory / INDEX).get("weight_map")
+    files = read_json(directory / INDEX).get("weight_map")
     for file in files.values() if isinstance(files, dict) else [files]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelError(
@@ -159,7 +169,7 @@ def _chat_template(path: Path, tokenizer, template: str | None) -> str:
     if tokenizer.chat_template:
         return tokenizer.chat_template
     legacy = path / "chat_template.json"
-    if legacy.is_file() and isinstance(found := _read_json(legacy).get("chat_template"), str):
+    if legacy.is_file() and isinstance(found := read_json(legacy).get("chat_template"), str):
         return found
     raise ModelError(f"{path} has no chat template; give data.template a file with one")
 
@@ -169,7 +179,7 @@ def _end_token_ids(path: Path, tokenizer) -> tuple[int, ...]:
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     file = path / "generation_config.json"
     if file.is_file():
-        more = _read_json(file).get("eos_token_id") or []
+        more = read_json(file).get("eos_token_id") or []
         ids += more if isinstance(more, list) else [more]
     if not ids:
         raise ModelError(f"{path} names no end token (eos_token) in its tokenizer or generation_config.json")

@@ -16,7 +16,7 @@ from tiercel.models.family import Family
 from tiercel.types import EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
 # A template is a program: it divides, looks up and calls what it likes.
-_TEMPLATE_FAULTS = (
+TEMPLATE_FAULTS = (
     TemplateError,
     ArithmeticError,
     AttributeError,
@@ -72,7 +72,7 @@ def render(family: Family, messages: Sequence[Message], add_generation_prompt: b
             add_generation_prompt=add_generation_prompt,
             chat_template=family.checkpoint.chat_template,
         )
-    except _TEMPLATE_FAULTS as error:
+    except TEMPLATE_FAULTS as error:
         raise DataError(f"the chat template refuses this conversation: {error}", field="messages") from error
 
 

@@ -72,6 +72,12 @@ def math_reward(reward: Reward, reliability: Reliability) -> BatchReward:
     return WithTruth(UserReward("tiercel.rewards.mathematics:score", reliability), reward)
 
 
+def model_reward(reward: Reward, reliability: Reliability) -> BatchReward:
+    from tiercel.rewards.model import ModelReward  # torch and transformers, which no other reward needs
+
+    return ModelReward(reward)
+
+
 BUILTIN: dict[RewardName, BuiltIn] = {
     "format": BuiltIn(
         score=shape.format_reward,
@@ -201,6 +207,11 @@ BUILTIN: dict[RewardName, BuiltIn] = {
         batch=JudgeReward,
         answer="the whole completion, as another model reads it",
         value="that model's grade / `best` (10); a completion without a grade is unscorable",
+    ),
+    "model": BuiltIn(
+        batch=model_reward,
+        answer="the whole completion, after the turns of its prompt without their pictures",
+        value="the score that a Hugging Face reward model gives the conversation; one that is too long is unscorable",
     ),
 }
 

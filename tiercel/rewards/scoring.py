@@ -17,11 +17,13 @@ from tiercel.errors import DataError, RecipeError
 from tiercel.rewards.builtin import BUILTIN, BatchReward, BuiltIn
 from tiercel.rewards.user import UserReward
 from tiercel.rewards.wire import LARGEST_VALUE
+from tiercel.samples import Turn
 from tiercel.types import (
     Completion,
     CoordinateSpace,
     EncodedPrompt,
     Group,
+    Message,
     RewardValue,
     Sample,
     SampleImage,
@@ -43,6 +45,10 @@ def reward_names(rewards: Sequence[Reward]) -> tuple[str, ...]:
             name = f"{base}_{count}"
         names.append(name)
     return tuple(names)
+
+
+def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    return tuple(Turn(role=message.role, content=message.content) for message in messages)
 
 
 def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace) -> Sample:
@@ -68,6 +74,7 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
         columns=row.columns,
         images=images,
         coordinate_space=coordinate_space,
+        messages=turns_of(prompt.messages),
     )
 
 

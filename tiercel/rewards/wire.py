@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tiercel.samples import Sample, SampleImage
+from tiercel.samples import Sample, SampleImage, Turn
 
 LARGEST_VALUE = 3.4e38  # of a reward: advantages are computed in fp32
 
@@ -28,6 +28,7 @@ def encode_sample(sample: Sample) -> str:
             for image in sample.images
         ],
         "coordinate_space": sample.coordinate_space,
+        "messages": [{"role": turn.role, "content": turn.content} for turn in sample.messages],
     }
     try:
         return json.dumps(fields)
@@ -51,7 +52,8 @@ def decode_sample(fields: Mapping[str, Any]) -> Sample:
         )
         for image in fields["images"]
     )
-    return Sample(**{**fields, "images": images})
+    messages = tuple(Turn(**turn) for turn in fields["messages"])
+    return Sample(**{**fields, "images": images, "messages": messages})
 
 
 def _is_json(value: Any) -> bool:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.config.reward_rules import takes_time
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, Source
 from tiercel.distributed.agreement import require_agreement
 from tiercel.distributed.launch import note_code
 from tiercel.distributed.ranks import Ranks, joined_ranks
@@ -31,11 +32,18 @@ def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyReci
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
     and return its path; None but on the first rank. Raises TrainingError where memory runs out."""
     with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run:
-        ranks.together(lambda: resolve(recipe.model))  # a download shows its own progress and may take hours
+        for source in checkpoints_of(recipe):  # a download shows its own progress and may take hours
+            ranks.together(partial(resolve, source))
         with watched(recipe, run):
             train(recipe, run)
         report = ranks.on_first(lambda: write_report(run.path))
         return report if ranks.is_first else None
+
+
+def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
+    """Whatever the run fetches from a hub: the model, and those of its rewards."""
+    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
+    return [recipe.model, *(reward.model for reward in rewards if reward.model is not None)]
 
 
 @contextmanager
