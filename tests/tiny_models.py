@@ -26,7 +26,7 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-from tiercel.demo.tokenizer import QWEN_TOKENS, make_tokenizer
+from tiercel.demo.tokenizer import CHAT_TEMPLATE, QWEN_TOKENS, make_tokenizer
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.prompts import encode_prompt
@@ -46,6 +46,10 @@ OVIS2_TOKENS = (
     "<IMG_ROW>",
     "<IMG_END>",
     "<image>",
+)
+QWEN_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{% elif part",
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% elif part",
 )
 INTERNVL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>")
 LLAVA_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -90,7 +94,7 @@ def _text_config(vocabulary: int, tied: bool, heads: int = 4) -> dict:
 
 
 def _qwen(name: str, heads: int):
-    tokenizer = make_tokenizer(WORDS, QWEN_TOKENS)
+    tokenizer = make_tokenizer(WORDS, QWEN_TOKENS, QWEN_TEMPLATE)
     ids = tokenizer.convert_tokens_to_ids
     shared = {
         "tie_word_embeddings": name == "qwen2_vl",

@@ -7,6 +7,7 @@ Shape suffixes: P prompt tokens, C completion tokens, D position dimensions (3 f
 H W height and width of a picture. Sizes are (width, height) in pixels, boxes (x1, y1, x2, y2).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,10 +21,12 @@ from tiercel.samples import Sample as Sample
 from tiercel.samples import SampleImage as SampleImage
 from tiercel.samples import Size as Size
 
+VISUAL_MARK = re.compile("<image>|<video>")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. `<image>` marks an image's place and `<bbox>` a box of `Row.boxes`, both in order."""
+    """One turn. `<image>`, `<video>` and `<bbox>` mark the places of the row's images, videos and boxes, in order."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -36,6 +39,15 @@ class ImageSource:
 
     path: str | None = None
     data: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoSource:
+    """Where a video comes from: a file under the image root, or pictures of its frames."""
+
+    path: str
+    frames: tuple[ImageSource, ...] = ()  # none: `path` is a video file
+    fps: float | None = None  # frames a second, of `frames` as given or to be taken of a file; None: as the recipe says
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +65,7 @@ class Row:
     id: str
     messages: tuple[Message, ...]
     images: tuple[ImageSource, ...] = ()
+    videos: tuple[VideoSource, ...] = ()
     answer: Any = None
     boxes: tuple[Box, ...] = ()  # fill <bbox> marks; in pixels of the original image
     box_images: tuple[int, ...] = ()  # for each box, the image it lies on
@@ -61,6 +74,13 @@ class Row:
     file: str
     line: int  # 1-based
     image_root: str = "."  # its images resolve under this directory
+
+    @property
+    def visuals(self) -> tuple[ImageSource | VideoSource, ...]:
+        """Images and videos in the order of their marks."""
+        images, videos = iter(self.images), iter(self.videos)
+        marks = (mark for message in self.messages for mark in VISUAL_MARK.findall(message.content))
+        return tuple(next(images) if mark == "<image>" else next(videos) for mark in marks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,17 +96,19 @@ class RejectedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePlan:
-    """What a family makes of an image, known from the header alone."""
+    """What a family makes of an image or a video, known from the header alone."""
 
     original_size: Size
     processed_size: Size  # after resizing
     grid: tuple[int, ...]  # the family's own: (t, h, w) patches for Qwen, (rows, columns) of tiles for Ovis2
     token_count: int  # tokens in the prompt, indicators included
+    frame_count: int = 1
+    fps: float | None = None  # of a video's frames; None: an image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedImage:
-    """An image decoded and resized once; everything later starts from `views`."""
+    """An image, or the frames of a video, decoded and resized once; everything later starts from `views`."""
 
     sha256: str  # of the views' bytes: equal pictures share vision features
     plan: ImagePlan

@@ -6,7 +6,7 @@ from tiercel.data.formats import clean_answer, detect_format, expanded, parse_re
 from tiercel.data.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
-from tiercel.types import ImageSource, PixelLimits, RejectedRow, Row
+from tiercel.types import ImageSource, PixelLimits, RejectedRow, Row, VideoSource
 
 USER = {"role": "user", "content": "Where is the 7?"}
 ASSISTANT = {"role": "assistant", "content": "There."}
@@ -104,7 +104,7 @@ def test_content_may_be_a_list_of_parts():
         {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
         {"type": "text"},
         {"type": "text", "text": 5},
-        {"type": "video"},
+        {"type": "audio"},
         "text",
         None,
     ],
@@ -369,7 +369,7 @@ def test_swift_query_and_response():
 def test_swift_system_given_twice_and_other_media_are_refused():
     turns = [{"role": "system", "content": "S"}, USER]
     assert refused({"messages": turns, "system": "T"}, "swift").field == "system"
-    assert refused({"messages": [USER], "videos": ["a.mp4"]}, "swift").field == "videos"
+    assert refused({"messages": [USER], "audios": ["a.wav"]}, "swift").field == "audios"
     assert refused({"messages": [USER], "tools": "[{}]"}, "swift").field == "tools"
     assert accepted({"messages": [USER], "videos": [], "audios": None}, "swift")
 
@@ -646,3 +646,47 @@ def test_several_expressions_are_several_rows():
 )
 def test_the_further_layouts_are_told_by_their_keys(record, format):
     assert detect_format([record], "rows.jsonl") == format
+
+
+# Videos
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a.mp4", VideoSource(path="a.mp4")),
+        ({"path": "a.mp4", "fps": 4}, VideoSource(path="a.mp4", fps=4.0)),
+        (["0.png", "1.png"], VideoSource(path="0.png", frames=(ImageSource(path="0.png"), ImageSource(path="1.png")))),
+        ({"frames": ["0.png"], "fps": 1}, VideoSource(path="0.png", frames=(ImageSource(path="0.png"),), fps=1.0)),
+    ],
+)
+def test_videos_are_files_or_lists_of_frames(given, expected):
+    row = accepted({"messages": [USER], "videos": [given]})
+    assert row.videos == (expected,) and contents(row) == ["<video>Where is the 7?"]
+    assert accepted({"messages": [USER], "video": given}, "swift").videos == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ([], "videos[0].frames"),
+        (7, "videos[0]"),
+        ({"path": "a.mp4", "frames": ["0.png"]}, "videos[0]"),
+        ({"path": "a.mp4", "start": 3}, "videos[0]"),
+        ({"path": "a.mp4", "fps": 0}, "videos[0].fps"),
+        ("/a.mp4", "videos[0]"),
+        ("https://example.org/a.mp4", "videos[0]"),
+        (["../0.png"], "videos[0].frames[0]"),
+    ],
+)
+def test_videos_that_are_refused(given, field):
+    assert refused({"messages": [USER], "videos": [given]}).field == field
+
+
+def test_images_and_videos_stand_in_the_order_of_their_marks():
+    turn = {"role": "user", "content": "<video>a<image>b<video>c"}
+    row = accepted({"messages": [turn], "images": ["i.png"], "videos": ["v.mp4", "w.mp4"]})
+    assert [source.path for source in row.visuals] == ["v.mp4", "i.png", "w.mp4"]
+    assert refused({"messages": [turn], "images": ["i.png"], "videos": ["v.mp4"]}).field == "messages"
+    boxed = {"messages": [{"role": "user", "content": "<image><bbox>"}], "images": ["i.png"], "videos": ["v.mp4"]}
+    assert "row with videos" in refused({**boxed, "boxes": [[0, 0, 1, 1]]}).reason

@@ -188,7 +188,7 @@ def test_a_template_without_room_for_images_is_refused(family, tmp_path):
     changed = with_template(family, tmp_path, "{% for message in messages %}" + TURN + "{% endfor %}" + PROMPT)
     image = family.encode_image(noise_image(56, 56, 0))
     row = row_of(("user", "Where?<image>"), images=1)
-    with pytest.raises(DataError, match="0 image places for 1 images"):
+    with pytest.raises(DataError, match="0 places for 1 images and videos"):
         encode_prompt(changed, row, 0, [image], system=None, max_prompt_tokens=99)
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.order import RowOrder
-from tiercel.errors import DataError, EnvironmentProblem, RunError, TrainingError
+from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
 
@@ -117,6 +117,42 @@ def test_two_files_mixed_and_worded_by_the_recipe(tiny_checkpoints, tmp_path):
     order = RowOrder(counts=(12, 6), weights=(1.0, 0.5), seed=0, shuffle=True)
     assert [line["id"] for line in lines] == [f"row-{order.row(index) % 12}" for index in range(20)]
     assert sum(order.row(index) >= 12 for index in range(18)) == 6
+
+
+def write_video_rows(directory: Path) -> Path:
+    """Rows with a video of three frames, one of them beside an image."""
+    rows = write_rows(directory)
+    lines = []
+    for number, line in enumerate(rows.read_text().splitlines()):
+        row = json.loads(line)
+        frames = [f"{number}-frame-{frame}.png" for frame in range(3)]
+        for seed, frame in enumerate(frames):
+            noise_image(84, 56, seed=100 + number * 3 + seed).save(directory / frame)
+        row["messages"][0]["content"] = "<video>" + row["messages"][0]["content"]
+        lines.append(json.dumps({**row, "videos": [frames]}))
+    rows.write_text("\n".join(lines) + "\n")
+    return rows
+
+
+@pytest.mark.parametrize("name", ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+def test_rows_with_videos_in_both_loops(tiny_checkpoints, tmp_path, name):
+    data = {"video": {"min_pixels": 784, "max_pixels": 84 * 56}, "max_prompt_tokens": 250}
+    more = {"data": data, "learner": {"max_tokens_per_microbatch": 400}}
+    rows = write_video_rows(tmp_path)
+    run = run_grpo(grpo_recipe(tiny_checkpoints[name], rows, tmp_path / "run", **more))
+    metrics = read_metrics(run)
+    assert all(row["grad_norm"] > 0 and row["sampler/logprob_gap_mean"] < 1e-4 for row in metrics[1:])
+    first = json.loads((run / "rollouts/step-000001.jsonl").read_text().splitlines()[0])
+    assert first["images"][0]["path"].endswith("-frame-0.png")
+    trained = read_metrics(run_sft(sft_recipe(tiny_checkpoints[name], rows, tmp_path / "sft", **more)))
+    assert trained[3]["eval/loss"] < trained[0]["eval/loss"]
+
+
+def test_an_engine_that_takes_no_videos_is_refused_before_anything_is_loaded(tiny_checkpoints, tmp_path):
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_vl"], write_video_rows(tmp_path), tmp_path / "run")
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
+    with pytest.raises(RecipeError, match=r"rollout\.engine: vllm is given images only"):
+        run_grpo(recipe)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -18,7 +18,7 @@ from tiercel.reliability.redaction import redact
 from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
-from tiercel.training.encoding import row_images
+from tiercel.training.encoding import row_images, row_plans
 from tiercel.types import Row
 
 Recipe = SftRecipe | GrpoRecipe
@@ -60,7 +60,7 @@ def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console) 
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
 
     def plan(row: Row, sizes) -> int:
-        return length(family, row, [family.plan_image(size, row.pixels) for size in sizes], recipe.data.system)
+        return length(family, row, row_plans(family, recipe.data, row, sizes), recipe.data.system)
 
     with console.status(f"{file}: scanning {len(table.rows):,} rows"):
         report = scan(table, plan, recipe.data)
@@ -80,7 +80,7 @@ def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console
     plans = [image.plan for image in row_images(family, recipe.data, row)]
     images = [
         SampleImage(path=source.path, original_size=plan.original_size, processed_size=plan.processed_size)
-        for source, plan in zip(row.images, plans, strict=True)
+        for source, plan in zip(row.visuals, plans, strict=True)
     ]
     sample = Sample(
         id=row.id,

@@ -9,7 +9,6 @@ from PIL import Image
 from torch import Tensor
 
 from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
-from tiercel.data.images import source_name
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
@@ -105,7 +104,7 @@ def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
         shown.append(
             PreviewPicture(
                 image=_whole(image),
-                name=source_name(row.images[number]),
+                name=row.visuals[number].path or "(embedded image)",
                 original_size=image.plan.original_size,
                 processed_size=image.plan.processed_size,
                 token_count=image.plan.token_count,

@@ -84,6 +84,19 @@ class MixedFile(Section):
     """Where its images resolve; null takes data.image_root, or else its own directory."""
 
 
+class Video(Section):
+    """How videos become frames; families of Qwen and the local engine read them."""
+
+    fps: PositiveFloat = 2.0
+    """Frames taken of each second of a file; what a list of frames has where its row does not say."""
+    max_frames: Annotated[int, Field(ge=2, strict=True)] = 32
+    """A longer file is sampled more thinly, evenly; a longer list of frames is rejected."""
+    min_pixels: PositiveInt = 128 * 28 * 28
+    """A frame with fewer pixels is enlarged to about this many."""
+    max_pixels: PositiveInt = 768 * 28 * 28
+    """A frame with more pixels is reduced to at most this many."""
+
+
 class Data(Section):
     """Rows and images."""
 
@@ -107,6 +120,7 @@ class Data(Section):
     """The run stops when more than this share of the rows was rejected."""
     max_image_pixels: PositiveInt = 100_000_000
     """An image whose header claims more pixels is rejected before it is decoded."""
+    video: Video = Video()
     system: str | None = None
     """System message for rows that have none."""
     prompt: str | None = None

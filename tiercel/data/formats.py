@@ -33,6 +33,7 @@ from tiercel.data.rows import (
     read_images,
     read_messages,
     read_pixels,
+    read_videos,
     shortened,
 )
 from tiercel.errors import DataError
@@ -66,6 +67,7 @@ def from_tiercel(record: Mapping[str, Any]) -> Draft:
     return Draft(
         messages=read_messages(record.get("messages"), "messages"),
         images=read_images(record),
+        videos=read_videos(record),
         answer=record.get("answer"),
         columns=_columns(record, "messages", "answer", "boxes", "box_images"),
         boxes=boxes,
@@ -75,7 +77,7 @@ def from_tiercel(record: Mapping[str, Any]) -> Draft:
 
 def from_swift(record: Mapping[str, Any]) -> Draft:
     """ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
-    _refuse(record, "videos", "video", "audios", "audio", "tools")
+    _refuse(record, "audios", "audio", "tools")
     messages = _swift_messages(record)
     key = next((key for key in ("solution", "answer", "label") if given(record, key)), None)
     objects = record.get("objects")
@@ -89,6 +91,7 @@ def from_swift(record: Mapping[str, Any]) -> Draft:
     return Draft(
         messages=messages,
         images=read_images(record),
+        videos=read_videos(record),
         answer=None if key is None else clean_answer(record[key]),
         columns=_columns(record, "messages", "system", "query", "response", "history", "answer"),
         references=_references(objects.get("ref")),
@@ -101,7 +104,6 @@ def from_swift(record: Mapping[str, Any]) -> Draft:
 
 def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
     """VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
-    _refuse(record, "videos", "video")
     if given(record, "conversations"):
         turns, last = _vlm_r1_turns(record["conversations"])
         field = "conversations"
@@ -115,6 +117,7 @@ def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
         messages=messages,
         messages_field=field,
         images=read_images(record),
+        videos=read_videos(record),
         answer=clean_answer(answer),
         columns=_columns(record, "conversations", "answer"),
     )
@@ -122,7 +125,7 @@ def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
 
 def from_sharegpt(record: Mapping[str, Any]) -> Draft:
     """LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, or else the gpt turn that ends them."""
-    _refuse(record, "videos", "audios", "tools", "chosen", "rejected")
+    _refuse(record, "audios", "tools", "chosen", "rejected")
     turns, last = _vlm_r1_turns(record.get("conversations"))
     messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
     system = _system_turn(record.get("system") or None)
@@ -133,6 +136,7 @@ def from_sharegpt(record: Mapping[str, Any]) -> Draft:
         messages=(*system, *messages),
         messages_field="conversations",
         images=read_images(record),
+        videos=read_videos(record),
         answer=clean_answer(answer),
         columns=_columns(record, "conversations", "system", "answer"),
     )
@@ -140,7 +144,7 @@ def from_sharegpt(record: Mapping[str, Any]) -> Draft:
 
 def from_alpaca(record: Mapping[str, Any]) -> Draft:
     """LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
-    _refuse(record, "videos", "audios", "tools", "chosen", "rejected")
+    _refuse(record, "audios", "tools", "chosen", "rejected")
     asked = [read_content(record[key], key) for key in ("instruction", "input") if record.get(key)]
     turns = [*_system_turn(record.get("system") or None), *_history_turns(record.get("history"))]
     turns.append(Message(role="user", content="\n".join(asked)))
@@ -151,6 +155,7 @@ def from_alpaca(record: Mapping[str, Any]) -> Draft:
         messages=tuple(turns),
         messages_field="instruction",
         images=read_images(record),
+        videos=read_videos(record),
         answer=clean_answer(answer),
         columns=_columns(record, "instruction", "input", "output", "history", "system", "answer"),
     )
@@ -357,14 +362,14 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
 
 def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
     """What is left of a record without its id, its images and what a format made of it."""
-    taken = {"id", "images", "image", "min_pixels", "max_pixels", *read}
+    taken = {"id", "images", "image", "videos", "video", "min_pixels", "max_pixels", *read}
     return {key: value for key, value in record.items() if key not in taken}
 
 
 def _refuse(record: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
         if record.get(key):
-            raise DataError(f"tiercel trains on images and text only; rows with `{key}` are not read", field=key)
+            raise DataError(f"tiercel trains on images, videos and text; rows with `{key}` are not read", field=key)
 
 
 def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:

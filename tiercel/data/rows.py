@@ -13,17 +13,19 @@ from typing import Any, Literal
 
 from tiercel.data.images import path_problem, shown_path
 from tiercel.errors import DataError
-from tiercel.types import Box, ImageSource, Message, PixelLimits, RejectedRow, Row, Size
+from tiercel.types import Box, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
 
 Purpose = Literal["sft", "grpo"]
 Role = Literal["system", "user", "assistant"]
 ImageSize = Callable[[ImageSource], Size]
 
 IMAGE_MARK = "<image>"
+VIDEO_MARK = "<video>"
 BOX_MARK = "<bbox>"
 REFERENCE_MARK = "<ref-object>"
 
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is learnt
+_MOST_FPS = 1000.0
 _LONGEST_REASON = 1000  # characters
 
 _MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
@@ -35,6 +37,7 @@ class Draft:
 
     messages: tuple[Message, ...]
     images: tuple[ImageSource, ...]
+    videos: tuple[VideoSource, ...] = ()
     answer: Any
     columns: Mapping[str, Any]
     references: tuple[str, ...] = ()  # fill <ref-object> marks
@@ -117,10 +120,10 @@ def read_content(value: Any, field: str) -> str:
         extra = [key for key in part if key != "type" and given(part, key)] if kind else []
         if kind == "text" and extra == ["text"] and isinstance(part["text"], str):
             pieces.append(part["text"])
-        elif kind == "image" and not extra:
-            pieces.append(IMAGE_MARK)
-        elif kind == "image":
-            raise DataError("an image part has no path of its own; list the images in `images`", field=place)
+        elif kind in ("image", "video") and not extra:
+            pieces.append(f"<{kind}>")
+        elif kind in ("image", "video"):
+            raise DataError(f"a part of kind {kind} has no path of its own; list the {kind}s in `{kind}s`", field=place)
         else:
             raise DataError(
                 f'is {_brief(part)}; a part is {{"type": "text", "text": ...}} or {{"type": "image"}}', field=place
@@ -139,6 +142,47 @@ def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
     if not isinstance(value, list):
         return (_read_image(value, key),)
     return tuple(_read_image(item, f"{key}[{number}]") for number, item in enumerate(value))
+
+
+def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
+    """Videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of paths or {"frames", "fps"} of its
+    frames."""
+    if given(record, "videos") and given(record, "video"):
+        raise DataError("the row has both `video` and `videos`; keep one", field="videos")
+    key = "video" if given(record, "video") else "videos"
+    value = record.get(key)
+    if value is None:
+        return ()
+    if key == "video" or not isinstance(value, list):
+        return (_read_video(value, key),)
+    return tuple(_read_video(item, f"{key}[{number}]") for number, item in enumerate(value))
+
+
+def _read_video(value: Any, field: str) -> VideoSource:
+    described: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if not described:
+        described = {"frames" if isinstance(value, list) else "path": value}
+    unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]
+    path, frames, fps = described.get("path"), described.get("frames"), described.get("fps")
+    if unknown or (path is None) == (frames is None):
+        raise DataError(
+            f'is {_brief(value)}; a video is a path, a list of its frames\' paths, {{"path", "fps"}} or '
+            '{"frames", "fps"}',
+            field=field,
+        )
+    if fps is not None and not (is_number(fps) and 0 < fps <= _MOST_FPS):
+        raise DataError(f"is {_brief(fps)}; frames a second are a number above 0", field=f"{field}.fps")
+    rate = None if fps is None else float(fps)
+    if frames is not None:
+        if not isinstance(frames, list) or not frames:
+            raise DataError(f"is {_brief(frames)}; it must be a list of paths, at least one", field=f"{field}.frames")
+        sources = tuple(_read_image(frame, f"{field}.frames[{number}]") for number, frame in enumerate(frames))
+        return VideoSource(path=sources[0].path or "(embedded frames)", frames=sources, fps=rate)
+    if not isinstance(path, str):
+        raise DataError(f"is {_brief(path)}; it must be a path", field=field)
+    if problem := path_problem(path):
+        raise DataError(f"{shown_path(path)}: {problem}", field=field)
+    return VideoSource(path=path, fps=rate)
 
 
 def _read_image(value: Any, field: str) -> ImageSource:
@@ -212,7 +256,10 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
     if reading.prompt is not None:
         messages = fill_prompt(messages, reading.prompt, draft.columns)
     messages = fill_references(messages, draft.references)
-    messages = place_images(messages, len(draft.images), field)
+    messages = place_marks(messages, VIDEO_MARK, len(draft.videos), field)
+    messages = place_marks(messages, IMAGE_MARK, len(draft.images), field)
+    if draft.videos and draft.boxes:
+        raise DataError("boxes lie on images, and a row with videos has none of them", field=draft.boxes_field)
     for number, message in enumerate(messages):
         if message.role != "system" and not message.content.strip():
             raise DataError(f"the {message.role} turn is empty", field=f"{field}[{number}]")
@@ -220,6 +267,7 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
         id=id,
         messages=messages,
         images=draft.images,
+        videos=draft.videos,
         answer=draft.answer,
         boxes=_checked_boxes(draft, messages, reading.image_size),
         box_images=draft.box_images,
@@ -295,7 +343,7 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
     if not references:
         return messages
     for number, reference in enumerate(references):
-        if any(mark in reference for mark in (IMAGE_MARK, BOX_MARK, REFERENCE_MARK)):
+        if any(mark in reference for mark in (IMAGE_MARK, VIDEO_MARK, BOX_MARK, REFERENCE_MARK)):
             raise DataError(f"{_brief(reference)} contains a mark itself", field=f"objects.ref[{number}]")
     remaining = iter(references)
 
@@ -306,15 +354,15 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
     return tuple(replace(message, content=filled(message.content)) for message in messages)
 
 
-def place_images(messages: tuple[Message, ...], image_count: int, field: str) -> tuple[Message, ...]:
-    """The messages with one <image> mark per image: their own, or all at the start of the first user turn."""
-    marks = count_marks(messages, IMAGE_MARK)
-    if marks == image_count:
+def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str) -> tuple[Message, ...]:
+    """The messages with one mark per image or video: their own, or all at the start of the first user turn."""
+    marks = count_marks(messages, mark)
+    if marks == count:
         return messages
     if marks:
-        raise DataError(f"{marks} {IMAGE_MARK} marks for {image_count} images", field=field)
+        raise DataError(f"{marks} {mark} marks for {count} {mark.strip('<>')}s", field=field)
     first = next(number for number, message in enumerate(messages) if message.role == "user")
-    opened = Message(role="user", content=IMAGE_MARK * image_count + messages[first].content)
+    opened = Message(role="user", content=mark * count + messages[first].content)
     return (*messages[:first], opened, *messages[first + 1 :])
 
 

@@ -43,6 +43,7 @@ class Family(ABC):
     position_dimensions: ClassVar[int]
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest matching prefix decides
     image_marker: ClassVar[str]  # what the chat template writes where an image goes
+    video_marker: ClassVar[str | None] = None  # the same for a video; None: the family reads none
     has_pixel_limits: ClassVar[bool]  # min_pixels and max_pixels decide an image's size; else tiles do
     image_processor_class: ClassVar[Any]  # transformers' Pillow form; the other one needs torchvision
 
@@ -72,9 +73,17 @@ class Family(ABC):
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """Resize an RGB image once; every engine gets these pixels."""
 
+    def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
+        """As `plan_image`, for frames of one size; `limits` are a frame's. Raises DataError."""
+        raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
+
+    def encode_video(self, frames: Sequence[Image.Image], fps: float, limits: PixelLimits) -> EncodedImage:
+        """Resize RGB frames once; each is a view."""
+        raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
+
     @abstractmethod
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
-        """The tokens that stand for one image in the prompt; its features go to the placeholders, in their order."""
+        """The tokens that stand for one image or video; its features go to the placeholders, in their order."""
 
     def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
         """Prompt ids with one placeholder for each picture, for engines that make it as many as they need."""

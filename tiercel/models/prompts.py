@@ -3,6 +3,7 @@
 Shape suffixes: P prompt tokens, C tokens after the prompt, D position dimensions.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from tiercel.errors import DataError
 from tiercel.geometry import from_original
 from tiercel.models.family import Family
-from tiercel.types import EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
+from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
 # A template is a program: it divides, looks up and calls what it likes.
 TEMPLATE_FAULTS = (
@@ -58,10 +59,12 @@ def render(family: Family, messages: Sequence[Message], add_generation_prompt: b
     """The chat template's text; each image is `family.image_marker`. Raises DataError where the template fails."""
     conversation = []
     for message in messages:
-        texts = message.content.split("<image>")
+        if family.video_marker is None and "<video>" in message.content:
+            raise DataError(f"{family.name} reads no videos here; the families of Qwen do", field="messages")
+        texts = VISUAL_MARK.split(message.content)
         parts = [{"type": "text", "text": texts[0]}] if texts[0] else []
-        for text in texts[1:]:
-            parts.append({"type": "image"})
+        for mark, text in zip(VISUAL_MARK.findall(message.content), texts[1:], strict=True):
+            parts.append({"type": mark.strip("<>")})
             if text:
                 parts.append({"type": "text", "text": text})
         conversation.append({"role": message.role, "content": parts})
@@ -78,10 +81,10 @@ def render(family: Family, messages: Sequence[Message], add_generation_prompt: b
 
 def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int]:
     """Ids of rendered text with every image marker replaced by its image's tokens. Raises DataError."""
-    pieces = text.split(family.image_marker)
+    pieces = _markers(family).split(text)
     if len(pieces) - 1 != len(plans):
         raise DataError(
-            f"the rendered text has {len(pieces) - 1} image places for {len(plans)} images; does the text itself "
+            f"the rendered text has {len(pieces) - 1} places for {len(plans)} images and videos; does the text itself "
             f"contain {family.image_marker}?",
             field="messages",
         )
@@ -96,6 +99,11 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
         if number < len(plans):
             ids += family.image_token_ids(plans[number])
     return ids
+
+
+def _markers(family: Family) -> re.Pattern[str]:
+    """What the chat template writes where an image or a video goes."""
+    return re.compile("|".join(map(re.escape, filter(None, (family.image_marker, family.video_marker)))))
 
 
 def prompt_messages(row: Row, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -176,7 +184,7 @@ def encode_conversation(
 
     def append(text: str, is_scored: bool) -> None:
         nonlocal image_count
-        count = text.count(family.image_marker)
+        count = len(_markers(family).findall(text))
         piece = token_ids(family, text, plans[image_count : image_count + count])
         image_count += count
         ids.extend(piece)
@@ -249,7 +257,7 @@ def _to_last_learnt(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def _image_count(messages: Sequence[Message]) -> int:
-    return sum(message.content.count("<image>") for message in messages)
+    return sum(len(VISUAL_MARK.findall(message.content)) for message in messages)
 
 
 def _checked(ids: list[int], max_prompt_tokens: int) -> Tensor:

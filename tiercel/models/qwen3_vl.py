@@ -6,6 +6,7 @@ K vision tokens of an image, H hidden size, W = S x H.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,20 +14,38 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tiercel.models.family import HuggingFaceModel
-from tiercel.models.qwen_vl import Qwen2VL
-from tiercel.types import CoordinateSpace, EncodedImage
+from tiercel.models.qwen_vl import PAIR, Qwen2VL
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan
 
 
 class Qwen3VL(Qwen2VL):
     """Qwen3-VL writes boxes in thousandths of each side."""
 
     name = "qwen3_vl"
+    video_marker = "<|vision_start|><|video_pad|><|vision_end|>"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     part_prefixes: ClassVar = {
         "vision": ("model.visual.",),
         "projector": ("model.visual.merger.", "model.visual.deepstack_merger_list."),
         "language": ("model.language_model.", "lm_head."),
     }
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        """Each layer of a video follows its time in words, and stands between vision tokens of its own."""
+        if plan.fps is None:
+            return super().image_token_ids(plan)
+        config = self.checkpoint.config
+        layer = super().image_token_ids(replace(plan, grid=(1, *plan.grid[1:])))
+        ids: list[int] = []
+        for number in range(plan.grid[0]):
+            first, last = PAIR * number, min(PAIR * number + PAIR, plan.frame_count) - 1
+            seconds = (first + last) / 2 / plan.fps
+            ids += self.tokenizer(f"<{seconds:.1f} seconds>", add_special_tokens=False)["input_ids"]
+            ids += [config.vision_start_token_id, *layer, config.vision_end_token_id]
+        return ids
+
+    def grid_times(self, plan: ImagePlan) -> list[list[int]]:
+        return [[0]] * plan.grid[0]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         output = self._vision_output(model, images)

@@ -4,7 +4,9 @@ Shape suffixes: P prompt tokens, D = 3 position dimensions (time, height, width)
 H hidden size.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +18,8 @@ from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
+
+PAIR = 2  # frames of one layer of a video's grid
 
 
 class Qwen2VL(Family):
@@ -30,6 +34,7 @@ class Qwen2VL(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<|image_pad|>"
+    video_marker = "<|video_pad|>"
     has_pixel_limits = True
     image_processor_class = Qwen2VLImageProcessorPil
 
@@ -39,9 +44,11 @@ class Qwen2VL(Family):
         return config.image_token_id, config.video_token_id
 
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
+        return self._planned(size, *self._pixels(limits))
+
+    def _planned(self, size: Size, least: int, most: int) -> ImagePlan:
         processor = self.checkpoint.image_processor
         width, height = size
-        least, most = self._pixels(limits)
         try:
             resized_height, resized_width = smart_resize(
                 height,
@@ -82,28 +89,54 @@ class Qwen2VL(Family):
         views = (picture_tensor(image),)
         return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
+    def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
+        """Two frames make one layer of the grid; an odd last one stands twice."""
+        picture = self._planned(size, limits.least or 1, limits.most or 1)
+        grid = (-(-frame_count // PAIR), *picture.grid[1:])
+        plan = replace(picture, grid=grid, frame_count=frame_count, fps=fps, token_count=grid[0] * picture.token_count)
+        return replace(plan, token_count=len(self.image_token_ids(plan)))
+
+    def encode_video(self, frames: Sequence[Image.Image], fps: float, limits: PixelLimits) -> EncodedImage:
+        plan = self.plan_video(frames[0].size, len(frames), fps, limits)
+        resample = self.checkpoint.image_processor.resample
+        resized = [
+            frame if frame.size == plan.processed_size else frame.resize(plan.processed_size, resample=resample)
+            for frame in frames
+        ]
+        views = tuple(picture_tensor(frame) for frame in resized)
+        return EncodedImage(sha256=views_sha256(views, also=("video", fps)), plan=plan, views=views)
+
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
-        return [self.checkpoint.config.image_token_id] * plan.token_count
+        config = self.checkpoint.config
+        if plan.fps is None:
+            return [config.image_token_id] * plan.token_count
+        merge_size = config.vision_config.spatial_merge_size
+        return [config.video_token_id] * (math.prod(plan.grid) // merge_size**2)
+
+    def grid_times(self, plan: ImagePlan) -> list[list[int]]:
+        """For each run of placeholders of an image or video the times of its layers, in positions."""
+        return [list(range(plan.grid[0]))]
 
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
         """Text advances all three dimensions by one; an image spans its grid and advances by its longer side."""
         merge_size = self.checkpoint.config.vision_config.spatial_merge_size
-        is_image = (token_ids_P == self.checkpoint.config.image_token_id).tolist()
+        is_vision = self.is_placeholder(token_ids_P).tolist()
         pieces: list[Tensor] = []
-        images = iter(plans)
+        runs = ((plan.grid, times) for plan in plans for times in self.grid_times(plan))
         position = start = 0
-        while start < len(is_image):
-            if is_image[start]:
-                _, height, width = next(images).grid
+        while start < len(is_vision):
+            if is_vision[start]:
+                (_, height, width), times = next(runs)
                 height, width = height // merge_size, width // merge_size
-                rows = torch.arange(height).repeat_interleave(width)
-                columns = torch.arange(width).repeat(height)
-                pieces.append(torch.stack([torch.zeros_like(rows), rows, columns]) + position)
-                start += height * width
+                layers = torch.tensor(times).repeat_interleave(height * width)
+                rows = torch.arange(height).repeat_interleave(width).repeat(len(times))
+                columns = torch.arange(width).repeat(height * len(times))
+                pieces.append(torch.stack([layers, rows, columns]) + position)
+                start += len(times) * height * width
                 position += max(height, width)
             else:
                 stop = start
-                while stop < len(is_image) and not is_image[stop]:
+                while stop < len(is_vision) and not is_vision[stop]:
                     stop += 1
                 pieces.append(torch.arange(stop - start).expand(3, -1) + position)
                 position += stop - start
@@ -115,12 +148,22 @@ class Qwen2VL(Family):
 
     def _vision_output(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> Any:
         """What transformers' tower answers: among the rest `pooler_output`, by image."""
-        pictures = [picture_image(image.views[0]) for image in images]
-        pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
         weight = next(model.model.visual.parameters())
-        return model.model.get_image_features(
-            pixels["pixel_values"].to(weight.device, weight.dtype), pixels["image_grid_thw"].to(weight.device)
-        )
+        patches = torch.cat([self._patches(image) for image in images])
+        grids = torch.tensor([image.plan.grid for image in images])
+        return model.model.get_image_features(patches.to(weight.device, weight.dtype), grids.to(weight.device))
+
+    def _patches(self, image: EncodedImage) -> Tensor:
+        """What the tower takes of an image or a video. The processor puts a picture into both halves of each of its
+        patches; a layer of a video has one frame's in the first and the next frame's in the second."""
+        pictures = [picture_image(view) for view in image.views]
+        pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")["pixel_values"]
+        if image.plan.fps is None:
+            return pixels
+        frames = list(pixels.unflatten(-1, (3, PAIR, -1)).chunk(len(pictures)))
+        frames += frames[-1:] * (-len(frames) % PAIR)
+        pairs = zip(frames[::PAIR], frames[1::PAIR], strict=True)
+        return torch.cat([torch.stack([first[:, :, 0], second[:, :, 1]], dim=2).flatten(1) for first, second in pairs])
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model
@@ -131,3 +174,10 @@ class Qwen25VL(Qwen2VL):
 
     name = "qwen2_5_vl"
     coordinate_space: ClassVar[CoordinateSpace] = "resized_pixels"
+
+    def grid_times(self, plan: ImagePlan) -> list[list[int]]:
+        """Layers of a video stand as far apart as their times do."""
+        if plan.fps is None:
+            return super().grid_times(plan)
+        apart = self.checkpoint.config.vision_config.tokens_per_second * PAIR / plan.fps
+        return [(torch.arange(plan.grid[0]) * apart).long().tolist()]

@@ -61,7 +61,7 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
             processed_size=image.plan.processed_size,
         )
         for source, image in zip(
-            row.images, prompt.images, strict=False
+            row.visuals, prompt.images, strict=False
         )  # a later turn's images are no part of the prompt
     )
     return Sample(

@@ -163,7 +163,7 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict
                 "original_size": list(image.plan.original_size),
                 "processed_size": list(image.plan.processed_size),
             }
-            for image, source in zip(prompt.images, prompt.row.images, strict=False)
+            for image, source in zip(prompt.images, prompt.row.visuals, strict=False)
         ],
         "completions": [
             {

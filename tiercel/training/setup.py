@@ -121,10 +121,24 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
 def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RowTable:
     """The training rows; rejected ones are recorded before they can stop the run."""
     table = reading.read_training_rows(recipe.data, purpose, run.ranks.pulse.beat)
+    require_readable(recipe, table)
     if run.ranks.is_first:
         write_bad_rows(table.rejected, run.bad_rows_file)
     require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
     return table
+
+
+def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
+    """Raises RecipeError where the engine cannot sample what the rows hold."""
+    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine != "local":
+        with_video = next((row for row in table.rows if row.videos), None)
+        if with_video is not None:
+            raise RecipeError(
+                [
+                    f"rollout.engine: {recipe.rollout.engine} is given images only, and row {with_video.id} of "
+                    f"{with_video.file} has a video; use local, or list its frames as images"
+                ]
+            )
 
 
 def run_length(recipe: BaseRecipe, row_count: int) -> Length:

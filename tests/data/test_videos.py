@@ -1,0 +1,106 @@
+"""Videos as lists of frames and as real files, which PyAV writes here and reads."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tiercel.config.schema import Data
+from tiercel.data.images import ImageProblem
+from tiercel.data.videos import decode_video, evenly, open_video
+from tiercel.types import ImageSource, VideoSource
+
+av = pytest.importorskip("av")
+CODECS = {".mp4": "mpeg4", ".mkv": "mpeg4", ".avi": "mpeg4"}
+
+
+def data(**video):
+    return Data(train="rows.jsonl", video=video)
+
+
+def write_video(path, count, rate=10, size=(64, 48)):
+    """Frames whose grey says their number: 10 times it."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(CODECS[path.suffix], rate=rate)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for number in range(count):
+            picture = np.full((size[1], size[0], 3), 10 * number, dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def numbers(frames):
+    return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "fps", "most", "expected", "pace"),
+    [
+        (20, 10, 2.0, 32, (0, 5, 10, 15), 2.0),
+        (20, 10, 30.0, 32, tuple(range(20)), 10.0),  # no more than there are
+        (100, 10, 2.0, 4, (0, 25, 50, 75), 0.4),
+        (3, 30, 2.0, 32, (0,), 10.0),
+        (25, 10, 2.0, 32, (0, 5, 10, 15, 20), 2.0),
+    ],
+)
+def test_frames_are_taken_evenly(count, rate, fps, most, expected, pace):
+    assert evenly(count, Fraction(rate), fps, most) == (expected, pytest.approx(pace))
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_frames_of_a_file(tmp_path, suffix):
+    write_video(tmp_path / f"a{suffix}", count=20)
+    header = open_video(VideoSource(path=f"a{suffix}"), tmp_path, data())
+    assert (header.size, header.frame_numbers, header.fps) == ((64, 48), (0, 5, 10, 15), 2.0)
+    frames, fps = decode_video(VideoSource(path=f"a{suffix}", fps=5.0), tmp_path, data())
+    assert numbers(frames) == list(range(0, 20, 2)) and fps == 5.0
+    assert len(decode_video(VideoSource(path=f"a{suffix}"), tmp_path, data(max_frames=2))[0]) == 2
+
+
+def test_frames_as_a_list(tmp_path):
+    for number in range(3):
+        Image.new("RGB", (8, 6), (10 * number,) * 3).save(tmp_path / f"{number}.png")
+    source = VideoSource(path="0.png", frames=tuple(ImageSource(path=f"{number}.png") for number in range(3)))
+    frames, fps = decode_video(source, tmp_path, data(fps=4.0))
+    assert (numbers(frames), fps) == ([0, 1, 2], 4.0)
+    with pytest.raises(ImageProblem, match=r"3 frames, more than data\.video\.max_frames = 2"):
+        open_video(source, tmp_path, data(max_frames=2))
+    Image.new("RGB", (9, 6)).save(tmp_path / "2.png")
+    with pytest.raises(ImageProblem, match="has frames of"):
+        decode_video(source, tmp_path, data())
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"#EXTM3U\nhttp://127.0.0.1:9/a.ts\n", "no MP4, Matroska"),
+        (b"ffconcat version 1.0\nfile '/etc/passwd'\n", "no MP4, Matroska"),
+        (b"\0\0\0\x18ftypmp42" + b"\0" * 100, "no readable video"),
+        (b"\x1a\x45\xdf\xa3" + b"\1" * 100, "no readable video"),
+        (b"", "the file is empty"),
+    ],
+)
+def test_files_that_are_no_video(tmp_path, content, says):
+    (tmp_path / "a.mp4").write_bytes(content)
+    with pytest.raises(ImageProblem, match=says) as error:
+        open_video(VideoSource(path="a.mp4"), tmp_path, data())
+    assert error.value.field == "videos"
+
+
+def test_a_file_that_breaks_off_is_refused(tmp_path):
+    write_video(tmp_path / "a.mkv", count=20)
+    whole = (tmp_path / "a.mkv").read_bytes()
+    (tmp_path / "a.mkv").write_bytes(whole[: len(whole) // 3])
+    with pytest.raises(ImageProblem):
+        header = open_video(VideoSource(path="a.mkv", fps=10.0), tmp_path, data())
+        assert len(header.frame_numbers) == len(decode_video(VideoSource(path="a.mkv", fps=10.0), tmp_path, data())[0])
+        raise ImageProblem("a.mkv", "shorter, and says so")
+
+
+def test_a_path_that_leaves_the_root_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    write_video(tmp_path / "a.mp4", count=2)
+    (tmp_path / "in" / "a.mp4").symlink_to(tmp_path / "a.mp4")
+    with pytest.raises(ImageProblem):
+        open_video(VideoSource(path="a.mp4"), tmp_path / "in", data())
