@@ -20,6 +20,7 @@ from tiercel.models.loading import resolve
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
+from tiercel.trackers.opening import require_packages
 
 BLIND = 3  # stall timeouts, where nothing tells of progress: files being read and written, vLLM in process
 BLIND_PHASES = ("start", "load", "engine", "save")
@@ -30,12 +31,20 @@ AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
     and return its path; None but on the first rank. Raises TrainingError where memory runs out."""
-    with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run:
+    with launched_ranks(recipe) as ranks, ready_run(recipe, ranks) as run:
         ranks.together(lambda: resolve(recipe.model))  # a download shows its own progress and may take hours
         with watched(recipe, run):
             train(recipe, run)
         report = ranks.on_first(lambda: write_report(run.path))
         return report if ranks.is_first else None
+
+
+@contextmanager
+def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
+    """The recipe's run directory, made once the packages of its trackers were found."""
+    ranks.on_first(lambda: require_packages(recipe.trackers))
+    with open_run(recipe, ranks) as run:
+        yield run
 
 
 @contextmanager
