@@ -38,8 +38,11 @@ class SwanLab:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        shown = [self._swanlab.Image(picture.image, caption=picture.caption) for picture in pictures]
-        self._run.log({"rollouts": shown}, step=step)
+        shown = {
+            f"rollouts/{number}": self._swanlab.Image(picture.image, caption=picture.caption)
+            for number, picture in enumerate(pictures)
+        }
+        self._run.log(shown, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -38,8 +38,12 @@ class Wandb:
         self._run.log({STEP: step, **metrics})
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        shown = [self._wandb.Image(picture.image, caption=picture.caption) for picture in pictures]
-        self._run.log({STEP: step, "rollouts": shown})
+        # Each under a key of its own: a list would be shown at the size of its first.
+        shown = {
+            f"rollouts/{number}": self._wandb.Image(picture.image, caption=picture.caption)
+            for number, picture in enumerate(pictures)
+        }
+        self._run.log({STEP: step, **shown})
 
     def close(self) -> None:
         self._run.finish()
