@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def records(file: Path) -> Iterator[Any]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             yield record
+
+
+def wait_for_the_next_second() -> None:
+    """wandb names a directory by id and second, so two processes of a run are at least one apart."""
+    time.sleep(1.01 - time.time() % 1)
 
 
 def run_files(run: Path) -> list[Path]:
@@ -86,6 +92,7 @@ def test_pictures_come_with_evaluations(tmp_path):
 def test_a_resumed_run_is_the_same_run_and_its_directory_whole(tmp_path):
     run, rows = grounding(tmp_path / "run")
     track(run, ["wandb"], [*rows[:3], *({**row, "loss": 99.0} for row in rows[3:])])
+    wait_for_the_next_second()
     track(run, ["wandb"], rows[3:], kept=rows[:3])
     first, second = run_files(run)
     assert first.name == second.name  # run-ID.wandb

@@ -31,6 +31,7 @@ def test_a_run_that_goes_on_has_every_step_once(tiny_checkpoints, tmp_path, monk
 
     run = run_grpo(recipe(steps=3))
     shutil.rmtree(run / "checkpoints/step-000003")  # as if it was killed after the row of step 3
+    test_wandb.wait_for_the_next_second()
     run_grpo(recipe(steps=4))
     assert "is off from here on" not in (run / "log.txt").read_text()
     recorded = read_metrics(run)
