@@ -18,6 +18,7 @@ LAYERS = (
     {"distributed"},
     {"rollout", "rewards", "learner", "runs"},
     {"report", "planning", "doctor", "importing"},
+    {"trackers"},
     {"training"},
     {"demo"},
     {"cli"},

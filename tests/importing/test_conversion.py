@@ -107,6 +107,7 @@ def test_a_command_of_ms_swift():
         "train.save_every": 100,
         "train.keep": 2,
         "train.log_every": 5,
+        "trackers": ["wandb"],
         "output": "output/grpo",
     }
     assert {key: values.get(key) for key in expected} == expected
@@ -118,7 +119,6 @@ def test_a_command_of_ms_swift():
     assert {
         "--no_such_flag",
         "--attn_impl",
-        "--report_to",
         "--lora_dropout",
         "--warmup_ratio",
         "--external_plugins",
@@ -247,6 +247,22 @@ def test_full_fine_tuning_has_no_adapter(capsys):
 )
 def test_flags_that_depend_on_others(flags, key, value):
     assert drafted(f"swift rlhf --rlhf_type grpo --model m/m --dataset r {flags}").values.get(key) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "trackers", "noted"),
+    [
+        ("swanlab", ["swanlab"], []),
+        ("tensorboard trackio", ["tensorboard", "trackio"], []),
+        ("none", None, []),
+        ("mlflow wandb", ["wandb"], ["--report_to mlflow"]),
+        ("all", None, ["--report_to all"]),
+    ],
+)
+def test_trackers_are_taken_over_by_name(value, trackers, noted):
+    draft = drafted(f"trl grpo --model_name_or_path m/m --dataset_name r --report_to {value}")
+    assert draft.values.get("trackers") == trackers
+    assert [flag for flag, _ in draft.notes if "report_to" in flag] == noted
 
 
 def test_an_sft_command_counts_rows(capsys):

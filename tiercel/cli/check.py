@@ -18,6 +18,7 @@ from tiercel.reliability.redaction import redact
 from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
+from tiercel.trackers.opening import require_packages
 from tiercel.training.encoding import row_images, row_plans
 from tiercel.training.setup import require_readable
 from tiercel.types import Row
@@ -32,6 +33,7 @@ def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) 
     console = Console(highlight=False, soft_wrap=True)
     recipe = load_recipe(detect_kind(path, overrides), path, overrides)
     console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
+    require_packages(recipe.trackers)
     family = load_family(recipe.model, recipe.data.template)
     console.print(
         f"model: {family.name} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"

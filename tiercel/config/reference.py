@@ -70,6 +70,7 @@ KEYS_ACROSS = """\
 - `model.revision` goes with a hub model, not with a local directory.
 - `model.vision_cache_bytes` above 0 needs a vision tower and projector that are frozen and have no adapters.
 - Without `lora` at least one part is left out of `freeze`.
+- No name comes twice in `trackers`.
 - `learner.max_tokens_per_microbatch` holds a whole prompt; in GRPO `data.max_prompt_tokens` plus
   `rollout.max_new_tokens`. Larger groups are split by completions.
 - GRPO: `rollout.group_size` is 2 or more, for the advantage of a single completion is undefined, but with

@@ -297,6 +297,12 @@ def _strategy(recipe: BaseRecipe) -> Problems:
         )
 
 
+def _trackers(recipe: BaseRecipe) -> Problems:
+    for index, name in enumerate(recipe.trackers):
+        if name in recipe.trackers[:index]:
+            yield Problem(key=f"trackers.{index}", text=f"{name} given twice; write it once")
+
+
 def _half_precision(recipe: BaseRecipe) -> Problem:
     return Problem(
         key="model.dtype",
@@ -314,6 +320,7 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _something_to_train,
     _run_length,
     _strategy,
+    _trackers,
 )
 SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)
 GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (

@@ -24,6 +24,7 @@ RewardName = Literal[
     "box_precision", "box_recall", "box_f1", "box_map", "point_in_box", "vlm_r1_rec", "length", "cosine",
     "soft_overlong", "repetition", "judge", "model",
 ]  # fmt: skip
+TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
 
 class Section(BaseModel):
@@ -453,6 +454,9 @@ class BaseRecipe(Section):
     optim: Optim = Optim()
     train: Train
     reliability: Reliability = Reliability()
+    trackers: tuple[TrackerName, ...] = ()
+    """Who else gets the rows of metrics.jsonl, and a few pictures with completions (docs/trackers.md); each needs its
+    package."""
     output: str
     """The run directory; the same command again goes on from its newest valid checkpoint."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from tiercel.config.keys import ENTRY, keys_of
+from tiercel.config.keys import ENTRY, allowed_words, keys_of
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import SYNONYMS, VALUE_SYNONYMS
 from tiercel.config.yaml_text import YamlProblem, parse
@@ -346,6 +346,17 @@ def _sync(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
         draft.set("algorithm.kl.sync_mix", mix, "--ref_model_mixup_alpha")
 
 
+def _trackers(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
+    known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
+    given = [word for value in values for word in re.split(r"[\s,]+", value.strip("[]")) if word not in ("", "none")]
+    names = [name for name in dict.fromkeys(given) if name in known]
+    if names:
+        draft.set("trackers", names, "--report_to")
+    for name in given:
+        if name not in known:
+            draft.notes.append((f"--report_to {name}", f"{NO_EQUIVALENT}; trackers are {', '.join(known)}"))
+
+
 SPECIAL: dict[str, Callable[[Draft, Launch, tuple[str, ...]], None]] = {
     "model": _model,
     "dataset": _dataset,
@@ -356,6 +367,7 @@ SPECIAL: dict[str, Callable[[Draft, Launch, tuple[str, ...]], None]] = {
     "overlong_filter": _switch("algorithm.overlong", "mask", "keep"),
     "mask_truncated_completions": _switch("algorithm.overlong", "mask", "keep"),
     "sync_ref_model": _sync,
+    "report_to": _trackers,
     "kl_in_reward": _switch("algorithm.kl.place", "reward", "loss"),
 }
 JOINT = (_sizes, _tuner, _rewards, _loss, _clips, _advantage, _engine, _length)

@@ -157,7 +157,11 @@ def read_run(path: Path) -> Run:
 
 def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
     """The completions of one step. Raises RunError where the file cannot be read."""
-    file = run.path / folder / f"step-{step:06d}.jsonl"
+    return group_file(run.path / folder / f"step-{step:06d}.jsonl", step)
+
+
+def group_file(file: Path, step: int) -> GroupFile:
+    """A file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
     try:
         records, unreadable = _json_lines(file)
     except OSError as error:

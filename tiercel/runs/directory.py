@@ -49,6 +49,7 @@ MAY_DIFFER = (
     "reliability.reward_memory_gb",
     "reliability.reward_file_mb",
     "reliability.max_failed_reward_fraction",
+    "trackers",
     "output",
 )
 LOCK_PATIENCE_SECONDS = 5.0

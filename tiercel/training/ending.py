@@ -21,6 +21,7 @@ from tiercel.models.loading import resolve
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
+from tiercel.trackers.opening import require_packages
 
 BLIND = 3  # stall timeouts, where nothing tells of progress: files being read and written, vLLM in process
 BLIND_PHASES = ("start", "load", "engine", "save")
@@ -31,7 +32,7 @@ AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
     and return its path; None but on the first rank. Raises TrainingError where memory runs out."""
-    with launched_ranks(recipe) as ranks, open_run(recipe, ranks) as run:
+    with launched_ranks(recipe) as ranks, ready_run(recipe, ranks) as run:
         for source in checkpoints_of(recipe):  # a download shows its own progress and may take hours
             ranks.together(partial(resolve, source))
         with watched(recipe, run):
@@ -44,6 +45,14 @@ def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
     """Whatever the run fetches from a hub: the model, and those of its rewards."""
     rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
     return [recipe.model, *(reward.model for reward in rewards if reward.model is not None)]
+
+
+@contextmanager
+def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
+    """The recipe's run directory, made once the packages of its trackers were found."""
+    ranks.on_first(lambda: require_packages(recipe.trackers))
+    with open_run(recipe, ranks) as run:
+        yield run
 
 
 @contextmanager

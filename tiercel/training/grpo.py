@@ -69,7 +69,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
             sync.load(start)
             if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
                 setup.is_best(run, recipe, 0, row)  # names a metric that no evaluation will have
-                run.record({"step": 0, **row})
+                session.record({"step": 0, **row})
             clock = Clock(ranks.pulse)
             clock.begin("data", start)
             for batch, upcoming in rollouts.with_next(setup.steps_of(loader, ranks)):
@@ -126,7 +126,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
                     row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, session.progress)
                     is_to_save |= setup.is_best(run, recipe, step + 1, row)
-                run.record(row)
+                session.record(row)
                 session.diagnose(row)
                 session.progress.step(row)
                 is_asked = ranks.any(session.stop.is_set)

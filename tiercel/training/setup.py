@@ -1,7 +1,7 @@
 """What both loops need before their first step, and the pieces of a step that they share."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_bet
 from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
+from tiercel.trackers.opening import Trackers, open_trackers, require_packages
 from tiercel.training.choice import chosen_strategy
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.sharing import padding_item
@@ -62,6 +63,7 @@ class Session:
     progress: Progress
     stop: StopRequest
     diagnosis: Diagnosis
+    trackers: Trackers  # none but on the first rank
 
     @property
     def start(self) -> int:
@@ -72,6 +74,11 @@ class Session:
     def steps(self) -> int:
         """Updates done at the end."""
         return self.length.steps
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Append a row to metrics.jsonl; once it is there, the trackers get it."""
+        self.run.record(row)
+        self.trackers.row(row)
 
     def diagnose(self, row: Mapping[str, float]) -> None:
         """Say what is going wrong, each fault once."""
@@ -87,9 +94,15 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
     table = ranks.together(lambda: read_training_rows(recipe, purpose, run))
     length = run_length(recipe, len(table.rows))
     log = run.path / "log.txt" if ranks.is_first else None
-    with Progress(log, length.steps, recipe.train.log_every) as progress, StopRequest() as stop:
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(log, length.steps, recipe.train.log_every))
+        stop = stack.enter_context(StopRequest())
+        ranks.on_first(lambda: require_packages(recipe.trackers))
         found = ranks.on_first(lambda: resume_point(run, progress.say))
-        diagnosis = Diagnosis(read_metrics(run.path) if ranks.is_first else ())
+        kept = read_metrics(run.path) if ranks.is_first else []
+        is_over = found is not None and found.step >= length.steps
+        names = recipe.trackers if ranks.is_first and not is_over else ()
+        trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps, progress.say))
         session = Session(
             run=run,
             ranks=ranks,
@@ -98,7 +111,8 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
             found=found,
             progress=progress,
             stop=stop,
-            diagnosis=diagnosis,
+            diagnosis=Diagnosis(kept),
+            trackers=trackers,
         )
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""

@@ -28,7 +28,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
         ranks.pulse.begin("evaluation", start)
         if start == 0 and (row := heldout_loss(engine, recipe)):
             setup.is_best(run, recipe, 0, row)  # names a metric that no evaluation will have
-            run.record({"step": 0, **row})
+            session.record({"step": 0, **row})
             session.progress.step({"step": 0, **row})
         order = setup.step_order(recipe, session)
         encode = conversation_encoder(engine.policy.family, recipe.data)
@@ -66,7 +66,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                     ranks.pulse.begin("evaluation", step + 1)
                     row |= heldout_loss(engine, recipe)
                     is_to_save |= setup.is_best(run, recipe, step + 1, row)
-                run.record(row)
+                session.record(row)
                 session.diagnose(row)
                 session.progress.step(row)
                 clock = time.perf_counter()

@@ -1,0 +1,48 @@
+"""A small run directory to track, and what is opened for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.report.fake_runs import make_grounding
+from tiercel.config import GrpoRecipe
+from tiercel.runs.directory import read_metrics
+from tiercel.trackers.opening import open_trackers
+
+STEPS = 4
+PICTURES_AT = (2, 4)  # of the evaluations at 0, 2 and 4 those with rollouts
+
+
+def grounding(path: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """A run of four steps, and its rows of metrics.jsonl: evaluations at 0, 2 and 4."""
+    run = make_grounding(path, steps=STEPS, rows=8)
+    return run, read_metrics(run)
+
+
+def recipe_of(run: Path, names: Sequence[str], **changes: Any) -> GrpoRecipe:
+    tree = {
+        "model": {"path": "m"},
+        "data": {"train": "rows.jsonl", "eval": "rows.jsonl"},
+        "rewards": [{"name": "exact"}],
+        "train": {"steps": STEPS, "eval_every": 2},
+        "trackers": names,
+        "output": str(run),
+    }
+    return GrpoRecipe.model_validate({**tree, **changes})
+
+
+def track(
+    run: Path, names: Sequence[str], rows: Sequence[dict], kept: Sequence[dict] = (), **changes: Any
+) -> list[str]:
+    """Open the trackers where the run goes on from `kept`, and give them `rows`; what was said."""
+    said: list[str] = []
+    recipe = recipe_of(run, names, **changes)
+    with open_trackers(recipe.trackers, recipe, run, kept, STEPS, said.append) as trackers:
+        for row in rows:
+            trackers.row(row)
+    return said
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    """A row without its step."""
+    return {key: value for key, value in row.items() if key != "step"}

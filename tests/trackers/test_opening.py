@@ -1,0 +1,159 @@
+"""What becomes of a run when a tracker is missing, fails, is slow, or the run itself ends."""
+
+import subprocess
+import sys
+import time
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tests.trackers.runs import grounding, recipe_of, track
+from tiercel.errors import EnvironmentProblem
+from tiercel.trackers import opening
+from tiercel.trackers.opening import TRACKERS, open_trackers, require_packages
+
+DOCUMENT = Path(__file__).parents[2] / "docs/trackers.md"
+
+
+class Recorder:
+    """Keeps what it is given; raises, or sleeps, where it is told to."""
+
+    needs_earlier = False
+    made: ClassVar[list["Recorder"]] = []
+
+    def __init__(self, place):
+        self.place = place
+        self.calls: list[tuple] = []
+        self.made.append(self)
+
+    def row(self, step, metrics):
+        self.calls.append(("row", step))
+        self.metrics = metrics
+
+    def images(self, step, pictures):
+        self.calls.append(("images", step))
+        self.captions = [picture.caption for picture in pictures]
+
+    def close(self):
+        self.calls.append(("close",))
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """A class in TensorBoard's stead; `recorder.made` has its objects."""
+
+    class Fresh(Recorder):
+        made: ClassVar[list[Recorder]] = []
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", Fresh)
+    return Fresh
+
+
+def test_rows_go_to_all_and_are_numbers_only(tmp_path, recorder):
+    run, rows = grounding(tmp_path / "run")
+    rows[1] |= {"note": "text", "flag": True, "nothing": None, "list": [1]}
+    track(run, ["tensorboard"], rows)
+    (made,) = recorder.made
+    expected = [("row", 0), ("row", 1), ("row", 2), ("images", 2), ("row", 3), ("row", 4), ("images", 4), ("close",)]
+    assert made.calls == expected
+    assert made.metrics == {key: value for key, value in rows[4].items() if key != "step"}
+    assert {"note", "flag", "nothing", "list"}.isdisjoint(made.metrics)
+    assert len(made.captions) == 4
+
+
+def test_a_recipe_without_evaluations_shows_pictures_when_it_saves(tmp_path, recorder):
+    run, rows = grounding(tmp_path / "run")
+    bare = [{key: value for key, value in row.items() if not key.startswith("eval/")} for row in rows]
+    train, data = {"steps": 4, "save_every": 3}, {"train": "rows.jsonl"}
+    track(run, ["tensorboard"], bare, train=train, data=data)
+    assert [call[1] for call in recorder.made[0].calls if call[0] == "images"] == [3, 4]
+
+
+@pytest.mark.parametrize("place", ("__init__", "row", "images", "close"))
+def test_a_tracker_that_raises_is_turned_off_with_one_line_and_the_others_go_on(tmp_path, recorder, monkeypatch, place):
+    class Broken(Recorder):
+        made: ClassVar[list[Recorder]] = []
+
+    def broken(self, *_):
+        raise OSError("No space left on device\nsecond line")
+
+    monkeypatch.setattr(Broken, place, broken)
+    monkeypatch.setitem(TRACKERS, "wandb", Broken)
+    run, rows = grounding(tmp_path / "run")
+    said = track(run, ["wandb", "tensorboard"], rows)
+    assert said == [
+        "trackers: wandb is off from here on: OSError: No space left on device; the run goes on, metrics.jsonl has "
+        "every row"
+    ]
+    assert [call for call in recorder.made[0].calls if call[0] == "row"] == [("row", step) for step in range(5)]
+    assert recorder.made[0].calls[-1] == ("close",)
+
+
+def test_a_slow_tracker_is_turned_off(tmp_path, recorder, monkeypatch):
+    monkeypatch.setattr(opening, "PATIENCE", 0.05)
+    monkeypatch.setattr(recorder, "row", lambda self, step, metrics: time.sleep(0.1))
+    run, rows = grounding(tmp_path / "run")
+    (line,) = track(run, ["tensorboard"], rows)
+    assert line.startswith("trackers: tensorboard is off from here on: a step's row took it 0 s")
+
+
+@pytest.mark.parametrize("ending", (KeyboardInterrupt, SystemExit, ValueError))
+def test_it_is_closed_however_the_run_ends(tmp_path, recorder, ending):
+    run, rows = grounding(tmp_path / "run")
+    recipe = recipe_of(run, ["tensorboard"])
+    with pytest.raises(ending), open_trackers(recipe.trackers, recipe, run, (), 4, print) as trackers:
+        trackers.row(rows[0])
+        raise ending
+    assert recorder.made[0].calls == [("row", 0), ("close",)]
+
+
+def test_a_run_keeps_its_id_until_it_starts_anew(tmp_path, recorder):
+    run, rows = grounding(tmp_path / "my study" / "run")
+    track(run, ["tensorboard"], rows)
+    track(run, ["tensorboard"], rows[3:], kept=rows[:3])
+    track(run, ["tensorboard"], rows)
+    first, resumed, anew = (made.place for made in recorder.made)
+    assert first.id == resumed.id != anew.id
+    assert (first.first_step, resumed.first_step, anew.first_step) == (0, 3, 0)
+    assert (first.project, first.name, first.directory) == ("my-study", "run", run / "trackers/tensorboard")
+
+
+def test_a_picture_that_is_not_there_costs_no_row(tmp_path, recorder):
+    run, rows = grounding(tmp_path / "run")
+    for picture in (run / "images").iterdir():
+        picture.unlink()
+    said = track(run, ["tensorboard"], rows)
+    assert [line.partition(":")[2].split(":")[0] for line in said] == [f" no pictures of step {s}" for s in (2, 4)]
+    assert [call[1] for call in recorder.made[0].calls if call[0] == "row"] == [0, 1, 2, 3, 4]
+
+
+def test_an_absent_package_is_named_with_what_installs_it(monkeypatch):
+    absent = ("wandb", "swanlab")
+    honest = opening.find_spec
+    # wandb's own folder of offline runs makes an empty package of that name where the run was started.
+    folder = ModuleSpec("wandb", None, is_package=True)
+    monkeypatch.setattr(
+        opening, "find_spec", lambda name: {"wandb": folder, "swanlab": None}[name] if name in absent else honest(name)
+    )
+    with pytest.raises(EnvironmentProblem) as problem:
+        require_packages(["wandb", "swanlab"])
+    text = "trackers: wandb, swanlab are not installed; pip install wandb swanlab, or leave them out"
+    assert str(problem.value) == text and problem.value.exit_code == 2
+
+
+def test_the_document_has_every_tracker():
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    assert [row[0] for row in rows] == [f"`{name}`" for name in TRACKERS]
+    assert all(f"pip install {name}" in row[1] for name, row in zip(TRACKERS, rows, strict=True))
+
+
+def test_trackers_load_neither_torch_nor_their_packages():
+    program = (
+        "import sys, tiercel.trackers.opening\n"
+        "print(*sorted({'torch', 'tensorboard', 'wandb', 'trackio', 'swanlab'} & set(sys.modules)))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.split() == []

@@ -1,0 +1,175 @@
+"""The recipe's trackers: found before the run starts, opened for it, given its rows, closed however it ends."""
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tiercel.config.schema import BaseRecipe, TrackerName
+from tiercel.errors import EnvironmentProblem, RunError
+from tiercel.reliability.redaction import redact_values
+from tiercel.report.reading import finite
+from tiercel.runs.files import write_atomically
+from tiercel.trackers.pictures import rollout_pictures, rollouts_file
+from tiercel.trackers.swanlab import SwanLab
+from tiercel.trackers.tensorboard import TensorBoard
+from tiercel.trackers.tracker import Picture, Place, Tracker
+from tiercel.trackers.trackio import Trackio
+from tiercel.trackers.wandb import Wandb
+
+FOLDER = "trackers"  # of the run directory
+PATIENCE = 30.0  # seconds of one call; a tracker that takes longer holds every step up
+
+# By the name that the tracker's package has, too.
+TRACKERS: dict[TrackerName, Callable[[Place], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+    "swanlab": SwanLab,
+}
+
+
+def require_packages(names: Sequence[TrackerName]) -> None:
+    """Before anything is loaded. Raises EnvironmentProblem with the command that installs what is missing."""
+    missing = [name for name in names if not _is_installed(name)]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise EnvironmentProblem(
+            f"trackers: {', '.join(missing)} {verb} not installed; pip install {' '.join(missing)}, or leave "
+            f"{'it' if len(missing) == 1 else 'them'} out"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    spec = find_spec(name)
+    return (
+        spec is not None and spec.origin is not None
+    )  # a mere folder of that name, such as wandb's own, has no origin
+
+
+class Trackers:
+    """The trackers of a run that work so far. A fault of one is a line in the log and the end of that one."""
+
+    def __init__(self, run: Path, say: Callable[[str], None], pictures_every: int, last_step: int):
+        self._run = run
+        self._say = say
+        self._pictures_every = pictures_every
+        self._last_step = last_step
+        self._working: dict[str, Tracker] = {}
+
+    def open(self, name: TrackerName, place: Place, kept: Sequence[Mapping[str, Any]]) -> None:
+        """`kept`: the rows of metrics.jsonl that the run goes on from; given to a tracker that has not had them."""
+        is_new = not place.directory.exists()
+
+        def build() -> None:
+            place.directory.mkdir(parents=True, exist_ok=True)
+            self._working[name] = TRACKERS[name](place)
+
+        self._attempt(name, build)
+        if name in self._working and (is_new or self._working[name].needs_earlier):
+            for row in kept:
+                self._send([name], row)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A row that metrics.jsonl has already; at some steps a few rollouts as well."""
+        self._send(list(self._working), row)
+
+    def close(self) -> None:
+        """Those that still work."""
+        for name, tracker in list(self._working.items()):
+            self._attempt(name, tracker.close)
+        self._working.clear()
+
+    def _send(self, names: Sequence[str], row: Mapping[str, Any]) -> None:
+        step = row["step"]
+        metrics = {key: value for key, value in row.items() if key != "step" and finite(value) is not None}
+        pictures = self._pictures(row) if names else []
+        for name in names:
+            if name in self._working:
+                self._attempt(name, partial(_hand_over, self._working[name], step, metrics, pictures), PATIENCE)
+
+    def _pictures(self, row: Mapping[str, Any]) -> list[Picture]:
+        """Of the step's rollouts where they are due: with an evaluation, else when a checkpoint is."""
+        step = row["step"]
+        is_due = step % self._pictures_every == 0 or step == self._last_step or any(k.startswith("eval/") for k in row)
+        if not is_due or not rollouts_file(self._run, step).exists():
+            return []
+        try:
+            return rollout_pictures(self._run, step)
+        except (RunError, OSError) as error:
+            self._say(f"trackers: no pictures of step {step}: {error}")
+            return []
+
+    def _attempt(self, name: str, action: Callable[[], None], patience: float | None = None) -> None:
+        started = time.monotonic()
+        try:
+            action()
+        except Exception as error:  # of any kind: a tracker's fault is never the training's
+            reason = (str(error).strip().splitlines() or ["without a reason"])[0]
+            self._turn_off(name, f"{type(error).__name__}: {reason}")
+        else:
+            seconds = time.monotonic() - started
+            if patience is not None and seconds > patience:
+                self._turn_off(name, f"a step's row took it {seconds:.0f} s")
+
+    def _turn_off(self, name: str, reason: str) -> None:
+        self._working.pop(name, None)
+        self._say(f"trackers: {name} is off from here on: {reason}; the run goes on, metrics.jsonl has every row")
+
+
+def _hand_over(tracker: Tracker, step: int, metrics: Mapping[str, float], pictures: Sequence[Picture]) -> None:
+    tracker.row(step, metrics)
+    if pictures:
+        tracker.images(step, pictures)
+
+
+@contextmanager
+def open_trackers(
+    names: Sequence[TrackerName],
+    recipe: BaseRecipe,
+    run: Path,
+    kept: Sequence[Mapping[str, Any]],
+    last_step: int,
+    say: Callable[[str], None],
+) -> Iterator[Trackers]:
+    """For a run directory that goes on from the rows `kept` of metrics.jsonl; `say` hears why one is turned off."""
+    trackers = Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)
+    try:
+        if names:
+            (run / FOLDER).mkdir(exist_ok=True)
+            run_id = _run_id(run / FOLDER / "id", is_new=not kept)
+            for name in names:
+                trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)
+        yield trackers
+    finally:
+        trackers.close()
+
+
+def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept: Sequence[Mapping[str, Any]]) -> Place:
+    """Named after the run directory and the one that holds it."""
+    path = run.absolute()
+    return Place(
+        directory=path / FOLDER / name,
+        project=_plain(path.parent.name),
+        name=_plain(path.name),
+        id=run_id,
+        config=redact_values(recipe.model_dump(mode="json")),
+        first_step=kept[-1]["step"] + 1 if kept else 0,
+    )
+
+
+def _run_id(file: Path, is_new: bool) -> str:
+    """The run's, kept in its directory, which may be moved. A run that starts anew is another run to its trackers."""
+    if is_new or not file.exists():
+        write_atomically(file, uuid.uuid4().hex[:21])  # as long as SwanLab's own
+    return file.read_text(encoding="utf-8")
+
+
+def _plain(name: str) -> str:
+    """What every tracker admits as a name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "tiercel"

@@ -1,0 +1,65 @@
+"""A few of a step's rollouts as pictures with captions, from the run directory alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from tiercel.reliability.redaction import redact
+from tiercel.report.numbers import evenly_spaced
+from tiercel.report.pictures import has_boxes, predicted_box, true_box
+from tiercel.report.reading import CompletionRecord, GroupRecord, ImageRecord, group_file
+from tiercel.samples import Box
+from tiercel.trackers.tracker import Picture
+
+MOST = 4
+LONGEST_SIDE = 512  # pixels
+LONGEST_TEXT = 300  # characters of a prompt, and of a completion
+TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, apart for the colour-blind as well
+
+
+def rollouts_file(run: Path, step: int) -> Path:
+    return run / "rollouts" / f"step-{step:06d}.jsonl"
+
+
+def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[Picture]:
+    """The first completions of at most so many prompts with a picture, spread over the step; the true box is green, the
+    completion's red. Raises RunError or OSError where a file cannot be read."""
+    groups = [group for group in group_file(rollouts_file(run, step), step).groups if group.images]
+    return [_picture(run / "images", groups[index]) for index in evenly_spaced(len(groups), most)]
+
+
+def _picture(folder: Path, group: GroupRecord) -> Picture:
+    record, completion = group.images[0], group.completions[0]
+    with Image.open(folder / f"{record.sha256}.png", formats=("PNG",)) as opened:
+        image = opened.convert("RGB")
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    if has_boxes(group):
+        boxes = [(true_box(group), TRUE), (predicted_box(group, completion).box, PREDICTED)]
+        _draw(image, record, [(box, colour) for box, colour in boxes if box is not None])
+    return Picture(image=image, caption=caption(group, completion))
+
+
+def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tuple[int, int, int]]]) -> None:
+    """Boxes in pixels of the original image; corners are sorted and kept close to the picture, for a completion may
+    write any number."""
+    pen = ImageDraw.Draw(image)
+    for box, colour in boxes:
+        sides = [
+            min(max(side / record.original_size[axis % 2], -1.0), 2.0) * image.size[axis % 2]
+            for axis, side in enumerate(box)
+        ]
+        xs, ys = sorted(sides[0::2]), sorted(sides[1::2])
+        pen.rectangle((xs[0], ys[0], xs[1], ys[1]), outline=colour, width=max(1, max(image.size) // 128))
+
+
+def caption(group: GroupRecord, completion: CompletionRecord) -> str:
+    """What was asked, what was answered, what it was worth; without secrets and control characters."""
+    reward = "masked" if completion.total is None else f"{completion.total:.4g}"
+    return f"prompt: {_shown(group.question)}\ncompletion: {_shown(completion.text)}\nreward: {reward}"
+
+
+def _shown(text: str) -> str:
+    text = redact(text)
+    text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+    return "".join(character if character.isprintable() or character == "\n" else " " for character in text)

@@ -1,0 +1,48 @@
+"""SwanLab: online where it is logged in, a directory to sync later with SWANLAB_MODE=offline."""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from tiercel.trackers.tracker import Picture, Place
+
+
+class SwanLab:
+    """A run of the same id goes on; of a metric's steps the service keeps the first value. Offline each process writes
+    a directory of its own, which has to be whole."""
+
+    def __init__(self, place: Place):
+        import swanlab
+
+        self._swanlab = swanlab
+        has_project = any(name in os.environ for name in ("SWANLAB_PROJ_NAME", "SWANLAB_PROJECT_NAME"))
+        has_name = any(name in os.environ for name in ("SWANLAB_EXP_NAME", "SWANLAB_EXPERIMENT_NAME"))
+        handler = signal.getsignal(signal.SIGINT)
+        self._run = swanlab.init(
+            project=None if has_project else place.project,
+            name=None if has_name else place.name,
+            id=os.environ.get("SWANLAB_RUN_ID", place.id),
+            log_dir=os.environ.get("SWANLAB_LOGDIR") or os.environ.get("SWANLAB_LOG_DIR") or str(place.directory),
+            config=dict(place.config),
+            resume="allow",
+            # The console has its log.txt. What it finds out about the process holds the command line, and that may hold
+            # a secret.
+            settings=swanlab.Settings(
+                probe={"runtime": False, "git": False, "requirements": False}, terminal={"proxy_type": "none"}
+            ),
+        )
+        signal.signal(signal.SIGINT, handler)  # SwanLab takes it, and the run would no longer be saved
+        self.needs_earlier = self._run.mode != "online"
+
+    def row(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+        shown = {
+            f"rollouts/{number}": self._swanlab.Image(picture.image, caption=picture.caption)
+            for number, picture in enumerate(pictures)
+        }
+        self._run.log(shown, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,50 @@
+"""trackio: an SQLite file of its own, or a Space or server where its variables name one."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from tiercel.trackers.tracker import Picture, Place
+
+OWNER = "tiercel_run"  # key of trackio's config that tells our run from another of the same name
+
+
+class Trackio:
+    """It appends rows and replaces none: a local run that goes on is written anew, a remote one appended to."""
+
+    def __init__(self, place: Place):
+        os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
+        import trackio
+
+        self._trackio = trackio
+        is_remote = any(os.environ.get(name) for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"))
+        self.needs_earlier = not is_remote
+        if not is_remote and place.first_step > 0:
+            self._delete(place)
+        self._run = trackio.init(
+            project=place.project,
+            name=place.name,
+            config={**place.config, OWNER: place.id},
+            resume="allow" if is_remote and place.first_step > 0 else "never",
+            embed=False,
+        )
+
+    def _delete(self, place: Place) -> None:
+        """What an earlier process of this run tracked."""
+        with suppress(ValueError):  # no such project: TRACKIO_DIR is another now
+            for run in self._trackio.Api().runs(place.project):
+                if run.name == place.name and (run.config or {}).get(OWNER) == place.id:
+                    run.delete()
+
+    def row(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+        shown = {
+            f"rollouts/{number}": self._trackio.Image(picture.image, caption=picture.caption)
+            for number, picture in enumerate(pictures)
+        }
+        self._run.log(shown, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
