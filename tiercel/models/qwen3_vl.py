@@ -21,6 +21,8 @@ class Qwen3VL(Qwen2VL):
     """Qwen3-VL writes boxes in thousandths of each side."""
 
     name = "qwen3_vl"
+    serves = "Qwen3-VL without experts, such as `Qwen/Qwen3-VL-4B-Instruct`"
+    special = "a token for 32 x 32 pixels; DeepStack: features of earlier vision layers for the first decoder layers"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     part_prefixes: ClassVar = {
         "vision": ("model.visual.",),
