@@ -1,6 +1,7 @@
-"""docs/families.md lists every family, and its example is as short as it says."""
+"""docs/families.md lists every family, names tests that are there, and its example is as short as it says."""
 
 import importlib
+import re
 from inspect import isabstract
 from pathlib import Path
 from pkgutil import iter_modules
@@ -28,6 +29,12 @@ def test_every_family_has_a_row_in_words_of_its_own():
     for name, family in FAMILIES.items():
         assert f"| `{name}` | {family.serves} |" in table() and name == family.name
         assert "serves" in vars(family) and vars(family).get("special"), name
+
+
+def test_the_tests_that_the_document_names_are_there():
+    names = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "families.md").read_text(encoding="utf-8")))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "models").glob("test_*.py"))
+    assert len(names) > 10 and names <= set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
 
 
 def test_the_example_of_a_family_is_short():
