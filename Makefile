@@ -4,7 +4,6 @@
 # make lint types      ruff, mypy
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
-# make test-trackers   the trackers' tests with trackio too, which takes no pillow as new as the others do
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
 # make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
@@ -20,18 +19,17 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 OLDEST_TRANSFORMERS := 5.17.0
 NEWEST_TRANSFORMERS := 5.23.0
 DEEPSPEED := 0.19.8
-TRACKERS := tensorboard wandb swanlab
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-catalogue test-families test-trackers test-scale vllm-env test-vllm faults faults-short docs \
+.PHONY: venv demo test lint types test-catalogue test-families test-scale vllm-env test-vllm faults faults-short docs \
 	bench-exact bench-learner bench-scaling bench-rollout bench-peers clean
 
 venv: .venv/.made
 
 .venv/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(TRACKERS)
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers]'
 	touch $@
 
 demo: venv
@@ -57,6 +55,8 @@ docs: venv
 	.venv/bin/python -m tiercel.config.reference > docs/recipe.md
 	.venv/bin/python -m tiercel.algorithms.catalogue > docs/algorithms.md
 	.venv/bin/python -m tiercel.rewards.builtin docs/rewards.md
+	.venv/bin/python -m tiercel.data.catalogue docs/data.md
+	.venv/bin/python -m tiercel.models.catalogue docs/families.md
 
 test-catalogue: venv
 	.venv/bin/python -m pytest -m catalogue
@@ -76,16 +76,6 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 		-c .venv-families-$*/constraints.txt -e '.[dev]' transformers==$(TRANSFORMERS)
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		torchvision==$(TORCHVISION)
-	touch $@
-
-test-trackers: .venv-trackers/.made
-	.venv-trackers/bin/python -m pytest tests/trackers tests/training/test_trackers.py
-
-.venv-trackers/.made: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-trackers
-	grep -v '^pillow==' constraints.txt > .venv-trackers/constraints.txt
-	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c .venv-trackers/constraints.txt -e '.[dev,trackers]'
 	touch $@
 
 test-scale: .venv-scale/.made
@@ -137,4 +127,4 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trackers .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info

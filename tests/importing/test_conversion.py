@@ -265,6 +265,27 @@ def test_trackers_are_taken_over_by_name(value, trackers, noted):
     assert [flag for flag, _ in draft.notes if "report_to" in flag] == noted
 
 
+@pytest.mark.parametrize(
+    ("flags", "weights", "told"),
+    [
+        ("", (1.0, 1.0), "equal parts until data.mix.N.weight is set"),
+        ("--interleave_prob 0.5 0.25 0.25", (0.5, 0.5), "an epoch there ends with the first file"),
+        ("--interleave_prob 0.5 0.5", (1.0, 1.0), "equal parts until data.mix.N.weight is set"),
+    ],
+)
+def test_several_files_are_mixed(flags, weights, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    line = f"swift rlhf --rlhf_type grpo --model m/m --reward_funcs format --dataset a.jsonl b.jsonl c.jsonl {flags}"
+    import_command(line, tmp_path / "recipe.yaml")
+    data = load_recipe("grpo", tmp_path / "recipe.yaml").data
+    assert data.train == "a.jsonl"
+    assert [(more.path, more.weight) for more in data.mix] == list(zip(("b.jsonl", "c.jsonl"), weights, strict=True))
+    assert told in (tmp_path / "recipe.yaml").read_text()
+    capsys.readouterr()
+
+
 def test_an_sft_command_counts_rows(capsys):
     import_command("NPROC_PER_NODE=2 swift sft --model m/m --dataset r.jsonl --per_device_train_batch_size 3", None)
     printed = capsys.readouterr().out

@@ -6,8 +6,9 @@ import pytest
 from tests.rewards.samples import reward, sample
 from tiercel.config.reward_rules import REWARD_OPTIONS, TELLS_RIGHT
 from tiercel.config.schema import RewardName
+from tiercel.documents import with_table
 from tiercel.errors import DataError
-from tiercel.rewards.builtin import BUILTIN, written_into
+from tiercel.rewards.builtin import BUILTIN, NAME, table
 
 
 def value(name, row, **options):
@@ -24,7 +25,7 @@ def test_every_name_of_the_schema_is_built_in_and_says_what_it_takes():
 def test_the_document_lists_every_reward():
     """Mended by: make docs."""
     document = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-    assert written_into(document) == document
+    assert with_table(document, NAME, table()) == document
 
 
 def test_the_recipes_rules_know_which_rewards_tell_right_from_wrong():

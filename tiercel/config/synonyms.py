@@ -13,6 +13,7 @@ TOKEN_BUDGET = "packing goes by tokens; the size of a step is optim.prompts_per_
 LAUNCHED = "started by `--nproc N`, or by torchrun on several machines; no recipe changes with their number"
 SEQUENCES = "a sequence is not split over ranks; lower learner.max_tokens_per_microbatch"
 RESUMES = "the same command goes on from the newest valid checkpoint in `output`"
+MIXED = "a list: mix: [{path: more.jsonl, weight: 0.5}], each weight against the 1 of data.train"
 NO_QUANTISATION = "this version does not quantise; lora with model.dtype bfloat16 is the smallest form"
 
 
@@ -108,7 +109,15 @@ SYNONYMS: dict[str, Suggestion] = {
     "validation_file": _to("data.eval"),
     "val_split_ratio": _to("data.eval", "held-out rows are a file of their own"),
     "split_dataset_ratio": _to("data.eval", "held-out rows are a file of their own"),
+    "interleave_prob": _to("data.mix", MIXED),
+    "interleave_probs": _to("data.mix", MIXED),
+    "dataset_weights": _to("data.mix", MIXED),
+    "sampling_weights": _to("data.mix", MIXED),
+    "mix_strategy": _to("data.mix", MIXED),
+    "stopping_strategy": _none("a file of data.mix that is through begins anew, and a run ends by train"),
     "dataset_format": _to("data.format"),
+    "mask_history": _to("data.train_turns", "write data.train_turns: last"),
+    "train_on_prompt": _none("only assistant turns are learnt; data.train_turns chooses among them"),
     "image_folder": _to("data.image_root"),
     "image_folders": _to("data.image_root"),
     "image_dir": _to("data.image_root"),
@@ -130,6 +139,7 @@ SYNONYMS: dict[str, Suggestion] = {
     "dataset_shuffle": _to("data.shuffle"),
     "train_dataloader_shuffle": _to("data.shuffle"),
     "system_prompt": _to("data.system"),
+    "prompt_template": _to("data.prompt", "{prompt} is the row's own text"),
     "chat_template": _to("data.template"),
     "remove_unused_columns": _none("every column of a row reaches the rewards"),
     "packing": _none("packing is always on; learner.max_tokens_per_microbatch is its budget"),

@@ -211,14 +211,25 @@ FORMATS: dict[FormatName, Callable[[Mapping[str, Any]], Draft]] = {
     "refcoco": from_refcoco,
 }
 
-_MARKS: dict[FormatName, str] = {
-    "tiercel": "messages, images, answer",
-    "swift": "messages or query, with solution, label or objects",
+MARKS: dict[FormatName, str] = {
+    "tiercel": "messages, with images, answer or boxes",
+    "swift": "messages with solution, label, objects or system; query, response",
     "vlm_r1": "conversations, or problem with solution",
     "sharegpt": "conversations with system or tools",
-    "alpaca": "instruction, output",
+    "alpaca": "instruction with output",
     "openai": "messages with image_url parts",
     "refcoco": "bbox with expression, sentences or caption",
+}
+
+_LAST_TURN = "the gpt turn that ends the conversation"
+ANSWERS: dict[FormatName, str] = {
+    "tiercel": "`answer`",
+    "swift": "`solution`, else `answer`, else `label`",
+    "vlm_r1": f"`solution`, else {_LAST_TURN}",
+    "sharegpt": f"`solution`, else `answer`, else {_LAST_TURN}",
+    "alpaca": "`solution`, else `answer`, else `output`",
+    "openai": "`answer`, else `solution`",
+    "refcoco": "the box as [x1, y1, x2, y2]",
 }
 
 
@@ -269,7 +280,7 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     if len(found) == 1:
         return found.pop()
     keys = ", ".join(sorted({key for record in records for key in record})) or "none"
-    known = "; ".join(f"{name} ({marks})" for name, marks in _MARKS.items())
+    known = "; ".join(f"{name} ({marks})" for name, marks in MARKS.items())
     verdict = f"could be {' or '.join(sorted(found))}" if found else "have no known format"
     raise DataError(f"{file}: its rows {verdict}. Keys found: {keys}. Known: {known}. Set data.format.", field="format")
 

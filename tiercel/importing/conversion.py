@@ -298,9 +298,24 @@ def _engine(draft: Draft, launch: Launch) -> None:
 
 
 def _dataset(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
+    """Several files are laid end to end there, and their numbers of rows are unknown here; or mixed by probabilities,
+    which become weights against the first file's 1."""
     draft.set("data.train", values[0], "--dataset")
-    if len(values) > 1:
-        draft.notes.append((f"--dataset {' '.join(values)}", "one file of rows; join them"))
+    if len(values) == 1:
+        return
+    shares = [float(share) for share in launch.flags.get("interleave_prob", ())]
+    if len(shares) == len(values) and min(shares) > 0:
+        weights = [round(share / shares[0], 12) for share in shares]
+        note = "an epoch there ends with the first file that is through; here it is as many rows as all files have"
+    else:
+        weights = [1.0] * len(values)
+        note = (
+            f"{launch.framework} lays the files end to end, tiercel takes equal parts until data.mix.N.weight is set: "
+            "each file's number of rows / that of the first"
+        )
+    draft.notes.append((f"--dataset {' '.join(values)}", note))
+    mix = [{"path": path, "weight": weight} for path, weight in zip(values, weights, strict=True)][1:]
+    draft.set("data.mix", mix, "--dataset")
 
 
 def _precision(name: str) -> Callable[[Draft, Launch, tuple[str, ...]], None]:

@@ -38,7 +38,9 @@ class Checkpoint:
 class Family(ABC):
     """One architecture: its images, its prompt tokens, its positions, its modules."""
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # `model_type` in config.json
+    serves: ClassVar[str]  # models, as docs/families.md lists them; so is `special`, what else is its own
+    special: ClassVar[str]
     coordinate_space: ClassVar[CoordinateSpace]
     position_dimensions: ClassVar[int]
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest matching prefix decides

@@ -24,6 +24,8 @@ class InternVL(Family):
     """InternVL3 writes boxes in thousandths of each side."""
 
     name = "internvl"
+    serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
+    special = "a thumbnail beside several tiles, all of the same number of tokens, between `<img>` and `</img>`"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 1
     part_prefixes: ClassVar = {

@@ -29,6 +29,8 @@ class LlavaOnevision(Family):
     """LLaVA-OneVision writes boxes in fractions of each side."""
 
     name = "llava_onevision"
+    serves = "LLaVA-OneVision, such as `llava-hf/llava-onevision-qwen2-0.5b-ov-hf`"
+    special = "the picture squashed to one tile, then on a canvas of tiles without its padding; newlines"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
     position_dimensions = 1
     part_prefixes: ClassVar = {

@@ -27,6 +27,8 @@ class Ovis2(Family):
     """Ovis2 has no fixed habit for boxes; tiercel asks for fractions of each side, as Ovis2.5 writes them."""
 
     name = "ovis2"
+    serves = "Ovis2 in transformers' own form, such as `thisisiron/Ovis2-2B-hf`"
+    special = "a visual vocabulary; tokens around and between tiles whose embeddings the vision part gives"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
     position_dimensions = 1
     part_prefixes: ClassVar = {

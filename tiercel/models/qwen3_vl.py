@@ -23,6 +23,8 @@ class Qwen3VL(Qwen2VL):
 
     name = "qwen3_vl"
     video_marker = "<|vision_start|><|video_pad|><|vision_end|>"
+    serves = "Qwen3-VL without experts, such as `Qwen/Qwen3-VL-4B-Instruct`"
+    special = "a token for 32 x 32 pixels; DeepStack: features of earlier vision layers for the first decoder layers"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     part_prefixes: ClassVar = {
         "vision": ("model.visual.",),

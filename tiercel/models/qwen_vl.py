@@ -26,6 +26,8 @@ class Qwen2VL(Family):
     """Qwen2-VL writes boxes in thousandths of each side."""
 
     name = "qwen2_vl"
+    serves = "Qwen2-VL, such as `Qwen/Qwen2-VL-2B-Instruct`"
+    special = "native resolution, a token for 28 x 28 pixels"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 3
     part_prefixes: ClassVar = {
@@ -173,6 +175,8 @@ class Qwen25VL(Qwen2VL):
     """Qwen2.5-VL writes boxes in pixels of the resized image."""
 
     name = "qwen2_5_vl"
+    serves = "Qwen2.5-VL, such as `Qwen/Qwen2.5-VL-3B-Instruct`"
+    special = "as `qwen2_vl`"
     coordinate_space: ClassVar[CoordinateSpace] = "resized_pixels"
 
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:

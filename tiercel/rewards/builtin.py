@@ -15,6 +15,7 @@ from typing import Protocol
 
 from tiercel.config.reward_rules import REWARD_OPTIONS
 from tiercel.config.schema import Reliability, Reward, RewardName
+from tiercel.documents import write_table
 from tiercel.rewards import grounding, shape, wording
 from tiercel.rewards.judge import JudgeReward
 from tiercel.rewards.truths import truth_of
@@ -216,6 +217,9 @@ BUILTIN: dict[RewardName, BuiltIn] = {
 }
 
 
+NAME = "built-in rewards"
+
+
 def table() -> str:
     """The built-in rewards as docs/rewards.md lists them."""
     lines = ["| name | what it takes as the answer | value | options | right from |", "|---|---|---|---|---|"]
@@ -227,15 +231,5 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-START, END = "<!-- built-in rewards -->\n", "<!-- end -->\n"
-
-
-def written_into(document: str) -> str:
-    """A text with the table between its two lines."""
-    before, after = document.split(START)[0], document.split(END)[1]
-    return f"{before}{START}{table()}{END}{after}"
-
-
 if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(written_into(file.read_text(encoding="utf-8")), encoding="utf-8")
+    write_table(Path(sys.argv[1]), NAME, table())

@@ -1,0 +1,42 @@
+"""docs/families.md lists every family, names tests that are there, and its example is as short as it says."""
+
+import importlib
+import re
+from inspect import isabstract
+from pathlib import Path
+from pkgutil import iter_modules
+
+import tiercel.models
+from tiercel.documents import with_table
+from tiercel.models.catalogue import NAME, table
+from tiercel.models.family import Family
+from tiercel.models.loading import FAMILIES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_document_is_up_to_date():
+    """Mended by: make docs."""
+    document = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+    assert with_table(document, NAME, table()) == document
+
+
+def test_every_family_has_a_row_in_words_of_its_own():
+    modules = [importlib.import_module(f"tiercel.models.{each.name}") for each in iter_modules(tiercel.models.__path__)]
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    families = {each for each in classes if issubclass(each, Family) and not isabstract(each)}
+    assert families == set(FAMILIES.values())
+    for name, family in FAMILIES.items():
+        assert f"| `{name}` | {family.serves} |" in table() and name == family.name
+        assert "serves" in vars(family) and vars(family).get("special"), name
+
+
+def test_the_tests_that_the_document_names_are_there():
+    names = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "families.md").read_text(encoding="utf-8")))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "models").glob("test_*.py"))
+    assert len(names) > 10 and names <= set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
+
+
+def test_the_example_of_a_family_is_short():
+    lines = (ROOT / "tiercel" / "models" / "llava_onevision.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 150

@@ -1,0 +1,17 @@
+"""Tables in docs/ that are made from the code's own dicts, each between two lines that no reader sees."""
+
+from pathlib import Path
+
+_END = "<!-- end -->\n"
+
+
+def with_table(document: str, name: str, table: str) -> str:
+    """A text with `table` between `<!-- name -->` and `<!-- end -->`."""
+    start = f"<!-- {name} -->\n"
+    before, rest = document.split(start)
+    return f"{before}{start}{table}{_END}{rest.split(_END, 1)[1]}"
+
+
+def write_table(file: Path, name: str, table: str) -> None:
+    """The same in a file."""
+    file.write_text(with_table(file.read_text(encoding="utf-8"), name, table), encoding="utf-8")
