@@ -1,4 +1,4 @@
-"""Row files made by Hypothesis: any JSON in any field of the three formats, and lines that are no JSON at all.
+"""Row files made by Hypothesis: any JSON in any field of every format, and lines that are no JSON at all.
 
 Every row must end as read or as rejected, with its field and a reason that can be printed and written; what is read
 must be fit to be written again.
@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as some
+from PIL import Image
 
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.config.schema import Data
@@ -39,6 +40,29 @@ GOOD: dict[FormatName, tuple[dict[str, Any], ...]] = {
         {"conversations": [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": [1, 2]}], "image": "a.png"},
         {"problem": "Where?", "solution": "<answer>[1, 2]</answer>", "image": ["a.png"]},
     ),
+    "sharegpt": (
+        {
+            "conversations": [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "There."}],
+            "system": "Be brief.",
+            "images": ["a.png"],
+        },
+    ),
+    "alpaca": ({"instruction": "Where?", "input": "The 7.", "output": "There.", "history": [["a", "b"]]},),
+    "openai": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "Where?"},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                    ],
+                },
+                {"role": "assistant", "content": "There.", "weight": 1},
+            ]
+        },
+    ),
+    "refcoco": ({"image": "a.png", "bbox": [1, 2, 3, 4], "expression": "the 7"},),
 }
 LONG = 1 << 20
 
@@ -48,6 +72,7 @@ texts = some.one_of(
         (
             "<image>",
             "<image><image>",
+            "<video>",
             "<bbox>",
             "<ref-object>",
             "\0",
@@ -86,14 +111,27 @@ images = some.one_of(texts, some.lists(texts, max_size=3), some.builds(lambda pa
 
 def turns(role_key: str, content_key: str) -> some.SearchStrategy:
     """Conversations, some of them good."""
+    urls = some.one_of(
+        texts, some.sampled_from(("data:image/png;base64,AA=A", "data:image/png;base64,", "data:,")), values
+    )
     part = some.one_of(
-        some.builds(lambda text: {"type": "text", "text": text}, texts), some.just({"type": "image"}), values
+        some.builds(lambda text: {"type": "text", "text": text}, texts),
+        some.sampled_from(({"type": "image"}, {"type": "video"})),
+        some.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, urls),
+        values,
     )
     content = some.one_of(texts, some.lists(part, max_size=3), values)
     turn = some.builds(lambda role, text: {role_key: role, content_key: text}, roles, content)
+    masked = some.builds(
+        lambda turn, key, value: {**turn, key: value}, turn, some.sampled_from(("loss", "weight")), values
+    )
+    turn = some.one_of(turn, turn, masked)
     return some.one_of(some.lists(some.one_of(turn, values), max_size=4), values)
 
 
+videos = some.fixed_dictionaries(
+    {}, optional={"path": texts, "frames": some.one_of(some.lists(texts, max_size=3), values), "fps": numbers}
+)
 objects = some.one_of(
     some.fixed_dictionaries(
         {},
@@ -123,7 +161,14 @@ FIELDS: dict[str, some.SearchStrategy] = {
     "solution": values,
     "label": values,
     "problem": some.one_of(texts, values),
-    "videos": values,
+    "videos": some.one_of(some.lists(some.one_of(texts, videos, some.lists(texts, max_size=3)), max_size=2), values),
+    "instruction": some.one_of(texts, values),
+    "input": values,
+    "output": some.one_of(texts, values),
+    "bbox": some.one_of(some.lists(numbers, min_size=4, max_size=4), values),
+    "expression": some.one_of(texts, values),
+    "min_pixels": some.one_of(numbers, values),
+    "max_pixels": some.one_of(numbers, values),
     "tools": values,
 }
 records = some.one_of(
@@ -203,6 +248,7 @@ files = some.one_of([files_of(format) for format in FORMATS])
 def fuzzed_rows(size: Size, seed: int, work_dir: Path) -> Figure:
     """As many files as hold so many rows; the same ones for the same seed."""
     started = time.perf_counter()
+    Image.new("RGB", (8, 8)).save(work_dir / "a.png")
     outcomes: list[Outcome] = []
     counts = {"read": 0, "rejected": 0}
 
@@ -236,7 +282,7 @@ def _judged(
     comes first: a file without any is refused as a whole."""
     good = json.dumps(GOOD[format][0] | {"id": "good"}).encode()
     path.write_bytes(mark + ending.join([good, *content]) + ending)
-    config = Data(train=str(path), format=format)
+    config = Data(train=str(path), format=format, prompt="{prompt}" if format == "refcoco" else None)
     try:
         table = read_rows(path, config, purpose)
         write_bad_rows(table.rejected, path.with_suffix(".bad"))

@@ -601,6 +601,13 @@ def test_openai_messages_with_pictures_where_they_stand():
     assert row.answer == "7"
 
 
+def test_formats_without_videos_refuse_them():
+    turns = [{"role": "user", "content": [picture_part("b.png")]}]
+    assert refused({"messages": turns, "videos": ["a.mp4"]}, format="openai").field == "videos"
+    box = {"image": "a.jpg", "bbox": [0, 0, 5, 5], "caption": "cup", "video": "a.mp4"}
+    assert refused(box, format="refcoco", prompt="{prompt}").field == "video"
+
+
 @pytest.mark.parametrize(
     "url", ["https://example.org/a.png", "file:///etc/passwd", "../a.png", "/a.png", "data:image/png;base64,!", None]
 )
@@ -631,6 +638,9 @@ def test_several_expressions_are_several_rows():
     found = expanded("refcoco", record)
     assert [(each["id"], each["expression"]) for each in found] == [("r1#1", "cup"), ("r1#2", "left cup")]
     assert expanded("tiercel", record) == [record]
+    empty = {"image": "a.jpg", "bbox": [0, 0, 5, 5], "sentences": []}
+    assert expanded("refcoco", empty) == [empty]  # and so is rejected rather than lost
+    assert refused(empty, format="refcoco").field == "expression"
 
 
 @pytest.mark.parametrize(

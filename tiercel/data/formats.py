@@ -164,6 +164,7 @@ def from_alpaca(record: Mapping[str, Any]) -> Draft:
 def from_openai(record: Mapping[str, Any]) -> Draft:
     """OpenAI's messages, each picture where its part stands. The answer is `answer` or `solution`."""
     _refuse(record, "tools", "functions")
+    _without_videos(record)
     if given(record, "images") or given(record, "image"):
         raise DataError("pictures are image_url parts in this format; remove the column", field="images")
     turns, images = read_image_parts(record.get("messages"), "messages")
@@ -178,6 +179,7 @@ def from_openai(record: Mapping[str, Any]) -> Draft:
 def from_refcoco(record: Mapping[str, Any]) -> Draft:
     """A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the
     assistant turn and the answer are the box as [x1, y1, x2, y2]."""
+    _without_videos(record)
     corner = record.get("bbox")
     if not isinstance(corner, list) or len(corner) != 4 or not all(is_number(number) for number in corner):
         raise DataError("must be 4 numbers [x, y, width, height]", field="bbox")
@@ -236,7 +238,7 @@ ANSWERS: dict[FormatName, str] = {
 def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A record with several expressions of one box as one record for each; any other as it is."""
     key = next((key for key in _SEVERAL if given(record, key)), None)
-    if format != "refcoco" or key is None or not isinstance(record[key], list):
+    if format != "refcoco" or key is None or not isinstance(record[key], list) or not record[key]:
         return [record]
     rest = {name: value for name, value in record.items() if name not in (key, "id")}
     records: list[Mapping[str, Any]] = []
@@ -375,6 +377,12 @@ def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
     """What is left of a record without its id, its images and what a format made of it."""
     taken = {"id", "images", "image", "videos", "video", "min_pixels", "max_pixels", *read}
     return {key: value for key, value in record.items() if key not in taken}
+
+
+def _without_videos(record: Mapping[str, Any]) -> None:
+    for key in ("videos", "video"):
+        if record.get(key):
+            raise DataError("this format has no place for videos; write tiercel's own rows", field=key)
 
 
 def _refuse(record: Mapping[str, Any], *keys: str) -> None:

@@ -141,6 +141,11 @@ class Family(ABC):
         return torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device))
 
     @property
+    def feature_layers(self) -> int:
+        """Features of one vision token, side by side: several where deeper layers of the decoder take some too."""
+        return 1
+
+    @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding and of the head."""
         return self.checkpoint.config.get_text_config().vocab_size

@@ -58,6 +58,10 @@ class Qwen3VL(Qwen2VL):
         ]
         return [torch.cat(of_image, dim=1) for of_image in zip(output.pooler_output, *deeper, strict=True)]
 
+    @property
+    def feature_layers(self) -> int:
+        return 1 + len(self.checkpoint.config.vision_config.deepstack_visual_indexes)
+
     def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KW: Tensor) -> Tensor:
         widened = pad(embeddings, (0, features_KW.shape[1] - embeddings.shape[-1]))
         return super().with_features(widened, is_vision, features_KW)

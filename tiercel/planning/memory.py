@@ -106,7 +106,7 @@ def rank_memory(
     features = sampling = asleep = 0
     engine: dict[str, int] = {}
     if rollout is not None:
-        features = BYTES[recipe.model.dtype] * sizes.hidden * rollout.prompts * rollout.prompt_tokens
+        features = BYTES[recipe.model.dtype] * sizes.feature_width * rollout.prompts * rollout.prompt_tokens
         asleep = rollout.asleep_bytes
         if rollout.engine == "vllm-server":  # on GPUs of its own
             engine = {}

@@ -22,6 +22,7 @@ class ModelSizes:
 
     layers: int
     hidden: int
+    feature_width: int  # of a vision token
     heads: int
     key_heads: int
     head_size: int
@@ -104,6 +105,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
     return ModelSizes(
         layers=len(layers),
         hidden=text.hidden_size,
+        feature_width=text.hidden_size * family.feature_layers,
         heads=text.num_attention_heads,
         key_heads=text.num_key_value_heads,
         head_size=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
