@@ -61,6 +61,11 @@ docs: venv
 test-catalogue: venv
 	.venv/bin/python -m pytest -m catalogue
 
+# An environment over .venv, found after its own packages: torch and all else that both have is installed once.
+LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/python -c "import sysconfig; \
+	print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	> "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/over_venv.pth"
+
 test-families: .venv-families-oldest/.made .venv-families-newest/.made
 	@echo "transformers $(OLDEST_TRANSFORMERS)"
 	.venv-families-oldest/bin/python -m pytest tests/models
@@ -69,11 +74,11 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 
 .venv-families-oldest/.made: TRANSFORMERS = $(OLDEST_TRANSFORMERS)
 .venv-families-newest/.made: TRANSFORMERS = $(NEWEST_TRANSFORMERS)
-.venv-families-%/.made: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-families-$*
+.venv-families-%/.made: .venv/.made
+	$(call LAYER_OF,.venv-families-$*)
 	grep -v -E '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > .venv-families-$*/constraints.txt
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c .venv-families-$*/constraints.txt -e '.[dev]' transformers==$(TRANSFORMERS)
+		-c .venv-families-$*/constraints.txt transformers==$(TRANSFORMERS)
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		torchvision==$(TORCHVISION)
 	touch $@
@@ -82,10 +87,10 @@ test-scale: .venv-scale/.made
 	.venv-scale/bin/python -m pytest -m scale
 
 # DeepSpeed's own compiled parts stay out: there may be no compiler, and the tests do not need them.
-.venv-scale/.made: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-scale
+.venv-scale/.made: .venv/.made
+	$(call LAYER_OF,.venv-scale)
 	.venv-scale/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		setuptools wheel ninja -e '.[dev]'
+		setuptools wheel ninja
 	DS_BUILD_OPS=0 .venv-scale/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--no-build-isolation deepspeed==$(DEEPSPEED)
 	touch $@

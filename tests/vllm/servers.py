@@ -90,10 +90,14 @@ class Server:
         assert found is not None
         return int(found[1])
 
+    def signal(self, number: int) -> None:
+        """A signal to vLLM and all that it started, from outside."""
+        os.killpg(self.vllm_pid(), number)
+
     def kill(self) -> int:
-        """SIGKILL to vLLM and all that it started, from outside; `tiercel serve`'s exit code."""
+        """SIGKILL to them; `tiercel serve`'s exit code."""
         assert self.process is not None
-        os.killpg(self.vllm_pid(), signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         return self.process.wait(30)
 
     def end(self) -> int | None:

@@ -155,7 +155,7 @@ class _Joined(torch.autograd.Function):
                 scale=ctx.scale,
             )
             for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
-                total[:, places] += part[0]
+                total[:, places].add_(part[0])  # `+=` would copy the sum onto itself
         for bucket in ctx.plan.buckets:
             rows = _gathered(bucket, query, key, value)
             rows_gradient, rows_output = _rows(gradient[0], bucket.places_RC), _rows(output[0], bucket.places_RC)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -116,10 +116,12 @@ def measure(subject: Subject) -> Measured:
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
     tokens = max(recipe.learner.max_tokens_per_microbatch, subject.smallest_tokens)
 
+    packed = cache(partial(packed_case, subject.composition, dimensions=family.position_dimensions))
+
     @cache
     def at(layers: int, count: int) -> UpdateBytes:
-        packed = packed_case(subject.composition, count, family.position_dimensions)
-        return update_bytes(recipe, family, subject.config, layers, packed, form)
+        before = packed(min(count, subject.smallest_tokens))
+        return update_bytes(recipe, family, subject.config, layers, before, packed(count), form)
 
     return Measured(
         learn=fitted(lambda layers, count: at(layers, count).learn, tokens),

@@ -44,6 +44,8 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # most of the calls: a fake tensor is asked where it is
+            return func(*args)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Tensor):  # what was there before is not counted, nor are its views
                 self._count(value.untyped_storage(), is_new=False)
@@ -149,6 +151,16 @@ def fitted(measure: Callable[[int, int], int], tokens: int) -> LinearBytes:
 
 
 @contextmanager
+def younger_garbage() -> Iterator[None]:
+    """Inside, `gc.collect` looks at what was made inside alone; torch and transformers are a million older objects."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
 def fake_tensors() -> Iterator[None]:
     """Tensors made inside have no memory. Layouts stay real, since code looks at their numbers."""
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -208,12 +220,20 @@ def update_bytes(
     family: Family,
     config: Any,
     layers: int,
+    before: PackedTokens,
     packed: PackedTokens,
     form: str,
 ) -> UpdateBytes:
     """Peaks of two microbatches and a step, of the learner's own code; with the head's tiles of a GPU, which on a CPU
-    are smaller and many."""
-    policy = empty_policy(recipe, family, config, layers)
+    are smaller and many. The first one, `before`, is there for its gradients, which are as large whatever it holds."""
+    with younger_garbage():
+        policy = empty_policy(recipe, family, config, layers)
+        return _measured_update(recipe, family, policy, before, packed, form)
+
+
+def _measured_update(
+    recipe: BaseRecipe, family: Family, policy: Policy, before: PackedTokens, packed: PackedTokens, form: str
+) -> UpdateBytes:
     with fake_tensors(), LiveBytes() as live:
         fill_with_fakes(policy.model)
         route_attention(family.language_model(policy.model))
@@ -222,9 +242,9 @@ def update_bytes(
         parameters = policy.trained_parameters()
         optimizer = build_optimizer(parameters, recipe.optim)
         resident = live.start_again()
-        for _ in range(2):
+        for each in (before, packed):
             learner.train()
-            scores = learner(packed, None, 1.0)
+            scores = learner(each, None, 1.0)
             scores.logprobs_N.sum().backward()
             del scores
             gc.collect()  # what a cycle of references holds would count or not, as it happens
