@@ -18,6 +18,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 OLDEST_TRANSFORMERS := 5.17.0
 NEWEST_TRANSFORMERS := 5.23.0
+NEWEST_PILLOW := 13.0.0
 DEEPSPEED := 0.19.8
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
@@ -69,16 +70,17 @@ LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/pyth
 test-families: .venv-families-oldest/.made .venv-families-newest/.made
 	@echo "transformers $(OLDEST_TRANSFORMERS)"
 	.venv-families-oldest/bin/python -m pytest tests/models
-	@echo "transformers $(NEWEST_TRANSFORMERS)"
+	@echo "transformers $(NEWEST_TRANSFORMERS), pillow $(NEWEST_PILLOW)"
 	.venv-families-newest/bin/python -m pytest tests/models
 
 .venv-families-oldest/.made: TRANSFORMERS = $(OLDEST_TRANSFORMERS)
 .venv-families-newest/.made: TRANSFORMERS = $(NEWEST_TRANSFORMERS)
+.venv-families-newest/.made: MORE = pillow==$(NEWEST_PILLOW)
 .venv-families-%/.made: .venv/.made
 	$(call LAYER_OF,.venv-families-$*)
-	grep -v -E '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > .venv-families-$*/constraints.txt
+	grep -v -E '^(transformers|huggingface_hub|tokenizers|pillow)==' constraints.txt > .venv-families-$*/constraints.txt
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c .venv-families-$*/constraints.txt transformers==$(TRANSFORMERS)
+		-c .venv-families-$*/constraints.txt transformers==$(TRANSFORMERS) $(MORE)
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		torchvision==$(TORCHVISION)
 	touch $@
