@@ -307,3 +307,14 @@ def test_an_sft_command_counts_rows(capsys):
 def test_what_cannot_be_read_is_said(line, words):
     with pytest.raises(RecipeError, match=words):
         import_command(line, None)
+
+
+def test_files_and_folders_of_vlm_r1_with_colons_between():
+    line = "python grpo_jsonl.py --model_name_or_path m/m --data_file_paths a.jsonl:b.jsonl --image_folders x:y"
+    draft = drafted(line)
+    assert draft.values["data.train"] == "a.jsonl" and draft.values["data.image_root"] == "x"
+    assert draft.values["data.mix"] == [{"path": "b.jsonl", "weight": 1.0, "image_root": "y"}]
+    assert any("equal parts" in note for _, note in draft.notes)
+    odd = drafted(line.replace("x:y", "x:y:z"))
+    assert "data.image_root" not in odd.values
+    assert any("not one for each file" in note for _, note in odd.notes)

@@ -2,7 +2,7 @@
 the table of synonyms that unknown keys of recipes go by too."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -298,24 +298,50 @@ def _engine(draft: Draft, launch: Launch) -> None:
 
 
 def _dataset(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
-    """Several files are laid end to end there, and their numbers of rows are unknown here; or mixed by probabilities,
-    which become weights against the first file's 1."""
-    draft.set("data.train", values[0], "--dataset")
-    if len(values) == 1:
-        return
+    """Several files may be mixed by probabilities, which become weights against the first file's 1."""
     shares = [float(share) for share in launch.flags.get("interleave_prob", ())]
-    if len(shares) == len(values) and min(shares) > 0:
-        weights = [round(share / shares[0], 12) for share in shares]
+    if len(shares) == len(values) > 1 and min(shares) > 0:
         note = "an epoch there ends with the first file that is through; here it is as many rows as all files have"
-    else:
-        weights = [1.0] * len(values)
+        draft.notes.append((f"--dataset {' '.join(values)}", note))
+        more = [{"weight": round(share / shares[0], 12)} for share in shares]
+        _files(draft, "--dataset", values, more)
+        return
+    _files_end_to_end(draft, launch, "--dataset", values, [{} for _ in values])
+
+
+def _data_file_paths(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
+    """VLM-R1's files and their folders of images, each list with colons between."""
+    files, folders = values[0].split(":"), (launch.text("image_folders") or "").split(":")
+    roots = folders if len(folders) == len(files) else [""] * len(files)
+    more = [{"image_root": root} if root and len(files) > 1 else {} for root in roots]
+    if roots[0]:
+        draft.set("data.image_root", roots[0], "--image_folders")
+    _files_end_to_end(draft, launch, "--data_file_paths", files, more)
+
+
+def _image_folders(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
+    files = (launch.text("data_file_paths") or "").split(":")
+    if len(values[0].split(":")) != len(files):
+        draft.notes.append((f"--image_folders {values[0]}", "not one for each file; write data.image_root"))
+
+
+def _files_end_to_end(
+    draft: Draft, launch: Launch, flag: str, paths: Sequence[str], more: Sequence[dict[str, Any]]
+) -> None:
+    """Their numbers of rows are unknown here."""
+    if len(paths) > 1:
         note = (
             f"{launch.framework} lays the files end to end, tiercel takes equal parts until data.mix.N.weight is set: "
             "each file's number of rows / that of the first"
         )
-    draft.notes.append((f"--dataset {' '.join(values)}", note))
-    mix = [{"path": path, "weight": weight} for path, weight in zip(values, weights, strict=True)][1:]
-    draft.set("data.mix", mix, "--dataset")
+        draft.notes.append((f"{flag} {' '.join(paths)}", note))
+    _files(draft, flag, paths, [{"weight": 1.0, **each} for each in more])
+
+
+def _files(draft: Draft, flag: str, paths: Sequence[str], more: Sequence[dict[str, Any]]) -> None:
+    draft.set("data.train", paths[0], flag)
+    if len(paths) > 1:
+        draft.set("data.mix", [{"path": path, **each} for path, each in zip(paths, more, strict=True)][1:], flag)
 
 
 def _precision(name: str) -> Callable[[Draft, Launch, tuple[str, ...]], None]:
@@ -375,6 +401,8 @@ def _trackers(draft: Draft, launch: Launch, values: tuple[str, ...]) -> None:
 SPECIAL: dict[str, Callable[[Draft, Launch, tuple[str, ...]], None]] = {
     "model": _model,
     "dataset": _dataset,
+    "data_file_paths": _data_file_paths,
+    "image_folders": _image_folders,
     "bf16": _precision("bfloat16"),
     "fp16": _precision("float16"),
     "deepspeed": _deepspeed,
