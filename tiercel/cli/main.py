@@ -81,6 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
         _recipe_arguments(command)
         _rank_arguments(command)
 
+    _commands_before_a_run(commands)
+    _commands_after_a_run(commands)
+    return parser
+
+
+def _commands_before_a_run(commands) -> None:
     check = _command(
         commands, "check", "everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
     )
@@ -136,6 +142,17 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--vllm", default="", metavar="WORDS", help='more for vLLM, as in "--tensor-parallel-size 2"')
     serve.add_argument("--print", action="store_true", help="say the command line, for another machine, and end")
 
+    importing = _command(
+        commands,
+        "import-command",
+        "a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script that has one",
+        'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
+    )
+    importing.add_argument("given", metavar="COMMAND", help="in quotes, or the file of a script")
+    importing.add_argument("--output", type=Path, metavar="RECIPE", help="where to write it (printed without)")
+
+
+def _commands_after_a_run(commands) -> None:
     evaluation = _command(commands, "eval", "held-out score, greedy, same prompt and parser", "tiercel eval runs/demo")
     evaluation.add_argument("target", help="a GRPO recipe, or the directory of a GRPO run")
     evaluation.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
@@ -173,18 +190,8 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     replay.add_argument("--step", type=_count, metavar="N", help="the step (the last that was not finite)")
 
-    importing = _command(
-        commands,
-        "import-command",
-        "a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script that has one",
-        'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
-    )
-    importing.add_argument("given", metavar="COMMAND", help="in quotes, or the file of a script")
-    importing.add_argument("--output", type=Path, metavar="RECIPE", help="where to write it (printed without)")
-
     report = _command(commands, "report", "write a run's report.html anew", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
-    return parser
 
 
 def _command(commands, name: str, text: str, example: str) -> argparse.ArgumentParser:

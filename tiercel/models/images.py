@@ -2,11 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+
+from tiercel.types import EncodedImage, ImagePlan, Size
 
 
 def picture_tensor(image: Image.Image) -> Tensor:
@@ -26,6 +29,14 @@ def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
         digest.update(repr(tuple(view.shape)).encode())
         digest.update(view.numpy().tobytes())
     return digest.hexdigest()
+
+
+def canvas_and_thumbnail(image: Image.Image, plan: ImagePlan, tile: Size, resample: Any) -> EncodedImage:
+    """The whole canvas of a plan whose grid is (rows, columns) of tiles first; where they are several, the picture as
+    one tile second."""
+    sizes = [plan.processed_size] if plan.grid == (1, 1) else [plan.processed_size, tile]
+    views = tuple(picture_tensor(image.resize(size, resample=resample)) for size in sizes)
+    return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
 
 def tiles(canvas_HW3: Tensor, rows: int, columns: int) -> list[Tensor]:

@@ -16,7 +16,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 )
 
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
+from tiercel.models.images import canvas_and_thumbnail, picture_image, tiles
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 
@@ -58,14 +58,9 @@ class InternVL(Family):
         )
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        """The whole canvas first; where it has several tiles, the thumbnail second."""
         processor = self.checkpoint.image_processor
-        plan = self.plan_image(image.size, limits)
-        views = [picture_tensor(image.resize(plan.processed_size, resample=processor.resample))]
-        if plan.grid != (1, 1):
-            tile = processor.size["width"], processor.size["height"]
-            views.append(picture_tensor(image.resize(tile, resample=processor.resample)))
-        return EncodedImage(sha256=views_sha256(views), plan=plan, views=tuple(views))
+        tile = processor.size["width"], processor.size["height"]
+        return canvas_and_thumbnail(image, self.plan_image(image.size, limits), tile, processor.resample)
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         start, end = self.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
