@@ -172,7 +172,7 @@ def _internvl():
         image_seq_length=4,
         tie_word_embeddings=True,
     )
-    processor = GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=4)
+    processor = GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=False, max_patches=4)
     return InternVLForConditionalGeneration(config).float(), tokenizer, processor
 
 

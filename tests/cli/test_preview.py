@@ -1,11 +1,12 @@
 """`tiercel data preview` and `tiercel check --fix-report` through the real command line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.tiny_models import MIXED_PICTURES, mixed_rows
+from tests.tiny_models import MIXED_PICTURES, make_row, mixed_rows
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.cli.preview import pieces
@@ -13,6 +14,7 @@ from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Model
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import encode_prompt
+from tiercel.types import PixelLimits, VideoSource
 
 
 def recipe_file(tmp_path, checkpoint, make=grpo_recipe, **changes):
@@ -71,3 +73,15 @@ def test_the_fix_report_is_written_though_the_check_fails(tiny_checkpoints, tmp_
         (13, "row", None),
         (14, "images", ["gone.png"]),
     ]
+
+
+def test_layers_of_a_video_are_pieces_with_their_times_between(tiny_checkpoints):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen3_vl"])))
+    row = replace(make_row("row", "<video>Where?", 0), videos=(VideoSource(path="v.mp4"),))
+    plan = family.plan_video((84, 56), 4, 1.0, PixelLimits(least=1, most=84 * 56))
+    images = [family.encode_video([MIXED_PICTURES[0]] * 4, plan)]
+    prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
+    found = pieces(family, prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), images)
+    text = "".join(piece.text for piece in found)
+    layer = "<|vision_start|>[video: 6 tokens]<|vision_end|>"
+    assert f"<0.5 seconds>{layer}<2.5 seconds>{layer}Where?" in text

@@ -700,3 +700,28 @@ def test_images_and_videos_stand_in_the_order_of_their_marks():
     assert refused({"messages": [turn], "images": ["i.png"], "videos": ["v.mp4"]}).field == "messages"
     boxed = {"messages": [{"role": "user", "content": "<image><bbox>"}], "images": ["i.png"], "videos": ["v.mp4"]}
     assert "row with videos" in refused({**boxed, "boxes": [[0, 0, 1, 1]]}).reason
+
+
+def test_a_column_beside_the_answer_is_not_lost():
+    both = {"messages": [USER], "solution": "1", "answer": "2"}
+    row = accepted(both, "swift")
+    assert (row.answer, row.columns["answer"]) == ("1", "2")
+    assert "answer" not in accepted({"messages": [USER], "answer": "2"}, "swift").columns
+    human = {"conversations": [{"from": "human", "value": "?"}], "answer": "2"}
+    assert accepted(human, "vlm_r1").columns == {"answer": "2"}
+    assert accepted(human, "sharegpt").answer == "2"
+    alpaca = accepted({"instruction": "?", "output": "1", "answer": "2", "solution": "3"}, "alpaca")
+    assert (alpaca.answer, alpaca.columns["answer"]) == ("3", "2")
+
+
+def test_pixel_limits_of_a_row_with_videos_alone_are_refused():
+    row = refused({"messages": [USER], "videos": ["a.mp4"], "max_pixels": 1000})
+    assert (row.field, row.reason) == (
+        "max_pixels",
+        "is of images, and the row has videos alone; write data.video.max_pixels",
+    )
+
+
+def test_frames_may_be_embedded():
+    row = accepted({"messages": [USER], "videos": [{"frames": [{"bytes": b"x"}]}]})
+    assert row.videos[0].frames == (ImageSource(data=b"x"),)

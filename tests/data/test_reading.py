@@ -256,6 +256,10 @@ def test_a_data_set_that_save_to_disk_wrote():
         ({"state.json": '{"_data_files": [{"filename": "x.arrow"}]}', "x.arrow": "junk"}, "no readable data set"),
         ({"state.json": "{"}, "not valid JSON"),
         ({"readme.txt": ""}, "is no data set"),
+        (
+            {"train-00000-of-00001.parquet": "", "test-00000-of-00001.parquet": ""},
+            "several data sets: test, train; put those of one",
+        ),
     ],
 )
 def test_directories_that_are_no_data_set(tmp_path, files, says):
@@ -329,3 +333,32 @@ def test_the_fix_report_has_every_rejected_row_as_it_was_read(tmp_path):
     found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
     assert [(each["line"], each["field"]) for each in found] == [(2, "row"), (3, "messages")]
     assert found[0]["row"] == {} and found[1]["row"]["id"] == "c"
+
+
+def test_an_annotation_whose_image_is_no_name_is_rejected(tmp_path):
+    good = {"image_id": 5, "bbox": [1, 2, 10, 20]}
+    table = read(coco(tmp_path, [good, {**good, "image_id": [1]}]), prompt="{prompt}")
+    assert [row.line for row in table.rejected] == [2] and len(table.rows) == 1
+
+
+def test_a_value_that_python_cannot_hold_rejects_its_row_alone(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = pyarrow.array([b"a", b"\xff", b"c"]).cast(pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"problem": texts, "solution": ["x", "y", "z"]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    found = read(tmp_path / "rows.parquet")
+    assert [row.line for row in found.rows] == [1, 3]
+    assert [(row.line, row.field) for row in found.rejected] == [(2, "row")]
+    assert "cannot be read" in found.rejected[0].reason
+
+
+def test_the_fix_report_holds_what_made_rows_unreadable(tmp_path):
+    deep = "[" * 900 + "]" * 900
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{line("a")}\n{{"messages": "\\ud800"}}\n{{"messages": {deep}}}\n')
+    table = read(file)
+    assert write_fix_report(table.rejected, tmp_path / "fix.jsonl") == 2
+    found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
+    assert found[0]["row"] == {"messages": "\ud800"} and [each["line"] for each in found] == [2, 3]

@@ -1,5 +1,7 @@
 """Videos as lists of frames and as real files, which PyAV writes here and reads."""
 
+import struct
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -30,6 +32,11 @@ def write_video(path, count, rate=10, size=(64, 48)):
         container.mux(stream.encode())
 
 
+def decoded(source, root, data):
+    header = open_video(source, root, data)
+    return list(decode_video(source, root, data, header)), header.fps
+
+
 def numbers(frames):
     return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
 
@@ -53,22 +60,26 @@ def test_frames_of_a_file(tmp_path, suffix):
     write_video(tmp_path / f"a{suffix}", count=20)
     header = open_video(VideoSource(path=f"a{suffix}"), tmp_path, data())
     assert (header.size, header.frame_numbers, header.fps) == ((64, 48), (0, 5, 10, 15), 2.0)
-    frames, fps = decode_video(VideoSource(path=f"a{suffix}", fps=5.0), tmp_path, data())
+    frames, fps = decoded(VideoSource(path=f"a{suffix}", fps=5.0), tmp_path, data())
     assert numbers(frames) == list(range(0, 20, 2)) and fps == 5.0
-    assert len(decode_video(VideoSource(path=f"a{suffix}"), tmp_path, data(max_frames=2))[0]) == 2
+    assert len(decoded(VideoSource(path=f"a{suffix}"), tmp_path, data(max_frames=2))[0]) == 2
 
 
 def test_frames_as_a_list(tmp_path):
     for number in range(3):
         Image.new("RGB", (8, 6), (10 * number,) * 3).save(tmp_path / f"{number}.png")
     source = VideoSource(path="0.png", frames=tuple(ImageSource(path=f"{number}.png") for number in range(3)))
-    frames, fps = decode_video(source, tmp_path, data(fps=4.0))
+    frames, fps = decoded(source, tmp_path, data(fps=4.0))
     assert (numbers(frames), fps) == ([0, 1, 2], 4.0)
     with pytest.raises(ImageProblem, match=r"3 frames, more than data\.video\.max_frames = 2"):
         open_video(source, tmp_path, data(max_frames=2))
     Image.new("RGB", (9, 6)).save(tmp_path / "2.png")
     with pytest.raises(ImageProblem, match="has frames of"):
-        decode_video(source, tmp_path, data())
+        open_video(source, tmp_path, data())
+    (tmp_path / "2.png").unlink()
+    with pytest.raises(ImageProblem, match=r"2\.png: no such file") as error:
+        open_video(source, tmp_path, data())
+    assert error.value.field == "videos"
 
 
 @pytest.mark.parametrize(
@@ -88,14 +99,55 @@ def test_files_that_are_no_video(tmp_path, content, says):
     assert error.value.field == "videos"
 
 
-def test_a_file_that_breaks_off_is_refused(tmp_path):
+def test_a_file_that_breaks_off_is_refused_or_whole(tmp_path):
     write_video(tmp_path / "a.mkv", count=20)
     whole = (tmp_path / "a.mkv").read_bytes()
-    (tmp_path / "a.mkv").write_bytes(whole[: len(whole) // 3])
-    with pytest.raises(ImageProblem):
-        header = open_video(VideoSource(path="a.mkv", fps=10.0), tmp_path, data())
-        assert len(header.frame_numbers) == len(decode_video(VideoSource(path="a.mkv", fps=10.0), tmp_path, data())[0])
-        raise ImageProblem("a.mkv", "shorter, and says so")
+    refused = 0
+    for length in range(8, len(whole), len(whole) // 40):
+        (tmp_path / "a.mkv").write_bytes(whole[:length])
+        try:
+            frames, _ = decoded(VideoSource(path="a.mkv", fps=10.0), tmp_path, data())
+        except ImageProblem as problem:
+            assert problem.field == "videos"
+            refused += 1
+        else:
+            assert numbers(frames) == list(range(len(frames)))
+    assert refused > 3
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_flipped_bytes_are_a_rejected_row_at_worst(tmp_path, suffix):
+    write_video(tmp_path / f"a{suffix}", count=6)
+    whole = (tmp_path / f"a{suffix}").read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        spoilt = bytearray(whole)
+        for place in generator.integers(0, len(whole), 8):
+            spoilt[place] = generator.integers(256)
+        (tmp_path / f"a{suffix}").write_bytes(bytes(spoilt))
+        with suppress(ImageProblem):
+            decoded(VideoSource(path=f"a{suffix}"), tmp_path, data())
+
+
+def test_a_portrait_that_lies_on_its_side_is_turned_upright(tmp_path):
+    left = np.zeros((48, 64, 3), dtype=np.uint8)
+    left[:, :32] = 200  # the left half is light
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(left, format="rgb24")))
+        container.mux(stream.encode())
+    content = bytearray((tmp_path / "a.mp4").read_bytes())
+    matrix = (
+        content.index(b"tkhd") + 4 + 4 + 5 * 4 + 4 * 2 + 4 * 2
+    )  # of version 0: flags, 5 fields, 2 reserved, 4 of 16 bits
+    turned = [0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30]  # 90 degrees clockwise
+    content[matrix : matrix + 36] = struct.pack(">9i", *turned)
+    (tmp_path / "a.mp4").write_bytes(bytes(content))
+    (frame,), _ = decoded(VideoSource(path="a.mp4"), tmp_path, data())
+    picture = np.asarray(frame)
+    assert picture.shape == (64, 48, 3)
+    assert picture[:32].mean() > 150 and picture[32:].mean() < 50  # what was left is above
 
 
 def test_a_path_that_leaves_the_root_is_refused(tmp_path):

@@ -149,7 +149,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             family = engine.policy.family
             rows = read_rows(str(options.rows), recipe.data, kind).rows
             encoder = prompt_encoder if kind == "grpo" else conversation_encoder
-            encode = encoder(family, recipe.data, str(options.rows))
+            encode = encoder(family, recipe.data)
             if options.trained == "adapter":
                 require_share(engine, ranks)
                 require_moved(engine, recipe, encode(rows[0], ranks.rank))

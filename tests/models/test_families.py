@@ -75,7 +75,8 @@ def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
     processor = family.checkpoint.image_processor
     if prompt.images and not family.name.startswith("qwen"):
         pictures = pictures or (MIXED_PICTURES[:1] if len(prompt.images) == 1 else MIXED_PICTURES[1:])
-        pixels = processor(images=pictures, return_tensors="pt")
+        more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor asks for
+        pixels = processor(images=pictures, return_tensors="pt", **more)
         inputs |= {key: pixels[key] for key in ("pixel_values", "image_sizes", "batch_num_images") if key in pixels}
     elif prompt.images:
         pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]

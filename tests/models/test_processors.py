@@ -36,7 +36,7 @@ def full_processor(family):
         for token in ("start_image", "end_image", "context_image"):
             text = getattr(checkpoint.tokenizer, f"{token}_token")
             setattr(checkpoint.tokenizer, f"{token}_token_id", checkpoint.tokenizer.convert_tokens_to_ids(text))
-        images = GotOcr2ImageProcessor(size=dict(checkpoint.image_processor.size), crop_to_patches=True, max_patches=4)
+        images = GotOcr2ImageProcessor(size=dict(checkpoint.image_processor.size), crop_to_patches=False, max_patches=4)
         return InternVLProcessor(
             image_processor=images,
             tokenizer=checkpoint.tokenizer,
@@ -110,7 +110,8 @@ def test_videos_equal_the_full_processors(tiny_checkpoints, name, frame_count):
 
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     frames = [noise_image(84, 56, seed) for seed in range(frame_count)]
-    ours = family.encode_video(frames, 2.0, PixelLimits(least=1, most=84 * 56))
+    plan = family.plan_video((84, 56), frame_count, 2.0, PixelLimits(least=1, most=84 * 56))
+    ours = family.encode_video(frames, plan)
     row = replace(make_row("row", "<video>Where is the seven?", 0), videos=(VideoSource(path="v.mp4"),))
     prompt = encode_prompt(family, row, 0, [ours], system=None, max_prompt_tokens=800)
     processor = full_processor(family)

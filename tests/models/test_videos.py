@@ -11,7 +11,7 @@ from tiercel.errors import DataError
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.loading import load_family
-from tiercel.models.prompts import encode_prompt, prompt_length
+from tiercel.models.prompts import completion_positions, encode_conversation, encode_prompt, prompt_length
 from tiercel.models.vision import VisionStore
 from tiercel.types import ImageSource, PixelLimits, VideoSource
 
@@ -25,7 +25,8 @@ def encoded(family, frame_count=5):
     """A row with a video and an image."""
     row = make_row("row", "<video>and <image>Where is the seven?", 0)
     row = replace(row, images=(ImageSource(path="i.png"),), videos=(VideoSource(path="v.mp4"),))
-    visuals = [family.encode_video(FRAMES[:frame_count], FPS, LIMITS), family.encode_image(noise_image(56, 56, 9))]
+    plan = family.plan_video((84, 56), frame_count, FPS, LIMITS)
+    visuals = [family.encode_video(FRAMES[:frame_count], plan), family.encode_image(noise_image(56, 56, 9))]
     return row, visuals
 
 
@@ -77,7 +78,13 @@ def test_positions_equal_the_models_own(tiny_checkpoints, name, frame_count):
     expected, _ = policy.model.model.get_rope_index(
         ids, mm_token_type_ids=kinds, image_grid_thw=image, video_grid_thw=video, **more
     )
-    assert torch.equal(prompt.positions_DP, expected[:, 0])
+    expected = expected[:, 0]
+    end = int((ids[0] == config.video_token_id).nonzero().max()) + 1
+    assert torch.equal(prompt.positions_DP[:, :end], expected[:, :end])
+    # what follows starts one past the largest position so far, as it does where a model generates
+    later = int(prompt.positions_DP[:, :end].max()) + 1 - int(expected[0, end])
+    assert torch.equal(prompt.positions_DP[:, end:], expected[:, end:] + later)
+    assert (later > 0) == (name == "qwen2_5_vl" and frame_count == 5)
 
 
 @pytest.mark.parametrize("name", QWEN)
@@ -136,5 +143,15 @@ def test_qwen3_says_when_a_layer_was(tiny_checkpoints):
 def test_other_families_read_no_videos(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     with pytest.raises(DataError, match="reads no videos here") as error:
-        family.encode_video(FRAMES, FPS, LIMITS)
+        family.plan_video((84, 56), 5, FPS, LIMITS)
     assert error.value.field == "videos"
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_sft_learns_an_answer_where_sampling_would_write_it(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    row, visuals = encoded(family)
+    conversation = encode_conversation(family, row, 0, visuals, system=None, max_prompt_tokens=400)
+    length = len(conversation.token_ids_C)
+    expected = completion_positions(conversation.prompt.positions_DP, length)
+    assert torch.equal(conversation.positions_DC, expected)

@@ -19,8 +19,7 @@ from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
 from tiercel.trackers.opening import require_packages
-from tiercel.training.encoding import row_images, row_plans
-from tiercel.training.setup import require_readable
+from tiercel.training.encoding import require_readable, row_images, row_plans
 from tiercel.types import Row
 
 Recipe = SftRecipe | GrpoRecipe
@@ -40,10 +39,11 @@ def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) 
     )
     purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
     train = read_training_rows(recipe.data, purpose)
-    require_readable(recipe, train)
     tables = [train]
     if recipe.data.eval is not None:
         tables.append(read_rows(recipe.data.eval, recipe.data, purpose))
+    for table in tables:
+        require_readable(recipe, table)
     reports = [_scanned(recipe, family, table, console) for table in tables]
     if fix_report is not None:
         count = write_fix_report([row for report in reports for row in report.rejected], fix_report)

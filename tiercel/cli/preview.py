@@ -76,21 +76,27 @@ def pieces(family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[
         "image" if vision else "learnt" if learnt else "given"
         for vision, learnt in zip(is_vision, is_learnt_T.tolist(), strict=True)
     ]
+    left = [(number, count) for number, image in enumerate(images) for count in _runs(family, image)]
     found: list[Piece] = []
     start = 0
-    left = [family.feature_count(image.plan) for image in images]
     for kind, run in groupby(kinds):
-        length = len(list(run))
-        if kind == "image":
-            stop = start + length
-            while start < stop:  # images may stand side by side
-                found.append(Piece(kind="image", text=f"[image: {left[0]} tokens]"))
-                start += left.pop(0)
-            continue
-        text = family.tokenizer.decode(ids_T[start : start + length].tolist(), skip_special_tokens=False)
-        found.append(Piece(kind="learnt" if kind == "learnt" else "given", text=text))
-        start += length
+        stop = start + len(list(run))
+        if kind != "image":
+            text = family.tokenizer.decode(ids_T[start:stop].tolist(), skip_special_tokens=False)
+            found.append(Piece(kind="learnt" if kind == "learnt" else "given", text=text))
+        while kind == "image" and start < stop:  # images may stand side by side
+            number, count = left.pop(0)
+            what = "image" if images[number].plan.fps is None else "video"
+            found.append(Piece(kind="image", text=f"[{what}: {count} tokens]"))
+            start += count
+        start = stop
     return tuple(found)
+
+
+def _runs(family: Family, image: EncodedImage) -> list[int]:
+    """Placeholders that stand together: all of an image's, or those of each layer of a video that has words between."""
+    is_vision = family.is_placeholder(torch.tensor(family.image_token_ids(image.plan))).tolist()
+    return [len(list(run)) for vision, run in groupby(is_vision) if vision]
 
 
 def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:

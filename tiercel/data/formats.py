@@ -93,7 +93,7 @@ def from_swift(record: Mapping[str, Any]) -> Draft:
         images=read_images(record),
         videos=read_videos(record),
         answer=None if key is None else clean_answer(record[key]),
-        columns=_columns(record, "messages", "system", "query", "response", "history", "answer"),
+        columns=_columns(record, "messages", "system", "query", "response", "history", *_answer_column(key)),
         references=_references(objects.get("ref")),
         boxes=boxes,
         box_images=read_box_images(objects.get("image_id"), "objects.image_id", len(boxes)),
@@ -119,7 +119,7 @@ def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
         images=read_images(record),
         videos=read_videos(record),
         answer=clean_answer(answer),
-        columns=_columns(record, "conversations", "answer"),
+        columns=_columns(record, "conversations"),
     )
 
 
@@ -131,14 +131,15 @@ def from_sharegpt(record: Mapping[str, Any]) -> Draft:
     system = _system_turn(record.get("system") or None)
     if system and messages[0].role == "system":
         raise DataError("the row has a system column and a system turn; keep one", field="system")
-    answer = next((record[key] for key in ("solution", "answer") if given(record, key)), last)
+    key = next((key for key in ("solution", "answer") if given(record, key)), None)
+    answer = last if key is None else record[key]
     return Draft(
         messages=(*system, *messages),
         messages_field="conversations",
         images=read_images(record),
         videos=read_videos(record),
         answer=clean_answer(answer),
-        columns=_columns(record, "conversations", "system", "answer"),
+        columns=_columns(record, "conversations", "system", *_answer_column(key)),
     )
 
 
@@ -150,14 +151,14 @@ def from_alpaca(record: Mapping[str, Any]) -> Draft:
     turns.append(Message(role="user", content="\n".join(asked)))
     if given(record, "output"):
         turns.append(Message(role="assistant", content=read_content(record["output"], "output")))
-    answer = next((record[key] for key in ("solution", "answer", "output") if given(record, key)), None)
+    key = next((key for key in ("solution", "answer", "output") if given(record, key)), None)
     return Draft(
         messages=tuple(turns),
         messages_field="instruction",
         images=read_images(record),
         videos=read_videos(record),
-        answer=clean_answer(answer),
-        columns=_columns(record, "instruction", "input", "output", "history", "system", "answer"),
+        answer=None if key is None else clean_answer(record[key]),
+        columns=_columns(record, "instruction", "input", "output", "history", "system", *_answer_column(key)),
     )
 
 
@@ -238,7 +239,8 @@ ANSWERS: dict[FormatName, str] = {
 def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A record with several expressions of one box as one record for each; any other as it is."""
     key = next((key for key in _SEVERAL if given(record, key)), None)
-    if format != "refcoco" or key is None or not isinstance(record[key], list) or not record[key]:
+    is_several = key is not None and isinstance(record[key], list) and bool(record[key])
+    if format != "refcoco" or key is None or not is_several or given(record, "expression"):
         return [record]
     rest = {name: value for name, value in record.items() if name not in (key, "id")}
     records: list[Mapping[str, Any]] = []
@@ -331,7 +333,7 @@ def require_plain(record: Mapping[str, Any]) -> None:
     """Raise DataError at anything in a record that JSON and UTF-8 cannot hold; images are judged elsewhere."""
     for key, value in record.items():
         _require_text(key, "row")
-        if key not in ("images", "image"):
+        if key not in ("images", "image", "videos", "video"):
             _require_plain(value, key or "row", _DEEPEST)
 
 
@@ -371,6 +373,11 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
         raise DataError(f"is {id!r}; an id is text or an integer", field="id")
     _require_plain(id, "id", 0)
     return str(id)
+
+
+def _answer_column(key: str | None) -> tuple[str, ...]:
+    """What the answer was read from is no column any more; beside another answer it stays one."""
+    return ("answer",) if key == "answer" else ()
 
 
 def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:

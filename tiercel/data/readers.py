@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tiercel.errors import DataError, EnvironmentProblem
 
+_SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # of a file that is a part of a data set
 _PARQUET_ROWS = 256  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # of a data set, and of several, as save_to_disk writes them
 
@@ -72,9 +73,7 @@ def read_parquet(file: Path) -> Iterator[Record]:
     pyarrow = _pyarrow(file)
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            numbered = enumerate(chain.from_iterable(b.to_pylist() for b in table.iter_batches(_PARQUET_ROWS)), start=1)
-            for number, value in numbered:
-                yield Record(line=number, value=value)
+            yield from _records_of_batches(table.iter_batches(_PARQUET_ROWS))
     except pyarrow.ArrowException as error:
         raise DataError(f"{file}: is no readable Parquet file: {error}") from error
 
@@ -89,9 +88,10 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
         if not isinstance(annotation, dict):
             yield _object(annotation, number)
             continue
-        image = by_id.get(annotation.get("image_id"))
+        image_id = annotation.get("image_id")
+        image = by_id.get(image_id) if isinstance(image_id, int | str) else None
         if image is None or not isinstance(image.get("file_name"), str):
-            reason = f"annotation {number} names image {annotation.get('image_id')!r}, which `images` has no file of"
+            reason = f"annotation {number} names image {image_id!r}, which `images` has no file of"
             yield Record(line=number, value={}, problem=reason)
             continue
         of_image = {key: image[key] for key in ("caption",) if key in image}
@@ -111,6 +111,12 @@ def read_directory(directory: Path) -> Iterator[Record]:
     files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
     if not files:
         raise DataError(f"{directory}: is no data set: it has neither {_STATE} (of save_to_disk) nor Parquet files")
+    splits = sorted({_SHARD.sub("", file.stem) for file in files})
+    if len(splits) > 1:
+        raise DataError(
+            f"{directory}: holds the Parquet files of several data sets: {', '.join(splits)}; put those of one into a "
+            "directory of their own"
+        )
     return _numbered(record for file in files for record in read_parquet(file))
 
 
@@ -132,11 +138,34 @@ def _read_arrow(directory: Path) -> Iterator[Record]:
                 yield from stream
 
     try:
-        rows = (row for batch in batches() for row in batch.to_pylist())
-        for number, value in enumerate(rows, start=1):
-            yield Record(line=number, value=value)
+        yield from _records_of_batches(batches())
     except pyarrow.ArrowException as error:
         raise DataError(f"{directory}: is no readable data set: {error}") from error
+
+
+def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
+    """Rows of Arrow batches. Text that is no UTF-8 and dates beyond Python's are a row's fault, not the file's."""
+    line = 0
+    for batch in batches:
+        try:
+            values = batch.to_pylist()
+        except (ValueError, OverflowError):
+            values = [_converted(batch.slice(number, 1)) for number in range(batch.num_rows)]
+        for value in values:
+            line += 1
+            yield _value_record(line, value)
+
+
+def _converted(row: Any) -> dict[str, Any] | str:
+    try:
+        return row.to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        return f"has a value that cannot be read: {error}"
+
+
+def _value_record(line: int, value: dict[str, Any] | str) -> Record:
+    """A record, or the reason why there is none."""
+    return Record(line=line, value={}, problem=value) if isinstance(value, str) else Record(line=line, value=value)
 
 
 def _description(file: Path) -> dict[str, Any]:

@@ -148,11 +148,17 @@ def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
         with Path(path).open("w", encoding="utf-8") as stream:
             for row in rejected:
                 found = {"file": row.file, "line": row.line, "id": row.id, "field": row.field, "reason": row.reason}
-                found |= {"row": records.get((row.file, row.line))}
-                stream.write(json.dumps(redact_values(found), ensure_ascii=False, default=_shown) + "\n")
+                stream.write(_fix_line(found, records.get((row.file, row.line))))
     except OSError as error:
         raise RunError(f"{path}: rejected rows cannot be written: {error.strerror or error}") from error
     return len(rejected)
+
+
+def _fix_line(found: dict[str, object], record: object) -> str:
+    try:
+        return json.dumps(redact_values({**found, "row": record}), default=_shown) + "\n"
+    except RecursionError:
+        return json.dumps(redact_values({**found, "row": "(nested too deeply)"})) + "\n"
 
 
 def _shown(value: object) -> str:

@@ -258,6 +258,9 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
     messages = fill_references(messages, draft.references)
     messages = place_marks(messages, VIDEO_MARK, len(draft.videos), field)
     messages = place_marks(messages, IMAGE_MARK, len(draft.images), field)
+    if pixels is not None and draft.videos and not draft.images:
+        key = "min_pixels" if pixels.most is None else "max_pixels"
+        raise DataError(f"is of images, and the row has videos alone; write data.video.{key}", field=key)
     if draft.videos and draft.boxes:
         raise DataError("boxes lie on images, and a row with videos has none of them", field=draft.boxes_field)
     for number, message in enumerate(messages):

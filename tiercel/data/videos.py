@@ -1,7 +1,7 @@
 """Videos of rows: lists of frames, or files whose frames PyAV takes at an even pace.
 
 A file is opened as what its first bytes say it is, MP4, Matroska (WebM) or AVI, from a file object: no container that
-names other files or addresses is ever followed.
+names other files or addresses is ever followed. Frames are turned upright, as pictures are.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _HEAD_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoHeader:
-    """What is known of a video's frames before they are decoded."""
+    """What is known of a video's frames before they are taken."""
 
     size: Size
     frame_numbers: tuple[int, ...]  # in the file, or in the list
@@ -31,47 +31,81 @@ class VideoHeader:
 
 
 def open_video(source: VideoSource, root: Path, data: Data) -> VideoHeader:
-    """Size and frames of a video. Raises ImageProblem, and EnvironmentProblem where a file needs PyAV."""
-    if source.frames:
-        if len(source.frames) > data.video.max_frames:
-            reason = f"has {len(source.frames)} frames, more than data.video.max_frames = {data.video.max_frames}"
-            raise ImageProblem(source.path, reason, field="videos")
-        size = open_header(source.frames[0], root, data.max_image_pixels)
-        return VideoHeader(size=size, frame_numbers=tuple(range(len(source.frames))), fps=source.fps or data.video.fps)
+    """Size and frames of a video: of a list every frame's header, of a file its first frame. Raises ImageProblem, and
+    EnvironmentProblem where a file needs PyAV."""
+    return _header_of_list(source, root, data) if source.frames else _header_of_file(source, root, data)
+
+
+def decode_video(source: VideoSource, root: Path, data: Data, header: VideoHeader) -> Iterator[Image.Image]:
+    """The frames in RGB, one after the other, for many large ones fill a memory. Raises ImageProblem."""
+    frames = _frames_of_list(source, root, data) if source.frames else _frames_of_file(source, root, header)
+    for frame in frames:
+        if frame.size != header.size:
+            raise _problem(source, f"has frames of {frame.size} among frames of {header.size} pixels")
+        yield frame
+
+
+def _problem(source: VideoSource, reason: str) -> ImageProblem:
+    return ImageProblem(source.path, reason, field="videos")
+
+
+def _header_of_list(source: VideoSource, root: Path, data: Data) -> VideoHeader:
+    count = len(source.frames)
+    if count > data.video.max_frames:
+        raise _problem(source, f"has {count} frames, more than data.video.max_frames = {data.video.max_frames}")
+    try:
+        sizes = [open_header(frame, root, data.max_image_pixels) for frame in source.frames]
+    except ImageProblem as problem:
+        raise ImageProblem(problem.path, problem.reason, field="videos") from None
+    if odd := [size for size in sizes if size != sizes[0]]:
+        raise _problem(source, f"has frames of {odd[0]} among frames of {sizes[0]} pixels")
+    return VideoHeader(size=sizes[0], frame_numbers=tuple(range(count)), fps=source.fps or data.video.fps)
+
+
+def _frames_of_list(source: VideoSource, root: Path, data: Data) -> Iterator[Image.Image]:
+    for frame in source.frames:
+        try:
+            yield decode(frame, root, data.max_image_pixels)
+        except ImageProblem as problem:
+            raise ImageProblem(problem.path, problem.reason, field="videos") from None
+
+
+def _header_of_file(source: VideoSource, root: Path, data: Data) -> VideoHeader:
     with _opened(source, root) as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
-        if not width or not height or width * height > data.max_image_pixels:
-            raise ImageProblem(source.path, f"has frames of {width} x {height} pixels", field="videos")
-        rate = stream.average_rate or stream.guessed_rate
-        count = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
-        if not count or not rate:
-            raise ImageProblem(source.path, "says neither how many frames it has nor how fast they are", field="videos")
-        numbers, fps = evenly(count, Fraction(rate), source.fps or data.video.fps, data.video.max_frames)
-        return VideoHeader(size=(width, height), frame_numbers=numbers, fps=fps)
-
-
-def decode_video(source: VideoSource, root: Path, data: Data) -> tuple[list[Image.Image], float]:
-    """The frames in RGB, all of one size, and how many there are a second. Raises as `open_video`."""
-    header = open_video(source, root, data)
-    if source.frames:
-        frames = [decode(frame, root, data.max_image_pixels) for frame in source.frames]
-    else:
-        wanted = set(header.frame_numbers)
-        last = header.frame_numbers[-1]
-        frames = []
+        if width * height > data.max_image_pixels:
+            reason = f"{width} x {height} pixels are more than data.max_image_pixels = {data.max_image_pixels}"
+            raise _problem(source, reason)
+        rate, count = stream.average_rate or stream.guessed_rate, stream.frames
+        first = next(container.decode(stream), None)
+        if first is None:
+            raise _problem(source, "has no frame that can be decoded")
+        size = _upright(first).size
+    if not count:
         with _opened(source, root) as (container, stream):
-            for number, frame in enumerate(container.decode(stream)):
-                if number in wanted:
-                    frames.append(frame.to_image())
-                if number == last:
-                    break
-        if len(frames) < len(wanted):
-            reason = f"breaks off: {len(frames)} of {len(wanted)} frames could be decoded"
-            raise ImageProblem(source.path, reason, field="videos")
-    if odd := [frame.size for frame in frames if frame.size != header.size]:
-        reason = f"has frames of {odd[0]} among frames of {header.size} pixels"
-        raise ImageProblem(source.path, reason, field="videos")
-    return frames, header.fps
+            count = sum(1 for packet in container.demux(stream) if packet.size)
+    if not count or not rate:
+        raise _problem(source, "says neither how many frames it has nor how fast they are")
+    numbers, fps = evenly(count, Fraction(rate), source.fps or data.video.fps, data.video.max_frames)
+    return VideoHeader(size=size, frame_numbers=numbers, fps=fps)
+
+
+def _frames_of_file(source: VideoSource, root: Path, header: VideoHeader) -> Iterator[Image.Image]:
+    wanted, taken = set(header.frame_numbers), 0
+    with _opened(source, root) as (container, stream):
+        for number, frame in enumerate(container.decode(stream)):
+            if number in wanted:
+                yield _upright(frame)
+                taken += 1
+            if taken == len(wanted):
+                return
+    raise _problem(source, f"breaks off: {taken} of {len(wanted)} frames could be decoded")
+
+
+def _upright(frame: Any) -> Image.Image:
+    """In RGB, turned as the file asks for: phones lay portraits on their side."""
+    image = frame.to_image()
+    return image.rotate(frame.rotation, expand=True) if frame.rotation else image
 
 
 def evenly(count: int, rate: Fraction, fps: float, most: int) -> tuple[tuple[int, ...], float]:
@@ -107,11 +141,16 @@ def _opened(source: VideoSource, root: Path) -> Iterator[tuple[Any, Any]]:
         with path.open("rb") as file:
             kind = _kind(file.read(_HEAD_BYTES))
             if kind is None:
-                raise ImageProblem(source.path, "is no MP4, Matroska (WebM) or AVI file", field="videos")
+                raise _problem(source, "is no MP4, Matroska (WebM) or AVI file")
             file.seek(0)
             with av.open(file, format=kind) as container:
                 if not container.streams.video:
-                    raise ImageProblem(source.path, "has no stream of pictures", field="videos")
-                yield container, container.streams.video[0]
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise ImageProblem(source.path, f"is no readable video: {error}", field="videos") from error
+                    raise _problem(source, "has no stream of pictures")
+                stream = container.streams.video[0]
+                if stream.codec_context is None:
+                    raise _problem(source, "has a codec that PyAV cannot decode")
+                yield container, stream
+    except ImageProblem:
+        raise
+    except (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError) as error:
+        raise _problem(source, f"is no readable video: {error}") from error

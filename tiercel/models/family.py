@@ -8,7 +8,7 @@ tokens of an image, H hidden size (for pictures: height, width).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,8 +79,8 @@ class Family(ABC):
         """As `plan_image`, for frames of one size; `limits` are a frame's. Raises DataError."""
         raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
 
-    def encode_video(self, frames: Sequence[Image.Image], fps: float, limits: PixelLimits) -> EncodedImage:
-        """Resize RGB frames once; each is a view."""
+    def encode_video(self, frames: Iterable[Image.Image], plan: ImagePlan) -> EncodedImage:
+        """Resize RGB frames once, as they come; each is a view."""
         raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
 
     @abstractmethod

@@ -45,11 +45,10 @@ class InternVL(Family):
         self.refuse_limits(limits)
         processor = self.checkpoint.image_processor
         (width, height), tile = size, (processor.size["width"], processor.size["height"])
-        columns, rows = 1, 1
-        if processor.crop_to_patches and processor.max_patches > 1:
-            columns, rows = get_optimal_tiled_canvas(
-                (height, width), tile[::-1], processor.min_patches, processor.max_patches
-            )
+        # Whatever crop_to_patches says: InternVL's whole processor sets it to true, published checkpoints to false.
+        columns, rows = get_optimal_tiled_canvas(
+            (height, width), tile[::-1], processor.min_patches, processor.max_patches
+        )
         return ImagePlan(
             original_size=size,
             processed_size=(columns * tile[0], rows * tile[1]),

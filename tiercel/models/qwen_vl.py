@@ -5,7 +5,7 @@ H hidden size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -86,27 +86,23 @@ class Qwen2VL(Family):
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         plan = self.plan_image(image.size, limits)
-        if image.size != plan.processed_size:
-            image = image.resize(plan.processed_size, resample=self.checkpoint.image_processor.resample)
-        views = (picture_tensor(image),)
+        views = (picture_tensor(_resized(image, plan.processed_size, self.checkpoint.image_processor.resample)),)
         return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
         """Two frames make one layer of the grid; an odd last one stands twice."""
-        picture = self._planned(size, limits.least or 1, limits.most or 1)
+        try:
+            picture = self._planned(size, limits.least or 1, limits.most or 1)
+        except DataError as error:
+            raise DataError(str(error), field="videos") from error
         grid = (-(-frame_count // PAIR), *picture.grid[1:])
         plan = replace(picture, grid=grid, frame_count=frame_count, fps=fps, token_count=grid[0] * picture.token_count)
         return replace(plan, token_count=len(self.image_token_ids(plan)))
 
-    def encode_video(self, frames: Sequence[Image.Image], fps: float, limits: PixelLimits) -> EncodedImage:
-        plan = self.plan_video(frames[0].size, len(frames), fps, limits)
+    def encode_video(self, frames: Iterable[Image.Image], plan: ImagePlan) -> EncodedImage:
         resample = self.checkpoint.image_processor.resample
-        resized = [
-            frame if frame.size == plan.processed_size else frame.resize(plan.processed_size, resample=resample)
-            for frame in frames
-        ]
-        views = tuple(picture_tensor(frame) for frame in resized)
-        return EncodedImage(sha256=views_sha256(views, also=("video", fps)), plan=plan, views=views)
+        views = tuple(picture_tensor(_resized(frame, plan.processed_size, resample)) for frame in frames)
+        return EncodedImage(sha256=views_sha256(views, also=("video", plan.fps)), plan=plan, views=views)
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         config = self.checkpoint.config
@@ -120,7 +116,9 @@ class Qwen2VL(Family):
         return [list(range(plan.grid[0]))]
 
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        """Text advances all three dimensions by one; an image spans its grid and advances by its longer side."""
+        """Text advances all three dimensions by one; an image spans its grid, and what follows goes on past its largest
+        position, as completions do. (Qwen's own rule. After a video whose time is its longest side, transformers 5 goes
+        on past its width or height when it trains, and past its time when it generates.)"""
         merge_size = self.checkpoint.config.vision_config.spatial_merge_size
         is_vision = self.is_placeholder(token_ids_P).tolist()
         pieces: list[Tensor] = []
@@ -135,7 +133,7 @@ class Qwen2VL(Family):
                 columns = torch.arange(width).repeat(height * len(times))
                 pieces.append(torch.stack([layers, rows, columns]) + position)
                 start += len(times) * height * width
-                position += max(height, width)
+                position += max(height, width, times[-1] + 1)
             else:
                 stop = start
                 while stop < len(is_vision) and not is_vision[stop]:
@@ -169,6 +167,10 @@ class Qwen2VL(Family):
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model
+
+
+def _resized(image: Image.Image, size: Size, resample: Any) -> Image.Image:
+    return image if image.size == size else image.resize(size, resample=resample)
 
 
 class Qwen25VL(Qwen2VL):

@@ -14,12 +14,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from tiercel.config.schema import Reward, RewardModel
-from tiercel.data.rows import IMAGE_MARK
 from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.loading import DTYPES, read_config, require_no_code, require_safetensors, resolve
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.wire import LARGEST_VALUE
 from tiercel.samples import RewardValue, Sample, Turn
+from tiercel.types import VISUAL_MARK
 
 NO_PADDING = -1  # no token has this id
 SHOWN_NAMES = 3
@@ -123,7 +123,7 @@ def conversation(sample: Sample) -> list[Turn]:
 
 
 def without_images(content: str) -> str:
-    return content.replace(IMAGE_MARK, "").strip() if IMAGE_MARK in content else content
+    return VISUAL_MARK.sub("", content).strip() if VISUAL_MARK.search(content) else content
 
 
 def batches(lengths: dict[int, int], budget: int, *, is_padded: bool) -> list[list[int]]:

@@ -140,11 +140,14 @@ def open_trackers(
     """For a run directory that goes on from the rows `kept` of metrics.jsonl; `say` hears why one is turned off."""
     trackers = Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)
     try:
-        if names:
-            (run / FOLDER).mkdir(exist_ok=True)
-            run_id = _run_id(run / FOLDER / "id", is_new=not kept)
-            for name in names:
-                trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)
+        try:
+            (run / FOLDER).mkdir(exist_ok=True) if names else None
+            run_id = _run_id(run / FOLDER / "id", is_new=not kept) if names else ""
+        except (OSError, RunError) as error:
+            say(f"trackers: none is used: {error}")
+            names = ()
+        for name in names:
+            trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)
         yield trackers
     finally:
         trackers.close()

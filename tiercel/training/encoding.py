@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tiercel.config.schema import Data
+from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe
 from tiercel.data.images import decode
-from tiercel.data.videos import decode_video, open_video
+from tiercel.data.reading import RowTable
+from tiercel.data.videos import VideoHeader, decode_video, open_video
+from tiercel.errors import RecipeError
 from tiercel.models.family import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
 from tiercel.types import (
@@ -37,8 +39,9 @@ def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
     encoded = []
     for source in row.visuals:
         if isinstance(source, VideoSource):
-            frames, fps = decode_video(source, root, data)
-            encoded.append(family.encode_video(frames, fps, video_limits(data)))
+            header = open_video(source, root, data)
+            frames = decode_video(source, root, data, header)
+            encoded.append(family.encode_video(frames, _video_plan(family, data, header)))
         else:
             encoded.append(family.encode_image(decode(source, root, data.max_image_pixels), row.pixels))
     return encoded
@@ -50,16 +53,28 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
     plans = []
     for source in row.visuals:
         if isinstance(source, VideoSource):
-            header = open_video(source, Path(row.image_root), data)
-            plans.append(family.plan_video(header.size, len(header.frame_numbers), header.fps, video_limits(data)))
+            plans.append(_video_plan(family, data, open_video(source, Path(row.image_root), data)))
         else:
             plans.append(family.plan_image(next(left), row.pixels))
     return plans
 
 
-def video_limits(data: Data) -> PixelLimits:
-    """Of each frame."""
-    return PixelLimits(least=data.video.min_pixels, most=data.video.max_pixels)
+def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
+    """Raises RecipeError where the engine cannot sample what the rows hold."""
+    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine != "local":
+        with_video = next((row for row in table.rows if row.videos), None)
+        if with_video is not None:
+            raise RecipeError(
+                [
+                    f"rollout.engine: {recipe.rollout.engine} is given images only, and row {with_video.id} of "
+                    f"{with_video.file} has a video; use local, or list its frames as images"
+                ]
+            )
+
+
+def _video_plan(family: Family, data: Data, header: VideoHeader) -> ImagePlan:
+    limits = PixelLimits(least=data.video.min_pixels, most=data.video.max_pixels)
+    return family.plan_video(header.size, len(header.frame_numbers), header.fps, limits)
 
 
 def _encode_prompt(family: Family, data: Data, row: Row, index: int) -> EncodedPrompt:

@@ -18,7 +18,7 @@ from tiercel.rewards.metrics import reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
 from tiercel.runs.directory import gathered_groups
-from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.training.encoding import conversation_encoder, prompt_encoder, require_readable
 from tiercel.training.setup import steps_of
 from tiercel.training.sharing import conversation_passes
 from tiercel.training.update import Engine
@@ -119,6 +119,7 @@ def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable
     file = recipe.data.eval
     table = ranks.together(lambda: read_rows(file, recipe.data, purpose, ranks.pulse.beat))
     ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
+    require_readable(recipe, table)
     return table
 
 

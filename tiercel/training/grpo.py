@@ -58,7 +58,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         family = engine.policy.family
         order = setup.step_order(recipe, session)
         encode = prompt_encoder(family, recipe.data)
-        workers, rejected = recipe.data.workers, set[str]()
+        workers, rejected = recipe.data.workers, set[setup.Place]()
         with (
             Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
             StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader,
@@ -196,7 +196,7 @@ def sampled_and_scored(
     scorer: Scorer,
     rollouts: Rollouts,
     recipe: GrpoRecipe,
-    rejected: set[str],
+    rejected: set[setup.Place],
     clock: Clock,
     batch: StepBatch[EncodedPrompt],
 ) -> tuple[ScoredGroup, ...]:

@@ -1,17 +1,18 @@
 """What both loops need before their first step, and the pieces of a step that they share."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.schema import BaseRecipe
 from tiercel.data import reading
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
@@ -36,10 +37,12 @@ from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.trackers.opening import Trackers, open_trackers, require_packages
 from tiercel.training.choice import chosen_strategy
+from tiercel.training.encoding import require_readable
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
 
+Place: TypeAlias = tuple[str, int]  # of a row: file and line
 LOWEST_IS_BEST = ("eval/loss",)
 
 
@@ -92,6 +95,7 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
     set_up_numerics(recipe)
     ranks = run.ranks
     table = ranks.together(lambda: read_training_rows(recipe, purpose, run))
+    require_same_rows(ranks, table)
     length = run_length(recipe, len(table.rows))
     log = run.path / "log.txt" if ranks.is_first else None
     with ExitStack() as stack:
@@ -142,17 +146,15 @@ def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) 
     return table
 
 
-def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
-    """Raises RecipeError where the engine cannot sample what the rows hold."""
-    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine != "local":
-        with_video = next((row for row in table.rows if row.videos), None)
-        if with_video is not None:
-            raise RecipeError(
-                [
-                    f"rollout.engine: {recipe.rollout.engine} is given images only, and row {with_video.id} of "
-                    f"{with_video.file} has a video; use local, or list its frames as images"
-                ]
-            )
+def require_same_rows(ranks: Ranks, table: RowTable) -> None:
+    """A picture's header may decide whether a row is read, and a node may lack the picture: its order of rows would be
+    another. Raises DataError on all ranks."""
+    ids = "\n".join(f"{row.file}:{row.line}" for row in table.rows)
+    own = (table.counts, hashlib.sha256(ids.encode()).hexdigest())
+    every = ranks.gather(own)
+    if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
+        counts = ", ".join(f"rank {rank}: {sum(every[rank][0])}" for rank in (0, odd[0]))
+        raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
 
 
 def run_length(recipe: BaseRecipe, row_count: int) -> Length:
@@ -317,13 +319,13 @@ def with_all_rejected(batch: StepBatch[Encoded], ranks: Ranks) -> StepBatch[Enco
     return replace(batch, rejected=tuple(row for rows in ranks.gather(batch.rejected) for row in rows))
 
 
-def check_rejected(batch: StepBatch, table: RowTable, known: set[str], recipe: BaseRecipe, run: RunDirectory) -> None:
-    """Record the step's rejected rows; stop where they are too many. `known` collects their ids over the run."""
+def check_rejected(batch: StepBatch, table: RowTable, known: set[Place], recipe: BaseRecipe, run: RunDirectory) -> None:
+    """Record the step's rejected rows; stop where they are too many. `known` collects where they stand over the run."""
     if not batch.rejected:
         return
     if run.ranks.is_first:
         write_bad_rows(batch.rejected, run.bad_rows_file)
-    known.update(row.id for row in batch.rejected)
+    known.update((row.file, row.line) for row in batch.rejected)
     run.ranks.together(
         lambda: require_few_bad(len(table.rejected) + len(known), table.total, recipe.data, batch.rejected)
     )

@@ -32,7 +32,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
             session.progress.step({"step": 0, **row})
         order = setup.step_order(recipe, session)
         encode = conversation_encoder(engine.policy.family, recipe.data)
-        workers, rejected = recipe.data.workers, set[str]()
+        workers, rejected = recipe.data.workers, set[setup.Place]()
         with StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader:
             clock = time.perf_counter()
             ranks.pulse.begin("data", start)
