@@ -80,7 +80,7 @@ def test_the_numbers_are_those_of_metrics_jsonl(tmp_path):
 
 def test_pictures_come_with_evaluations(tmp_path):
     run, rows = grounding(tmp_path / "run")
-    track(run, ["wandb"], rows)
+    assert track(run, ["wandb"], rows) == []
     (file,) = run_files(run)
     shown = [row for row in history(file) if "rollouts/0.path" in row]
     assert [row["step"] for row in shown] == list(PICTURES_AT)
