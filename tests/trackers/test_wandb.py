@@ -24,7 +24,18 @@ def offline(monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-def records(file: Path) -> Iterator[Any]:
+def records(file: Path) -> list[Any]:
+    """Once the last is there: wandb's own process writes them, and may go on after `finish` has returned."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = list(written(file))
+        if any(record.HasField("exit") for record in found):
+            return found
+        assert time.monotonic() < deadline, [record.WhichOneof("record_type") for record in found]
+        time.sleep(0.05)
+
+
+def written(file: Path) -> Iterator[Any]:
     data, at, parts = file.read_bytes(), FILE_HEADER, b""
     while at + HEADER.size <= len(data):
         left = BLOCK - at % BLOCK
