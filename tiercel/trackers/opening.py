@@ -141,7 +141,6 @@ def open_trackers(
     trackers = Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)
     try:
         try:
-            (run / FOLDER).mkdir(exist_ok=True) if names else None
             run_id = _run_id(run / FOLDER / "id", is_new=not kept) if names else ""
         except (OSError, RunError) as error:
             say(f"trackers: none is used: {error}")
@@ -168,6 +167,7 @@ def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept
 
 def _run_id(file: Path, is_new: bool) -> str:
     """The run's, kept in its directory, which may be moved. A run that starts anew is another run to its trackers."""
+    file.parent.mkdir(exist_ok=True)
     if is_new or not file.exists():
         write_atomically(file, uuid.uuid4().hex[:21])  # as long as SwanLab's own
     return file.read_text(encoding="utf-8")
