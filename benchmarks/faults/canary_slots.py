@@ -12,24 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow
+import pyarrow.ipc
 import torch
 from pyarrow import parquet
 
 from benchmarks.faults.payloads import Canary
 from benchmarks.faults.tiny_run import TinyRun, make_tiny_run
+from tests.rewards.test_model import save_reward_model
 from tests.tiny_models import TINY_LORA, tiny_recipe
 from tiercel.config import load_recipe
-from tiercel.config.schema import Data, Model
+from tiercel.config.schema import Data, Model, RewardModel
 from tiercel.data.images import decode, open_header
 from tiercel.data.reading import read_rows
+from tiercel.data.videos import open_video
 from tiercel.models.loading import load_family, load_weights
 from tiercel.models.policy import build_policy, load_for_inference
 from tiercel.models.prompts import render
+from tiercel.rewards.model import load_reward_model
 from tiercel.runs.checkpoints import MANIFEST, directory_of, newest_valid
 from tiercel.runs.directory import load_run_recipe
 from tiercel.runs.files import file_sha256
 from tiercel.training import setup
-from tiercel.types import ImageSource, Message
+from tiercel.types import ImageSource, Message, VideoSource
 
 CPU = torch.device("cpu")
 Attempt = Callable[[], str | None]
@@ -234,6 +238,56 @@ def _read_parquet(file: Path, column: pyarrow.Array, canary: Canary) -> None:
     _read(file)
 
 
+def data_sets(place: Workplace, root: Path) -> Iterator[Case]:
+    """Directories as Hugging Face's datasets save them, and videos."""
+    canary, good = place.canary, root / "good"
+    good.mkdir(parents=True)
+    table = pyarrow.table({"problem": ["7"], "solution": ["7"]})
+    with pyarrow.OSFile(str(good / "data.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    (good / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}), encoding="utf-8")
+    yield "a good data set", lambda: _unopened(_read_data_set(good))
+    for kind, content in (("pickle", canary.pickled()), ("torch file", canary.torch_file())):
+        for name in ("data.arrow", "state.json"):
+            directory = copied(good, root / f"{kind} {name}", {name: content})
+            yield f"a {kind} for {name}", lambda d=directory: _must_refuse(_read_data_set(d))
+        beside = copied(good, root / f"{kind} beside", {"dataset.pkl": content, "cache.arrow": content})
+        yield f"a {kind} beside", lambda d=beside: _unopened(_read_data_set(d))
+        (root / f"{kind}.mp4").write_bytes(content)
+        video = VideoSource(path=f"{kind}.mp4")
+        yield f"a {kind} as a video", lambda v=video: _must_refuse(open_video(v, root, Data(train="rows.jsonl")))
+
+
+def _read_data_set(directory: Path) -> object:
+    return read_rows(directory, Data(train=str(directory)), "grpo")
+
+
+def reward_models(place: Workplace, root: Path) -> Iterator[Case]:
+    canary, good = place.canary, save_reward_model(root / "good")
+    weights, config, tokenizer = "model.safetensors", "config.json", "tokenizer_config.json"
+    code = {"modeling_canary.py": canary.module()}
+    remote = {"AutoModelForSequenceClassification": "modeling_canary.Model", "AutoConfig": "modeling_canary.Config"}
+    spoilt: dict[str, dict[str, bytes | None]] = {
+        "code of its own": code | {config: edited(good / config, auto_map=remote)},
+        "a pickled adapter beside": {"adapter_config.json": b"{}", "adapter_model.bin": canary.torch_file()},
+    }
+    for kind, content in (("pickle", canary.pickled()), ("torch file", canary.torch_file())):
+        index = json.dumps({"metadata": {}, "weight_map": {"score.weight": "pytorch_model.bin"}}).encode()
+        spoilt |= {
+            f"a {kind} as .bin only": {weights: None, "pytorch_model.bin": content},
+            f"a {kind} named .safetensors": {weights: content},
+            f"an index of a {kind}": {weights: None, f"{weights}.index.json": index, "pytorch_model.bin": content},
+            f"a {kind} for its config": {config: content},
+            f"a {kind} for its tokenizer": {"tokenizer.json": content},
+        }
+    for number, (name, files) in enumerate(spoilt.items()):
+        directory = copied(good, root / str(number), files)
+        yield name, lambda d=directory: _must_refuse(load_reward_model(RewardModel(path=str(d))))
+    own = edited(good / tokenizer, auto_map={"AutoTokenizer": ["modeling_canary.Slow", None]})
+    directory = copied(good, root / "tokenizer", code | {tokenizer: own, "pytorch_model.bin": canary.torch_file()})
+    yield "a tokenizer of its own", lambda: _unopened(load_reward_model(RewardModel(path=str(directory))))
+
+
 def recipes(place: Workplace, root: Path) -> Iterator[Case]:
     root.mkdir(parents=True)
     good = "model: {path: a/b}\ndata: {train: rows.jsonl}\ntrain: {steps: 1}\noutput: run\n"
@@ -269,5 +323,7 @@ SLOTS: dict[str, Callable[[Workplace, Path], Iterator[Case]]] = {
     "model": model_files,
     "chat template": chat_templates,
     "rows": row_files,
+    "data set": data_sets,
+    "reward model": reward_models,
     "recipe": recipes,
 }
