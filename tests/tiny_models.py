@@ -126,10 +126,8 @@ def _qwen(name: str, heads: int):
 def _ovis2():
     tokenizer = make_tokenizer(WORDS, OVIS2_TOKENS, TILES_TEMPLATE.replace("MARKER", "<image>"))
     ids = tokenizer.convert_tokens_to_ids
-    text = _text_config(len(tokenizer), True) | {"model_type": "qwen2"}
-    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Ovis2Config(
-        text_config=text,
+        text_config=_tile_text(tokenizer),
         vision_config={
             "hidden_size": 32,
             "intermediate_size": 48,
