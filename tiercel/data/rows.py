@@ -108,7 +108,7 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
 
 
 def read_content(value: Any, field: str) -> str:
-    """A turn's text; a part list of {"type": "text"} and {"type": "image"} becomes text with <image> marks."""
+    """A turn's text; a list of parts {"type": "text"}, "image" and "video" becomes text with their marks."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

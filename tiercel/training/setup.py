@@ -42,7 +42,7 @@ from tiercel.training.finite import require_finite_weights
 from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
 
-Place: TypeAlias = tuple[str, int]  # of a row: file and line
+Place: TypeAlias = tuple[str, str]  # of a row: its file, and its id there
 LOWEST_IS_BEST = ("eval/loss",)
 
 
@@ -325,7 +325,7 @@ def check_rejected(batch: StepBatch, table: RowTable, known: set[Place], recipe:
         return
     if run.ranks.is_first:
         write_bad_rows(batch.rejected, run.bad_rows_file)
-    known.update((row.file, row.line) for row in batch.rejected)
+    known.update((row.file, row.id) for row in batch.rejected)
     run.ranks.together(
         lambda: require_few_bad(len(table.rejected) + len(known), table.total, recipe.data, batch.rejected)
     )
