@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
+from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, random_ids, save_tiny_checkpoint, tiny_policy, tiny_prompts
 from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.learner.layout import Continuation, PackItem, pack
@@ -163,21 +164,9 @@ def _plain_logprobs(policy: Policy, case: Case) -> Tensor:
 
 def _model_inputs(policy: Policy, prompt: EncodedPrompt, token_ids_T: Tensor) -> dict[str, Any]:
     """What the model's own forward takes for one sample; pixels by its own image processor."""
-    family = policy.family
-    inputs: dict[str, Any] = {
-        "input_ids": token_ids_T[None],
-        "attention_mask": torch.ones_like(token_ids_T)[None],
-    }
-    processor = family.checkpoint.image_processor
-    if prompt.images and family.name == "ovis2":
-        tiles = [tile for image in prompt.images for tile in family._tiles(image)]
-        pixels = processor(images=tiles, do_resize=False, crop_to_patches=False, return_tensors="pt")
-        inputs["pixel_values"] = pixels["pixel_values"].to(policy.compute_dtype)
-    elif prompt.images:
-        pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]
-        inputs |= dict(processor(images=pictures, do_resize=False, return_tensors="pt"))
+    inputs = huggingface_inputs(policy.family, prompt, token_ids_T)
+    if "pixel_values" in inputs:
         inputs["pixel_values"] = inputs["pixel_values"].to(policy.compute_dtype)
-        inputs["mm_token_type_ids"] = family.is_placeholder(token_ids_T)[None].int()
     return {name: value.to(policy.device) for name, value in inputs.items()}
 
 
