@@ -101,11 +101,14 @@ def test_two_steps_of_two_ranks_with_an_engine_for_each_or_a_server_for_both(eng
     require_whole(run, 2)
 
 
-def test_three_steps_tensor_parallel_over_two_ranks(write_recipe):
+def test_three_steps_tensor_parallel_over_two_ranks_after_a_run_that_was_killed(write_recipe):
+    left = Path("/dev/shm/-tp:0-[0-1]-cpushm_0")  # vLLM refuses a name that exists
+    left.touch()
     recipe = write_recipe("qwen2_5_vl", rollout={"engine": "vllm", "vllm": {"tensor_parallel": 2}}, train={"steps": 3})
     run = finished(recipe, "--nproc", 2)
     require_small_gaps(run, 3)
     require_whole(run, 3)
+    assert not list(left.parent.glob("*tp:*-cpushm_*"))
 
 
 def test_completions_sampled_ahead_are_kept_by_a_checkpoint_and_learnt_from_after_it(server_of, write_recipe, tmp_path):

@@ -28,6 +28,7 @@ from tiercel.rollout.vllm_common import (
     sampling_fields,
     scheduling,
 )
+from tiercel.rollout.vllm_shared_memory import meeting_by_name
 from tiercel.types import Completion, EncodedPrompt, Group
 
 
@@ -50,7 +51,8 @@ class ProcessSampler:
         self.rollout = recipe.rollout
         self.ranks = ranks
         self.group = _tensor_parallel_group(ranks, recipe.rollout.vllm.tensor_parallel)
-        self.engine = _build_engine(family, recipe, images_per_prompt, ranks.world_size > 1)
+        with meeting_by_name(ranks, recipe.rollout.vllm.tensor_parallel):
+            self.engine = _build_engine(family, recipe, images_per_prompt, ranks.world_size > 1)
         self.adapter: Any = None
         self.version = 0
         self._is_asleep = False
