@@ -30,7 +30,7 @@ class TinyRun:
         """A checkpoint in the run directory `path`, of which as many as `keep` stay."""
         train = self.recipe.train.model_copy(update={"keep": keep})
         recipe = self.recipe.model_copy(update={"train": train})
-        setup.save(RunDirectory(path=path), recipe, self.engine, step, {}, self.pending)
+        setup.save(RunDirectory(path=path), recipe, self.engine, step, {}, {}, self.pending)
 
 
 def make_tiny_run(work_dir: Path) -> TinyRun:

@@ -10,7 +10,7 @@ from tests.tiny_models import TINY_LORA, tiny_recipe
 from tests.training.test_loops import run_sft, sft_recipe, write_rows
 from tiercel.config.schema import Train
 from tiercel.distributed.ranks import ALONE
-from tiercel.errors import RecipeError, RunError
+from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.runs.checkpoints import list_checkpoints
 from tiercel.runs.directory import RunDirectory, read_metrics
 from tiercel.training import setup
@@ -34,13 +34,13 @@ def test_a_full_disk_names_the_directory_and_the_step(engine, tmp_path, monkeypa
 
     monkeypatch.setattr(setup, "save_trained", fail)
     with pytest.raises(RunError, match=rf"{tmp_path}/checkpoints: the checkpoint of step 3 .*No space left"):
-        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {})
+        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {}, {})
 
 
 def test_a_save_knows_beforehand_how_much_it_needs(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=39))
     with pytest.raises(RunError, match="needs 40 bytes, and the disk has 39 free"):
-        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {})
+        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {}, {})
 
 
 def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_path):
@@ -64,3 +64,25 @@ def test_a_metric_that_no_reward_yields_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"train\.keep_best: eval/accuracy given, which no reward"):
         setup.is_best(run, recipe, 1, {"eval/reward/mean": 0.1})
     assert setup.is_best(run, recipe, 1, {"eval/accuracy": 0.1})
+
+
+def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_has(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    recipe = sft_recipe(
+        tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", train={"steps": 4, "save_every": 2}, data={"eval": None}
+    )
+    run = run_sft(recipe)
+    _, newest = list_checkpoints(run / "checkpoints")[0]
+    (newest / "MANIFEST.json").unlink()  # so that step 2 is the one to go on from
+    metrics = (run / "metrics.jsonl").read_bytes()
+    whole = rows.read_text()
+    first, second, *others = whole.splitlines(keepends=True)
+    rows.write_text("".join([second, *others]))
+    with pytest.raises(DataError, match=r"data.train: 11 rows can be used now, 12 rows when .*step-0*2 was written"):
+        run_sft(recipe)
+    rows.write_text("".join([second, first, *others]))
+    with pytest.raises(DataError, match=r"12 rows can be used now, 12 rows when .*or they stand elsewhere"):
+        run_sft(recipe)
+    assert (run / "metrics.jsonl").read_bytes() == metrics
+    rows.write_text(whole)
+    assert read_metrics(run_sft(recipe))[-1]["step"] == 4

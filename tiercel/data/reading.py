@@ -1,11 +1,13 @@
 """Row files to rows: what cannot be used is rejected, recorded and counted."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from tiercel.config.schema import Data
 from tiercel.data.formats import FormatName, default_id, detect_format, expanded, parse_record
@@ -36,6 +38,12 @@ class RowTable:
     def order(self, seed: int, shuffle: bool) -> RowOrder:
         """Which row comes when."""
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=shuffle)
+
+    def identity(self) -> dict[str, Any]:
+        """Which rows these are, for JSON: usable ones by file, and a hash of their places and ids. Equal identities
+        have equal orders."""
+        places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
+        return {"counts": list(self.counts), "sha256": hashlib.sha256(places.encode()).hexdigest()}
 
 
 def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:

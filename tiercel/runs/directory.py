@@ -264,9 +264,16 @@ def require_no_redaction(recipe: Recipe, path: Path) -> None:
             )
 
 
-def resume_point(run: RunDirectory, report: Callable[[str], None]) -> FoundCheckpoint | None:
-    """The newest valid checkpoint; metrics, rollouts and evaluations past it are cut off."""
+def resume_point(
+    run: RunDirectory,
+    report: Callable[[str], None],
+    require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
+) -> FoundCheckpoint | None:
+    """The newest valid checkpoint; metrics, rollouts and evaluations past it are cut off, unless `require_usable`
+    raises."""
     found = newest_valid(run.checkpoints, report)
+    if found is not None:
+        require_usable(found)
     step = found.step if found else -1
     if run.metrics_file.exists():
         kept = [row for row in read_metrics(run.path) if row["step"] <= step]

@@ -131,7 +131,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 session.progress.step(row)
                 is_asked = ranks.any(session.stop.is_set)
                 if is_to_save or is_asked:
-                    setup.save(run, recipe, engine, step + 1, row, rollouts.pending())
+                    setup.save(run, recipe, engine, step + 1, row, session.rows, rollouts.pending())
                 setup.end_if(is_asked, step + 1)
                 clock = Clock(ranks.pulse)
                 clock.begin("data", step + 1)

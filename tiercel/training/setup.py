@@ -1,9 +1,9 @@
 """What both loops need before their first step, and the pieces of a step that they share."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,6 +43,7 @@ from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
 
 Place: TypeAlias = tuple[str, str]  # of a row: its file, and its id there
+ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run takes in turn
 LOWEST_IS_BEST = ("eval/loss",)
 
 
@@ -61,6 +62,7 @@ class Session:
     run: RunDirectory
     ranks: Ranks
     table: RowTable
+    rows: Mapping[str, Any]  # the table's identity
     length: Length
     found: FoundCheckpoint | None
     progress: Progress
@@ -95,14 +97,15 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
     set_up_numerics(recipe)
     ranks = run.ranks
     table = ranks.together(lambda: read_training_rows(recipe, purpose, run))
-    require_same_rows(ranks, table)
+    rows = table.identity()
+    require_same_rows(ranks, rows)
     length = run_length(recipe, len(table.rows))
     log = run.path / "log.txt" if ranks.is_first else None
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(log, length.steps, recipe.train.log_every))
         stop = stack.enter_context(StopRequest())
         ranks.on_first(lambda: require_packages(recipe.trackers))
-        found = ranks.on_first(lambda: resume_point(run, progress.say))
+        found = ranks.on_first(lambda: resume_point(run, progress.say, partial(require_rows_of, rows=rows)))
         kept = read_metrics(run.path) if ranks.is_first else []
         is_over = found is not None and found.step >= length.steps
         names = recipe.trackers if ranks.is_first and not is_over else ()
@@ -111,6 +114,7 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
             run=run,
             ranks=ranks,
             table=table,
+            rows=rows,
             length=length,
             found=found,
             progress=progress,
@@ -146,15 +150,28 @@ def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) 
     return table
 
 
-def require_same_rows(ranks: Ranks, table: RowTable) -> None:
+def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
     """A picture's header may decide whether a row is read, and a node may lack the picture: its order of rows would be
-    another. Raises DataError on all ranks."""
-    ids = "\n".join(f"{row.file}:{row.line}" for row in table.rows)
-    own = (table.counts, hashlib.sha256(ids.encode()).hexdigest())
-    every = ranks.gather(own)
+    another. `rows`: the table's identity. Raises DataError on all ranks."""
+    every = ranks.gather(rows)
     if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
-        counts = ", ".join(f"rank {rank}: {sum(every[rank][0])}" for rank in (0, odd[0]))
+        counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
         raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
+
+
+def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:
+    """Raises DataError where the run so far had other rows than these: it would go on in another order."""
+    before = found.state.get(ROWS)
+    if before is not None and before != rows:
+        raise DataError(
+            f"data.train: {_counted(rows)} can be used now, {_counted(before)} when {found.path} was written, or they "
+            "stand elsewhere, so the run would go on with other rows than it would have had; restore the files and "
+            "images (`tiercel check` names rejected rows), or name another output"
+        )
+
+
+def _counted(rows: Mapping[str, Any]) -> str:
+    return " + ".join(map(str, rows["counts"])) + " rows"
 
 
 def run_length(recipe: BaseRecipe, row_count: int) -> Length:
@@ -238,11 +255,12 @@ def save(
     engine: Engine,
     step: int,
     row: Mapping[str, float],
+    rows: Mapping[str, Any],
     pending: Sequence[PendingGroup] = (),
 ) -> None:
     """A checkpoint after `step` updates; older ones than the newest `train.keep` are removed, but for the best.
-    `row`: the step's metrics; `pending`: this rank's groups of the next step. Raises RunError where the disk is full,
-    say."""
+    `row`: the step's metrics; `rows`: the identity of the run's rows; `pending`: this rank's groups of the next
+    step. Raises RunError where the disk is full, say."""
 
     engine.ranks.pulse.begin("save", step)
     strategy = engine.strategy
@@ -253,6 +271,7 @@ def save(
     state: dict[str, Any] = {
         "next_index": step * recipe.optim.prompts_per_step,
         "loss_scaler": strategy.scaler_state(),
+        ROWS: dict(rows),
     }
     if (metric := recipe.train.keep_best) is not None and metric in row:
         state[SCORE] = {metric: row[metric]}

@@ -72,6 +72,6 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                 clock = time.perf_counter()
                 is_asked = ranks.any(session.stop.is_set)
                 if is_to_save or is_asked:
-                    setup.save(run, recipe, engine, step + 1, row)
+                    setup.save(run, recipe, engine, step + 1, row, session.rows)
                 setup.end_if(is_asked, step + 1)
                 ranks.pulse.begin("data", step + 1)
