@@ -51,7 +51,13 @@ QWEN_TEMPLATE = CHAT_TEMPLATE.replace(
     "{% elif part",
     "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% elif part",
 )
-INTERNVL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>")
+INTERNVL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>", "<video>")
+INTERNVL_NAMES = {  # by which its processor asks the tokenizer for them
+    "context_image_token": "<IMG_CONTEXT>",
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "video_token": "<video>",
+}
 LLAVA_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 TILES_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -63,10 +69,10 @@ TILES_TEMPLATE = (
 
 
 def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: int = 4) -> Path:
-    """Write the named family's tiny checkpoint and return its directory. Qwen's may have 2 `heads` of size 32, the
+    """Write the named family's tiny checkpoint and return its directory. With 2 `heads` they are of size 32, the
     smallest that vLLM computes on a CPU."""
     torch.manual_seed(seed)
-    model, tokenizer, image_processor = _qwen(name, heads) if name.startswith("qwen") else OTHERS[name]()
+    model, tokenizer, image_processor = _qwen(name, heads) if name.startswith("qwen") else OTHERS[name](heads)
     with torch.no_grad():  # initial weights are so small that every distribution would be flat
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -113,6 +119,7 @@ def _qwen(name: str, heads: int):
         model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **shared))
     elif name == "qwen3_vl":
         text |= {"head_dim": 64 // heads, "num_hidden_layers": 3}
+        rope["mrope_interleaved"] = True
         vision = patches | {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
         vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
         model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
@@ -123,11 +130,11 @@ def _qwen(name: str, heads: int):
     return model.float(), tokenizer, Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=112 * 112)
 
 
-def _ovis2():
+def _ovis2(heads: int):
     tokenizer = make_tokenizer(WORDS, OVIS2_TOKENS, TILES_TEMPLATE.replace("MARKER", "<image>"))
     ids = tokenizer.convert_tokens_to_ids
     config = Ovis2Config(
-        text_config=_tile_text(tokenizer),
+        text_config=_tile_text(tokenizer, heads),
         vision_config={
             "hidden_size": 32,
             "intermediate_size": 48,
@@ -149,15 +156,16 @@ def _ovis2():
     return Ovis2ForConditionalGeneration(config).float(), tokenizer, processor
 
 
-def _tile_text(tokenizer) -> dict:
-    text = _text_config(len(tokenizer), True) | {"model_type": "qwen2"}
+def _tile_text(tokenizer, heads: int) -> dict:
+    text = _text_config(len(tokenizer), True, heads) | {"model_type": "qwen2"}
     return text | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
-def _internvl():
-    tokenizer = make_tokenizer(WORDS, INTERNVL_TOKENS, TILES_TEMPLATE.replace("MARKER", "<IMG_CONTEXT>"))
+def _internvl(heads: int):
+    template = TILES_TEMPLATE.replace("MARKER", "<IMG_CONTEXT>")
+    tokenizer = make_tokenizer(WORDS, INTERNVL_TOKENS, template, INTERNVL_NAMES)
     config = InternVLConfig(
-        text_config=_tile_text(tokenizer),
+        text_config=_tile_text(tokenizer, heads),
         vision_config={
             "hidden_size": 32,
             "intermediate_size": 48,
@@ -174,11 +182,11 @@ def _internvl():
     return InternVLForConditionalGeneration(config).float(), tokenizer, processor
 
 
-def _llava_onevision():
+def _llava_onevision(heads: int):
     tokenizer = make_tokenizer(WORDS, LLAVA_TOKENS, TILES_TEMPLATE.replace("MARKER", "<image>"))
     pinpoints = [[56 * rows, 56 * columns] for rows in (1, 2, 3) for columns in (1, 2, 3)]
     config = LlavaOnevisionConfig(
-        text_config=_tile_text(tokenizer),
+        text_config=_tile_text(tokenizer, heads),
         vision_config={
             "model_type": "siglip_vision_model",
             "hidden_size": 32,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import FAMILY_NAMES
 from tiercel.config.schema import Model
@@ -184,6 +185,16 @@ def test_weights_that_are_no_safetensors_are_refused(checkpoint):
     weights.write_bytes(b"\x80\x02" * 50)
     refused(checkpoint, "its weights cannot be read")
     weights.rename(checkpoint / "pytorch_model.bin")
+    refused(checkpoint, "its weights cannot be read")
+
+
+def test_weights_that_lack_a_tensor_or_have_one_of_another_shape_are_refused(checkpoint):
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    save_file({key: value for key, value in tensors.items() if key != name}, file, metadata={"format": "pt"})
+    refused(checkpoint, r"has no weights for .*layers\.0\.mlp\.up_proj\.weight, and transformers would draw them")
+    save_file(tensors | {name: tensors[name][1:].clone()}, file, metadata={"format": "pt"})
     refused(checkpoint, "its weights cannot be read")
 
 

@@ -31,11 +31,6 @@ def full_processor(family):
     if family.name == "internvl":
         from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
 
-        checkpoint.tokenizer.start_image_token, checkpoint.tokenizer.end_image_token = "<img>", "</img>"
-        checkpoint.tokenizer.context_image_token, checkpoint.tokenizer.video_token = "<IMG_CONTEXT>", "<video>"
-        for token in ("start_image", "end_image", "context_image"):
-            text = getattr(checkpoint.tokenizer, f"{token}_token")
-            setattr(checkpoint.tokenizer, f"{token}_token_id", checkpoint.tokenizer.convert_tokens_to_ids(text))
         images = GotOcr2ImageProcessor(size=dict(checkpoint.image_processor.size), crop_to_patches=False, max_patches=4)
         return InternVLProcessor(
             image_processor=images,

@@ -6,17 +6,24 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.models.test_processors import full_processor
 from tests.tiny_models import save_tiny_checkpoint
 from tests.training.test_loops import merged, write_rows
 from tests.vllm.servers import Fleet, Server
+from tiercel.config.schema import Model
+from tiercel.models.loading import load_family
 
 MODELS = ("qwen2_vl", "qwen2_5_vl")
+MODELS_IN_PROCESS = ("qwen3_vl", "internvl")
 
 
 @pytest.fixture(scope="session")
 def vllm_checkpoints(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    return {name: save_tiny_checkpoint(name, root / name, heads=2) for name in MODELS}
+    saved = {name: save_tiny_checkpoint(name, root / name, heads=2) for name in (*MODELS, *MODELS_IN_PROCESS)}
+    for name in MODELS_IN_PROCESS:  # of which vLLM asks for the processor's own settings
+        full_processor(load_family(Model(path=str(saved[name])))).save_pretrained(saved[name])
+    return saved
 
 
 @pytest.fixture(scope="session")

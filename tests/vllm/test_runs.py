@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm.conftest import MODELS
+from tests.vllm.conftest import MODELS, MODELS_IN_PROCESS
 from tests.vllm.servers import run_tiercel, start_tiercel
 from tiercel.rollout.pending import load_pending
 from tiercel.runs.directory import read_metrics
@@ -86,7 +86,7 @@ def test_ten_steps_by_server(model, server_of, write_recipe):
     require_whole(run, 10, group_size=MANY)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, *MODELS_IN_PROCESS))
 def test_ten_steps_in_process(model, write_recipe):
     run = finished(write_recipe(model, rollout={"engine": "vllm", "group_size": MANY}))
     require_small_gaps(run, 10)

@@ -1,6 +1,7 @@
 """A small tokenizer in the real format: bytes, whole words, whole numbers, and Qwen's special tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -27,9 +28,13 @@ PIECES = Regex(r"\d+|, | ?[A-Za-z]+|\s|.")
 
 
 def make_tokenizer(
-    words: Sequence[str], special_tokens: Sequence[str] = QWEN_TOKENS, chat_template: str = CHAT_TEMPLATE
+    words: Sequence[str],
+    special_tokens: Sequence[str] = QWEN_TOKENS,
+    chat_template: str = CHAT_TEMPLATE,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> PreTrainedTokenizerFast:
-    """Every piece of `words` is one token; any other text falls back to bytes."""
+    """Every piece of `words` is one token; any other text falls back to bytes. `names`: attributes by which
+    a processor asks the tokenizer for special tokens."""
     splitter = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(PIECES, behavior="isolated"),
@@ -49,4 +54,5 @@ def make_tokenizer(
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=chat_template,
+        extra_special_tokens=dict(names),
     )

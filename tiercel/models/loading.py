@@ -1,6 +1,7 @@
 """Checkpoints from a local directory or a hub: config and tokenizer first, weights apart. No code of theirs is run."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ FAMILIES: dict[str, type[Family]] = {
     family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Ovis2, InternVL, LlavaOnevision)
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHOWN_NAMES = 3
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
@@ -98,25 +100,41 @@ def load_weights(
     family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None
 ) -> HuggingFaceModel:
     """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights.
-    Raises ModelError where they are no safetensors files that can be read."""
+    Raises ModelError where they are no safetensors files that can be read, or lack some of the model's weights."""
     directory = path or Path(family.checkpoint.path)
     require_safetensors(directory)
     try:
-        model: HuggingFaceModel = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
         )
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         raise ModelError(f"{directory}: its weights cannot be read: {error}") from error
+    model: HuggingFaceModel
+    model, found = loaded
+    if missing := found["missing_keys"]:
+        raise ModelError(
+            f"{directory} has no weights for {named_few(missing)}, and transformers would draw them at random; the "
+            "files are incomplete, or config.json belongs to another model"
+        )
     model.requires_grad_(False)
     # Nothing here generates by it, and some published ones are refused by transformers' own check when saved.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
     return model.to(device).eval()
+
+
+def named_few(names: Collection[str]) -> str:
+    """The first few in order, and how many more."""
+    shown = sorted(names)[:SHOWN_NAMES]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def read_config(path: Path) -> dict[str, Any]:

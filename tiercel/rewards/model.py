@@ -15,14 +15,13 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from tiercel.config.schema import Reward, RewardModel
 from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
-from tiercel.models.loading import DTYPES, read_config, require_no_code, require_safetensors, resolve
+from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.wire import LARGEST_VALUE
 from tiercel.samples import RewardValue, Sample, Turn
 from tiercel.types import VISUAL_MARK
 
 NO_PADDING = -1  # no token has this id
-SHOWN_NAMES = 3
 LEFT_BY_TRAINING = "lm_head."  # of the language model that a reward model was made from; no score depends on it
 
 
@@ -183,12 +182,12 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
         raise ModelError(f"{path}: its weights cannot be read: {error}") from error
     if missing := found["missing_keys"]:
         raise ModelError(
-            f"{path} is no reward model: it has no weights for {_named(missing)}, and random ones would make random "
+            f"{path} is no reward model: it has no weights for {named_few(missing)}, and random ones would make random "
             "rewards; write a checkpoint that was trained as a sequence classifier"
         )
     if left := [name for name in found["unexpected_keys"] if not name.startswith(LEFT_BY_TRAINING)]:
         raise ModelError(
-            f"{path}: transformers' {type(model).__name__} has no place for its {_named(left)}, and would score "
+            f"{path}: transformers' {type(model).__name__} has no place for its {named_few(left)}, and would score "
             "without; write a checkpoint in transformers' own format"
         )
     model.requires_grad_(False)
@@ -224,8 +223,3 @@ def _label(path: Path, count: int, given: int | None) -> int:
     if given is not None and given >= count:
         raise ModelError(f"model.label: {given} given, but {path} gives {count}, counted from 0")
     return given or 0
-
-
-def _named(names: Sequence[str]) -> str:
-    shown = sorted(names)[:SHOWN_NAMES]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

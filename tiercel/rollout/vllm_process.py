@@ -210,10 +210,15 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
     )
     try:
         return LLM(**options)
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # of models that it only half supports, any
+        remedy = (
+            f"`tiercel plan` says what its share of the memory, rollout.vllm.gpu_memory_utilization "
+            f"({vllm.gpu_memory_utilization:g}), has to hold"
+            if "memory" in str(error).lower()
+            else "docs/vllm.md has the models that were tried; rollout.engine: local needs no vLLM"
+        )
         raise EnvironmentProblem(
-            f"rollout.engine: vllm does not start: {error}; `tiercel plan` says what its share of the memory, "
-            f"rollout.vllm.gpu_memory_utilization ({vllm.gpu_memory_utilization:g}), has to hold"
+            f"rollout.engine: vllm does not start: {type(error).__name__}: {error}; {remedy}"
         ) from error
 
 
