@@ -4,12 +4,13 @@ Weights are counted, the learner's pass is measured on fake tensors (`probe`), t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import weights_dtype
 from tiercel.planning.probe import LinearBytes
+from tiercel.planning.reward_models import RewardModelBytes
 from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local import TOKENS_IN_FLIGHT
 
@@ -24,7 +25,7 @@ VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """Who samples beside the learner, and how much of it lies on this rank."""
+    """Who samples and scores beside the learner, and how much of it lies on this rank."""
 
     engine: str
     prompts: int  # of this rank in a step
@@ -37,6 +38,7 @@ class Rollout:
     engine_prompts: int = 0  # that one vLLM engine completes: of all ranks that share it, or of a server
     engine_bytes: int = 0  # of one GPU, for that engine
     lookahead: int = 0
+    reward_models: RewardModelBytes = field(default_factory=RewardModelBytes)
 
     @property
     def row_tokens(self) -> int:
@@ -104,10 +106,13 @@ def rank_memory(
     flat = 4 * sizes.trained if strategy == "ddp" or (strategy == "fsdp2" and is_lora) else 0
     resident = base + vision + adapter + moments + (CONTEXT_BYTES if on_gpu else 0)
     features = sampling = asleep = 0
+    scorers = RewardModelBytes()
     engine: dict[str, int] = {}
     if rollout is not None:
         features = BYTES[recipe.model.dtype] * sizes.feature_width * rollout.prompts * rollout.prompt_tokens
         asleep = rollout.asleep_bytes
+        scorers = rollout.reward_models
+        resident += scorers.weights
         if rollout.engine == "vllm-server":  # on GPUs of its own
             engine = {}
         elif rollout.engine == "local":
@@ -121,6 +126,8 @@ def rank_memory(
         "learn": resident + features + gathered + learn + asleep,
         "update": resident + features + max(step, flat + 4 * sizes.trained) + asleep,
     }
+    if scorers.weights:
+        phases["reward"] = resident + features + asleep + scorers.largest_pass
     if rollout is None:
         del phases["rollout"]
     slack = 1 + (FRAGMENTATION if on_gpu else 0)
@@ -135,6 +142,7 @@ def rank_memory(
             "gradient buffer": flat,
             "vision features of a step": features,
             **engine,
+            **({"reward models": scorers.weights, "scoring": scorers.largest_pass} if scorers.weights else {}),
             "CUDA and NCCL": CONTEXT_BYTES if on_gpu else 0,
         },
         phases={name: round(value * slack) for name, value in phases.items()},

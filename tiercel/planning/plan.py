@@ -13,6 +13,7 @@ from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
 from tiercel.planning.memory import Measured, RankMemory, Rollout, cached_rows, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, update_bytes
+from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward_model_sizes
 from tiercel.planning.seconds import Device, phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
@@ -71,11 +72,13 @@ class Subject:
     family: Family
     sizes: ModelSizes
     prompt_tokens: int
+    reward_models: tuple[RewardModelSize, ...]
 
     def rollout(self, machine: Machine) -> Rollout | None:
         if not isinstance(self.recipe, GrpoRecipe):
             return None
-        return step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
+        rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
+        return replace(rollout, reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu))
 
     @property
     def smallest_tokens(self) -> int:
@@ -105,6 +108,7 @@ def study(recipe: SftRecipe | GrpoRecipe, prompt_tokens: int | None) -> Subject:
         family=family,
         sizes=count(recipe, config, family),
         prompt_tokens=prompt_tokens or recipe.data.max_prompt_tokens,
+        reward_models=reward_model_sizes(recipe),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tiercel.config.schema import BaseRecipe, Model
+from tiercel.config.schema import BaseRecipe, Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.family import Checkpoint, Family
@@ -56,14 +56,18 @@ class ModelSizes:
 
 def read_config(model: Model) -> tuple[Path, Any]:
     """Directory and config of a checkpoint whose weights need not be there; from a hub config.json alone is fetched."""
-    path = Path(model.path).expanduser()
-    if not path.is_dir():
-        path = _fetched(model)
+    path = local_or_fetched(model, "model.path")
     family_class(path)  # refuses remote code and unknown architectures
     return path, AutoConfig.from_pretrained(path, local_files_only=True)
 
 
-def _fetched(model: Model) -> Path:
+def local_or_fetched(source: Source, key: str) -> Path:
+    """The directory of its config.json. Raises EnvironmentProblem, which names the recipe's key."""
+    path = Path(source.path).expanduser()
+    return path if path.is_dir() else _fetched(source, key)
+
+
+def _fetched(model: Source, key: str) -> Path:
     try:
         if model.hub == "modelscope":
             from modelscope import snapshot_download
@@ -74,7 +78,7 @@ def _fetched(model: Model) -> Path:
         return Path(hf_hub_download(model.path, "config.json", revision=model.revision)).parent
     except (ImportError, OSError, ValueError) as error:  # which the hubs' own errors derive from
         raise EnvironmentProblem(
-            f"model.path: {model.path}: its config.json could not be fetched ({type(error).__name__}: {error}); give a "
+            f"{key}: {model.path}: its config.json could not be fetched ({type(error).__name__}: {error}); give a "
             "directory that holds it"
         ) from error
 

@@ -1,0 +1,73 @@
+"""What a plan says of reward models, against a real one of the same shape."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from tests.rewards.test_model import save_reward_model
+from tests.training.test_loops import grpo_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.config import recipe_to_yaml
+from tiercel.planning.probe import LiveBytes
+from tiercel.planning.reward_models import RewardModelBytes, RewardModelSize, held_by_rank, reward_model_sizes
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    return save_reward_model(tmp_path / "scorer")
+
+
+def recipe_with(tiny_checkpoints, tmp_path: Path, checkpoint: Path, **options):
+    model = {"path": str(checkpoint), "dtype": "float32", "max_tokens": 128, "batch_tokens": 1024, **options}
+    rewards = [{"name": "model", "model": model}, {"name": "exact"}]
+    return grpo_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", rewards=rewards)
+
+
+def test_bytes_are_those_of_the_real_model(tiny_checkpoints, tmp_path, checkpoint):
+    (size,) = reward_model_sizes(recipe_with(tiny_checkpoints, tmp_path, checkpoint))
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    assert size.weights == sum(parameter.nbytes for parameter in model.parameters())
+    with torch.no_grad(), LiveBytes() as live:
+        rows = torch.zeros(8, 128, dtype=torch.int64)
+        mask = torch.ones_like(rows)
+        mask[:, -1] = 0  # padding, without which no mask is made
+        resident = live.start_again()
+        model(input_ids=rows, attention_mask=mask, use_cache=False)
+    assert size.largest_pass == pytest.approx(live.peak - resident, rel=0.01)
+
+
+def test_weights_add_up_and_passes_take_turns():
+    sizes = [
+        RewardModelSize(device=device, weights=100, largest_pass=most) for device, most in (("auto", 7), ("cpu", 9))
+    ]
+    assert held_by_rank(sizes, on_gpu=False) == RewardModelBytes(weights=200, largest_pass=9)
+    assert held_by_rank(sizes, on_gpu=True) == RewardModelBytes(weights=100, largest_pass=7)
+
+
+@pytest.mark.parametrize(("device", "is_held"), [("auto", True), ("cpu", False)])
+def test_the_plan_of_a_gpu_has_the_models_that_lie_there(
+    tiny_checkpoints, tmp_path, checkpoint, device, is_held, capsys
+):
+    bare = tmp_path / "config only"
+    bare.mkdir()
+    shutil.copy(checkpoint / "config.json", bare)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe_to_yaml(recipe_with(tiny_checkpoints, tmp_path, bare, device=device)))
+    assert main(["plan", str(file), "--gpus", "1", "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["options"][0]["memory"]
+    assert ("reward models" in memory["components"]) == is_held
+    assert ("reward" in memory["phases"]) == is_held
+
+
+def test_a_config_that_is_no_classifiers_is_named(tiny_checkpoints, tmp_path, capsys):
+    bare = tmp_path / "config only"
+    bare.mkdir()
+    (bare / "config.json").write_text('{"model_type": "clip_vision_model"}')
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe_to_yaml(recipe_with(tiny_checkpoints, tmp_path, bare)))
+    assert main(["plan", str(file), "--gpus", "1"]) == 2
+    assert f"{bare}: not a config.json of a sequence classifier" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Bytes of the reward models that a recipe names: weights counted, a pass measured on fake tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, RewardModel
+from tiercel.errors import ModelError
+from tiercel.models.loading import DTYPES
+from tiercel.planning.probe import LiveBytes, fake_tensors, fill_with_fakes, with_layers, younger_garbage
+from tiercel.planning.sizes import local_or_fetched
+
+PROBED_LAYERS = 2  # without gradients a layer's buffers are gone before the next one's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardModelSize:
+    """One of them, in bytes."""
+
+    device: str  # as the recipe has it
+    weights: int
+    largest_pass: int  # above the weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardModelBytes:
+    """Those that one rank holds."""
+
+    weights: int = 0  # of all, for they stay
+    largest_pass: int = 0  # of one, for they score in turn
+
+
+def held_by_rank(sizes: Sequence[RewardModelSize], *, on_gpu: bool) -> RewardModelBytes:
+    """In the memory that the plan is about: a GPU's does not hold those with `device: cpu`."""
+    held = [size for size in sizes if not (on_gpu and size.device == "cpu")]
+    return RewardModelBytes(
+        weights=sum(size.weights for size in held), largest_pass=max((size.largest_pass for size in held), default=0)
+    )
+
+
+def reward_model_sizes(recipe: BaseRecipe) -> tuple[RewardModelSize, ...]:
+    """Raises ModelError where a config.json is no sequence classifier's, and EnvironmentProblem where it cannot be
+    fetched."""
+    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
+    return tuple(_size(reward.model) for reward in rewards if reward.model is not None)
+
+
+def _size(options: RewardModel) -> RewardModelSize:
+    """Of its pass: the most tokens, in rows of the greatest length."""
+    path = local_or_fetched(options, "rewards.model.path")
+    dtype = DTYPES[options.dtype]
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            whole = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
+            few = AutoModelForSequenceClassification.from_config(with_layers(config, PROBED_LAYERS), dtype=dtype)
+    except Exception as error:  # as broken files make it raise
+        raise ModelError(f"{path}: not a config.json of a sequence classifier: {error}") from error
+    weights = sum(parameter.nbytes for parameter in whole.parameters())
+    tokens = min(options.max_tokens, options.batch_tokens)
+    text = few.config.get_text_config()
+    text.use_cache = False
+    text.pad_token_id = 0
+    with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
+        fill_with_fakes(few)
+        rows = torch.zeros(options.batch_tokens // tokens, tokens, dtype=torch.int64)
+        resident = live.start_again()
+        few.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))
+        largest_pass = live.peak - resident
+    return RewardModelSize(device=options.device, weights=weights, largest_pass=largest_pass)
