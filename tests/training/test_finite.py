@@ -14,6 +14,7 @@ from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.reliability.fault_plan import Fault, planning
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import require_finite_weights
+from tiercel.training.replay import kept_directory
 
 FAMILY = "qwen2_5_vl"
 ADAPTER = "adapter/adapter_model.safetensors"
@@ -77,6 +78,23 @@ def test_an_update_is_left_out_where_the_recipe_allows_it_and_counted(tiny_check
     third = load_file(run / "checkpoints/step-000003" / ADAPTER)
     assert any(not torch.equal(second[name], third[name]) for name in second)
     assert "an update was left out (1 so far)" in (run / "log.txt").read_text()
+
+
+def test_each_update_of_a_step_that_is_left_out_is_kept(tiny_checkpoints, rows, capsys):
+    recipe = recipe_of(
+        tiny_checkpoints[FAMILY],
+        rows,
+        optim={"minibatches": 2},
+        learner={"max_tokens_per_microbatch": 2000, "skip_zero_advantage": False},
+        reliability={"max_skipped_updates": 2},
+        train={"steps": 1, "save_every": 1, "threads": 1},
+    )
+    with planning([Fault(site="loss", kind="nan", step=0), Fault(site="loss", kind="nan", step=0)]):
+        run = run_grpo(recipe)
+    first, second = run / "nonfinite/step-000000", run / "nonfinite/step-000000-2"
+    rows_of = [json.loads((kept / "report.json").read_text())["rows"] for kept in (first, second)]
+    assert rows_of[0] != rows_of[1]
+    assert kept_directory(run, 0) == kept_directory(run, None) == second
 
 
 def test_only_as_many_are_left_out_as_the_recipe_allows(tiny_checkpoints, rows):

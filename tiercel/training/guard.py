@@ -1,6 +1,8 @@
 """An update that is not finite: what it was computed from is kept, and the run ends, or leaves a few such out."""
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,17 @@ REPORT = "report.json"
 T = TypeVar("T")
 
 
+def kept_name(run: Path, step: int, number: int) -> Path:
+    """Where the step's `number`-th update that was not finite is kept, counted from 1."""
+    return run / FOLDER / (f"step-{step:06d}" + (f"-{number}" if number > 1 else ""))
+
+
+def kept_of_step(run: Path, step: int | None) -> list[Path]:
+    """In their order; of every step where None."""
+    names = "step-*" if step is None else f"step-{step:06d}*"
+    return sorted((run / FOLDER).glob(names), key=lambda directory: [int(n) for n in directory.name.split("-")[1:]])
+
+
 class FiniteGuard:
     """All ranks call it together. `left_out` updates so far, of reliability.max_skipped_updates in a start of the
     run."""
@@ -30,6 +43,7 @@ class FiniteGuard:
         self.engine = engine
         self.say = say
         self.left_out = 0
+        self._kept: Counter[int] = Counter()  # by step, which may have several updates
 
     def attempt(self, update: Callable[[], T], keep: Callable[[Path], None] = lambda directory: None) -> T | None:
         """The update, or None where it is left out. `keep` writes, on the first rank, what its rows, its weights and
@@ -48,13 +62,17 @@ class FiniteGuard:
 
     def _keep(self, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> str:
         """What to do about it. A full disk must not hide why the run ends."""
-        directory = self.run.path / FOLDER / f"step-{step:06d}"
+        self._kept[step] += 1
+        directory = kept_name(self.run.path, step, self._kept[step])
         engine = self.engine
         weights = engine.strategy.trained_weights() if self.recipe.lora is not None else {}
         report = {"step": step, "what": error.what, "rows": error.rows, "world_size": engine.ranks.world_size}
 
         def write() -> str:
             try:
+                if self._kept[step] == 1:
+                    for old in kept_of_step(self.run.path, step):  # of an earlier start of the run
+                        shutil.rmtree(old)
                 directory.mkdir(parents=True, exist_ok=True)
                 if self.recipe.lora is not None:
                     save_adapter(engine.policy, directory / "adapter", weights)

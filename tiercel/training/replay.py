@@ -23,7 +23,7 @@ from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.training.finite import gradient_size, spoilt_weight
-from tiercel.training.guard import FOLDER, REPORT
+from tiercel.training.guard import REPORT, kept_of_step
 from tiercel.training.setup import build_engine, run_length, set_up_numerics
 from tiercel.training.sharing import conversation_passes
 from tiercel.training.update import Before, Contribution, Engine, policy_contributions, sft_contributions
@@ -67,9 +67,7 @@ def keep_groups(directory: Path, rollouts: Path) -> None:
 
 def kept_directory(run: Path, step: int | None) -> Path:
     """What was kept of this step, or of the last that was not finite. Raises RunError where there is nothing."""
-    kept = sorted(file.parent for file in (run / FOLDER).glob(f"step-*/{REPORT}"))
-    if step is not None:
-        kept = [directory for directory in kept if directory.name == f"step-{step:06d}"]
+    kept = [directory for directory in kept_of_step(run, step) if (directory / REPORT).is_file()]
     if not kept:
         of_step = "" if step is None else f" in step {step}"
         raise RunError(f"{run} kept no update that was not finite{of_step}; there is nothing to replay")
