@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 START_SECONDS = 240
+LIFE_SECONDS = 1800  # above the whole suite's
 KEY = "a-key-of-the-tests"
 ENVIRONMENT = {
     "VLLM_API_KEY": KEY,
@@ -41,11 +43,12 @@ def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.Completed
     )
 
 
-def start_tiercel(*words: object, output: Path) -> "subprocess.Popen[bytes]":
-    """A command that goes on while the test does; its output goes to a file."""
+def start_tiercel(*words: object, output: Path, within: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    """A command that goes on while the test does; its output goes to a file. `within`: words of a command that runs
+    it."""
     with output.open("wb") as file:
         return subprocess.Popen(
-            [*TIERCEL, *map(str, words)],
+            [*within, *TIERCEL, *map(str, words)],
             env={**os.environ, **ENVIRONMENT},
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -68,7 +71,9 @@ class Server:
 
     def start(self) -> "Server":
         self.process = start_tiercel(
-            "serve", self.recipe, "--port", self.port, "--vllm=--enforce-eager", output=self.log
+            *("serve", self.recipe, "--port", self.port, "--vllm=--enforce-eager"),
+            output=self.log,
+            within=("timeout", str(LIFE_SECONDS)),  # where the tests themselves are killed, nobody else ends it
         )
         return self
 
