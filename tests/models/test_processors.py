@@ -7,64 +7,13 @@ import torch
 
 pytest.importorskip("torchvision", reason="the full processors need torchvision")
 
+from tests.full_processors import full_processor
 from tests.tiny_models import FAMILY_NAMES, make_row, noise_image
 from tiercel.config.schema import Model
 from tiercel.models.images import picture_image, picture_tensor
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import encode_prompt, prompt_messages, render
 from tiercel.types import PixelLimits, VideoSource
-
-
-def full_processor(family):
-    """The family's whole processor, images by torchvision."""
-    checkpoint = family.checkpoint
-    if family.name == "ovis2":
-        from transformers import Ovis2ImageProcessor, Ovis2Processor
-
-        images = Ovis2ImageProcessor(size=dict(checkpoint.image_processor.size), crop_to_patches=True, max_patches=4)
-        return Ovis2Processor(
-            image_processor=images,
-            tokenizer=checkpoint.tokenizer,
-            chat_template=checkpoint.chat_template,
-            image_seq_length=family.tokens_per_tile,
-        )
-    if family.name == "internvl":
-        from transformers import GotOcr2ImageProcessor, InternVLProcessor, InternVLVideoProcessor
-
-        images = GotOcr2ImageProcessor(size=dict(checkpoint.image_processor.size), crop_to_patches=False, max_patches=4)
-        return InternVLProcessor(
-            image_processor=images,
-            tokenizer=checkpoint.tokenizer,
-            video_processor=InternVLVideoProcessor(),
-            image_seq_length=checkpoint.config.image_seq_length,
-            chat_template=checkpoint.chat_template,
-        )
-    if family.name == "llava_onevision":
-        from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
-
-        pinpoints = checkpoint.image_processor.image_grid_pinpoints
-        images = LlavaOnevisionImageProcessor(size={"height": 56, "width": 56}, image_grid_pinpoints=pinpoints)
-        return LlavaOnevisionProcessor(
-            image_processor=images,
-            tokenizer=checkpoint.tokenizer,
-            video_processor=LlavaOnevisionVideoProcessor(),
-            num_image_tokens=16,
-            vision_feature_select_strategy="full",
-            vision_aspect_ratio=checkpoint.config.vision_aspect_ratio,
-            chat_template=checkpoint.chat_template,
-        )
-    import transformers
-
-    size = checkpoint.image_processor.size
-    images = transformers.Qwen2VLImageProcessor(min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"])
-    videos = transformers.Qwen3VLVideoProcessor if family.name == "qwen3_vl" else transformers.Qwen2VLVideoProcessor
-    chosen = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family.name]
-    return getattr(transformers, f"{chosen}Processor")(
-        image_processor=images,
-        tokenizer=checkpoint.tokenizer,
-        video_processor=videos(patch_size=14, image_mean=images.image_mean, image_std=images.image_std),
-        chat_template=checkpoint.chat_template,
-    )
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

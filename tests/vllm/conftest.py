@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.models.test_processors import full_processor
+from tests.full_processors import full_processor
 from tests.tiny_models import save_tiny_checkpoint
 from tests.training.test_loops import merged, write_rows
 from tests.vllm.servers import Fleet, Server
