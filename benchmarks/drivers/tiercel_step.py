@@ -83,6 +83,7 @@ def make_row(file: Path) -> Row:
         columns={},
         file="rows.jsonl",
         line=1,
+        image_root=str(file.parent),
     )
 
 
