@@ -14,6 +14,7 @@ from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.reliability.fault_plan import Fault, planning
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import require_finite_weights
+from tiercel.training.guard import kept_of_step
 from tiercel.training.replay import kept_directory
 
 FAMILY = "qwen2_5_vl"
@@ -94,6 +95,8 @@ def test_each_update_of_a_step_that_is_left_out_is_kept(tiny_checkpoints, rows, 
     first, second = run / "nonfinite/step-000000", run / "nonfinite/step-000000-2"
     rows_of = [json.loads((kept / "report.json").read_text())["rows"] for kept in (first, second)]
     assert rows_of[0] != rows_of[1]
+    (run / "nonfinite/step-000000-by hand").mkdir()
+    assert kept_of_step(run, 0) == kept_of_step(run, None) == [first, second] and kept_of_step(run, 1) == []
     assert kept_directory(run, 0) == kept_directory(run, None) == second
 
 

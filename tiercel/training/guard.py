@@ -1,6 +1,7 @@
 """An update that is not finite: what it was computed from is kept, and the run ends, or leaves a few such out."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tiercel.runs.files import write_atomically
 from tiercel.training.update import Engine
 
 FOLDER = "nonfinite"
+NAME = re.compile(r"step-(\d{6,})(?:-(\d+))?")
 REPORT = "report.json"
 T = TypeVar("T")
 
@@ -29,8 +31,9 @@ def kept_name(run: Path, step: int, number: int) -> Path:
 
 def kept_of_step(run: Path, step: int | None) -> list[Path]:
     """In their order; of every step where None."""
-    names = "step-*" if step is None else f"step-{step:06d}*"
-    return sorted((run / FOLDER).glob(names), key=lambda directory: [int(n) for n in directory.name.split("-")[1:]])
+    found = ((NAME.fullmatch(directory.name), directory) for directory in (run / FOLDER).glob("step-*"))
+    numbered = [((int(name[1]), int(name[2] or 1)), directory) for name, directory in found if name is not None]
+    return [directory for numbers, directory in sorted(numbered) if step in (None, numbers[0])]
 
 
 class FiniteGuard:
