@@ -1,6 +1,7 @@
 """The sampler beside the learner: what a vLLM engine takes of a rank, and layouts of models too large for one GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,16 @@ from benchmarks.published import save_config
 from tiercel.cli.main import main
 from tiercel.config.schema import GrpoRecipe, Vllm
 from tiercel.errors import EnvironmentProblem
-from tiercel.planning.memory import VLLM_WORKSPACE, cache_token_bytes, cached_rows, step_rollout
+from tiercel.planning.memory import (
+    VLLM_WORKSPACE,
+    Measured,
+    cache_token_bytes,
+    cached_rows,
+    rank_memory,
+    step_rollout,
+)
 from tiercel.planning.plan import Machine, gathering_problem, study
+from tiercel.planning.probe import LinearBytes
 from tiercel.planning.seconds import DEVICES, phase_seconds, rollout_seconds
 from tiercel.training import choice
 from tiercel.training.setup import build_engine
@@ -119,3 +128,42 @@ def test_servers_take_no_memory_of_the_ranks_and_sampling_ahead_hides_behind_lea
             subject.recipe, subject.sizes, planned, DEVICES["h100"], strategy="ddp", ranks=4, tokens=16384
         )
     assert seconds[1]["rollout"] == max(0, seconds[0]["rollout"] - seconds[0]["learn"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "strategy", "on_gpu", "asked", "expected"),
+    [
+        ("float32", "single", False, 10**9, 10**9),
+        ("float32", "ddp", False, 10**12, None),  # all there is
+        ("bfloat16", "single", False, 10**9, 0),
+        ("float32", "single", True, 10**9, 0),
+        ("float32", "fsdp2", False, 10**9, 0),
+    ],
+)
+def test_copies_that_a_cpu_decodes_from_are_counted(tmp_path, dtype, strategy, on_gpu, asked, expected):
+    recipe = recipe_of(save_config("qwen2_5_vl", "3b", tmp_path), Vllm())
+    recipe = recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update={"dtype": dtype}),
+            "rollout": recipe.rollout.model_copy(update={"engine": "local", "prepacked_bytes": asked}),
+        }
+    )
+    sizes = study(recipe, None).sizes
+    nothing = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
+    with_copies, without = (
+        rank_memory(
+            recipe,
+            sizes,
+            Measured(learn=nothing, step=nothing),
+            replace(step_rollout(recipe, ranks=2, prompt_tokens=100, memory_bytes=10**11), prepacked_bytes=copies),
+            strategy=strategy,
+            ranks=2,
+            tokens=1000,
+            on_gpu=on_gpu,
+        )
+        for copies in (asked, 0)
+    )
+    expected = 4 * sizes.language_weights if expected is None else expected
+    assert with_copies.components.get("weights prepacked for decoding", 0) == expected
+    for phase, size in with_copies.phases.items():
+        assert size - without.phases[phase] == expected

@@ -255,6 +255,9 @@ class Rollout(Section):
     lookahead: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     """1: vllm-server samples the next step's prompts while the learner works, from the policy that the learner starts
     from, so that completions are one version old; needs algorithm.correction."""
+    prepacked_bytes: NonNegativeInt = 2_000_000_000
+    """Memory on a CPU for copies of weights in the order that decoding reads fastest (local, float32); layers beyond it
+    are decoded more slowly."""
     group_size: PositiveInt = 8
     """Completions sampled for each prompt."""
     min_new_tokens: NonNegativeInt = 1

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.distributed.strategy import SHARDING
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import weights_dtype
 from tiercel.planning.probe import LinearBytes
@@ -38,6 +39,7 @@ class Rollout:
     engine_prompts: int = 0  # that one vLLM engine completes: of all ranks that share it, or of a server
     engine_bytes: int = 0  # of one GPU, for that engine
     lookahead: int = 0
+    prepacked_bytes: int = 0
     reward_models: RewardModelBytes = field(default_factory=RewardModelBytes)
 
     @property
@@ -92,7 +94,7 @@ def rank_memory(
     learn = measured.learn.at(sizes.layers, tokens)
     step = measured.step.at(sizes.layers, tokens)
     gathered = 0
-    if strategy in ("fsdp2", "deepspeed"):
+    if strategy in SHARDING:
         zero = recipe.train.deepspeed
         is_whole = strategy == "deepspeed" and zero.stage == 2
         if not is_whole:
@@ -105,7 +107,7 @@ def rank_memory(
             moments = 0
     flat = 4 * sizes.trained if strategy == "ddp" or (strategy == "fsdp2" and is_lora) else 0
     resident = base + vision + adapter + moments + (CONTEXT_BYTES if on_gpu else 0)
-    features = sampling = asleep = 0
+    features = sampling = asleep = copies = 0
     scorers = RewardModelBytes()
     engine: dict[str, int] = {}
     if rollout is not None:
@@ -117,10 +119,14 @@ def rank_memory(
             engine = {}
         elif rollout.engine == "local":
             engine = _local_engine(recipe, sizes, rollout)
+            if not on_gpu and strategy not in SHARDING and recipe.model.dtype == "float32":
+                copies = min(rollout.prepacked_bytes, weight_bytes * sizes.language_weights)
+                engine["weights prepacked for decoding"] = copies
             engine["weights gathered for the rollout"] = weight_bytes * sizes.language_weights - base
         else:
             engine = {"vLLM, awake": rollout.awake_bytes, "vLLM, asleep": asleep}
-        sampling = sum(engine.values()) - asleep
+        sampling = sum(engine.values()) - asleep - copies
+        resident += copies  # those of frozen weights stay
     phases = {
         "rollout": resident + features + sampling,
         "learn": resident + features + gathered + learn + asleep,
@@ -204,6 +210,7 @@ def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_byte
         else prompts * vllm.tensor_parallel,
         engine_bytes=round(SERVER_SHARE * memory_bytes) if is_served else awake,
         lookahead=asked.lookahead,
+        prepacked_bytes=asked.prepacked_bytes,
         prompt_tokens=prompt_tokens,
         completion_tokens=asked.max_new_tokens,
         group_size=asked.group_size,

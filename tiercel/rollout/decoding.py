@@ -21,8 +21,6 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedPrompt
 
-FEW_ROWS = 32
-
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -87,10 +85,7 @@ class BaseDecoder:
         )
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Logits (R, V). With few rows a CPU's time goes into reading the weight, and BLAS reads it fastest as the
-        left factor."""
-        if hidden_RH.device.type == "cpu" and len(hidden_RH) <= FEW_ROWS and self.head.bias is None:
-            return (self.head.weight @ hidden_RH.T).T.contiguous()
+        """Logits (R, V)."""
         return self.head(hidden_RH)
 
     def logits_after(self, prompts: PaddedPrompts, hidden_BPH: Tensor) -> Tensor:

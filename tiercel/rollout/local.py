@@ -18,9 +18,11 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.captured import CapturedDecoder
 from tiercel.rollout.decoding import Decoder, RepeatedDecoder, SharedDecoder
 from tiercel.rollout.drawing import filtered, race
+from tiercel.rollout.prepacking import PrepackedLinears
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group
 
+PREPACKED_BYTES = 2_000_000_000  # of copies of weights that a CPU decodes from, where no recipe says
 TOKENS_IN_FLIGHT = 2**18  # prompt and completion tokens, over all rows, whose KV is held at a time
 
 
@@ -36,7 +38,8 @@ class _Sequences:
 
 class LocalSampler:
     """Samples with transformers' own forward pass, in batches of prompts. `whole_policy`: inside, this rank holds all
-    weights. `beat` hears of each token."""
+    weights. `weights_stay`: it holds them outside as well, so that graphs and copies of them last. `beat` hears of each
+    token."""
 
     shares_weights = True
 
@@ -45,13 +48,15 @@ class LocalSampler:
         policy: Policy,
         vision: VisionStore,
         *,
-        may_capture: bool = True,
+        weights_stay: bool = True,
+        prepacked_bytes: int = PREPACKED_BYTES,
         whole_policy: Callable[[], AbstractContextManager[None]] = nullcontext,
         beat: Callable[[], None] = lambda: None,
     ):
         self.policy = policy
         self.family = policy.family
-        self.decoder = build_decoder(policy, vision, may_capture=may_capture)
+        self.decoder = build_decoder(policy, vision, may_capture=weights_stay)
+        self.linears = PrepackedLinears(policy, prepacked_bytes if weights_stay else None)
         self.awake = whole_policy
         self.beat = beat
         self.version = 0
@@ -79,16 +84,18 @@ class LocalSampler:
     ) -> tuple[Group, ...]:
         self.policy.model.eval()
         groups: list[Group] = []
-        for batch in _batches(prompts, params):
-            with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):
-                groups += self._sample_batch([prompts[i] for i in batch], params, [seeds[i] for i in batch])
+        with self.linears.of_present_weights():
+            for batch in _batches(prompts, params):
+                with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):
+                    groups += self._sample_batch([prompts[i] for i in batch], params, [seeds[i] for i in batch])
         return tuple(groups)
 
     def _sample_batch(self, prompts: list[EncodedPrompt], params: SamplingParams, seeds: list[int]) -> list[Group]:
         size = params.group_size
         logits_BV = self._prefill(prompts, params)
         seeds_R = torch.tensor([seed + i for seed in seeds for i in range(size)], device=self.policy.device)
-        sequences = self._decode(logits_BV.repeat_interleave(size, 0), seeds_R, params)
+        with self.linears.in_place():
+            sequences = self._decode(logits_BV.repeat_interleave(size, 0), seeds_R, params)
         completions = self._completions(sequences, seeds_R.tolist())
         return [
             Group(

@@ -81,7 +81,8 @@ def _local(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callabl
     return LocalSampler(
         engine.policy,
         engine.vision,
-        may_capture=strategy.passes_are_private,
+        weights_stay=strategy.passes_are_private,
+        prepacked_bytes=recipe.rollout.prepacked_bytes,
         whole_policy=strategy.whole_policy,
         beat=engine.ranks.pulse.beat,
     )
