@@ -94,16 +94,30 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
     """Memory errors, and collectives that another rank left, as TrainingError with a remedy."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"out of memory: {str(error).splitlines()[0]}\nlower learner.max_tokens_per_microbatch "
-            f"({recipe.learner.max_tokens_per_microbatch}), or set learner.gradient_checkpointing: true; neither "
-            "changes the result"
-        ) from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if _is_out_of_memory(error):
+            raise TrainingError(
+                f"out of memory: {(str(error) or type(error).__name__).splitlines()[0]}\n{_less_memory(recipe)}"
+            ) from error
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise TrainingError(
             f"a collective failed: {str(error).splitlines()[0]}\nmostly because another rank ended, which says why; "
             "the same command goes on from the newest checkpoint"
         ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch has a class of its own for devices only; on a CPU it names its allocator."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def _less_memory(recipe: BaseRecipe) -> str:
+    """What to change."""
+    learner = recipe.learner
+    changes = [f"lower learner.max_tokens_per_microbatch ({learner.max_tokens_per_microbatch})"]
+    if not learner.gradient_checkpointing:
+        changes.append("set learner.gradient_checkpointing: true")
+    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine == "local" and recipe.rollout.prepacked_bytes:
+        changes.append("on a CPU, rollout.prepacked_bytes: 0")
+    return ", or ".join(changes) + "; none changes the result but by rounding"
