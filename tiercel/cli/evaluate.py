@@ -64,7 +64,7 @@ def _score(recipe: GrpoRecipe, model: str, adapter: Path | None, ranks: Ranks) -
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     policy = load_for_inference(chosen, training_device(), adapter)
-    sampler = LocalSampler(policy, VisionStore(policy, 0))
+    sampler = LocalSampler(policy, VisionStore(policy, 0), prepacked_bytes=recipe.rollout.prepacked_bytes)
     with Scorer(recipe.rewards, recipe.reliability, policy.family.coordinate_space) as scorer:
         evaluation = evaluate(sampler, policy.family, chosen, scorer, ranks)
     assert evaluation is not None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiercel.cli.evaluate import trained_weights
-from tiercel.config.schema import Data, Model, Rollout, SftRecipe, Train
+from tiercel.config.schema import Data, GrpoRecipe, Model, Rollout, SftRecipe, Train
 from tiercel.data.images import decode
 from tiercel.errors import RecipeError
 from tiercel.models.policy import load_for_inference
@@ -43,7 +43,8 @@ def predict(model: str, prompt: str, images: Sequence[Path], adapter: Path | Non
     ]
     limit = recipe.data.max_prompt_tokens
     request = encode_prompt(policy.family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
-    sampler = LocalSampler(policy, VisionStore(policy, 0))
+    rollout = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
+    sampler = LocalSampler(policy, VisionStore(policy, 0), prepacked_bytes=rollout.prepacked_bytes)
     (group,) = sampler.sample([request], greedy_params(Rollout(max_new_tokens=max_new_tokens)), [0])
     return group.completions[0].text
 

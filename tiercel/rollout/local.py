@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tiercel.config.schema import Rollout
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
@@ -22,7 +23,7 @@ from tiercel.rollout.prepacking import PrepackedLinears
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group
 
-PREPACKED_BYTES = 2_000_000_000  # of copies of weights that a CPU decodes from, where no recipe says
+PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
 TOKENS_IN_FLIGHT = 2**18  # prompt and completion tokens, over all rows, whose KV is held at a time
 
 
