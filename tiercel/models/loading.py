@@ -15,6 +15,7 @@ from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
+from tiercel.models.memory_errors import is_out_of_memory
 from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen3_vl import Qwen3VL
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
@@ -114,7 +115,7 @@ def load_weights(
             output_loading_info=True,
         )
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         raise ModelError(f"{directory}: its weights cannot be read: {error}") from error
     model: HuggingFaceModel

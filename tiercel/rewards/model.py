@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from tiercel.config.schema import Reward, RewardModel
 from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
+from tiercel.models.memory_errors import first_line, is_out_of_memory
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.wire import LARGEST_VALUE
 from tiercel.samples import RewardValue, Sample, Turn
@@ -56,10 +57,13 @@ class LoadedRewardModel:
         device = self.model.device
         try:
             scores_RL = self.model(input_ids=token_ids_RT.to(device), attention_mask=mask_RT.to(device)).logits
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            elsewhere = "" if device.type == "cpu" else ", or write model.device: cpu"
             raise TrainingError(
-                f"reward model at {self.path}: out of memory: {str(error).splitlines()[0]}\nlower its "
-                f"model.batch_tokens (now {len(rows)} conversations of {longest} tokens), or write model.device: cpu"
+                f"reward model at {self.path}: out of memory: {first_line(error)}\nlower its model.batch_tokens (now "
+                f"{len(rows)} conversations of {longest} tokens){elsewhere}"
             ) from error
         return scores_RL[:, self.label].tolist()
 
@@ -197,7 +201,7 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
         return model.to(device).eval()
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"{path} does not fit into the GPU's memory beside what is there: {str(error).splitlines()[0]}; write "
+            f"{path} does not fit into the GPU's memory beside what is there: {first_line(error)}; write "
             "model.device: cpu, or a smaller model"
         ) from error
 

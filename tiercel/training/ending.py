@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, SftRecipe
@@ -18,6 +17,7 @@ from tiercel.distributed.launch import note_code
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
 from tiercel.models.loading import resolve
+from tiercel.models.memory_errors import first_line, is_out_of_memory
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
@@ -95,21 +95,14 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if _is_out_of_memory(error):
-            raise TrainingError(
-                f"out of memory: {(str(error) or type(error).__name__).splitlines()[0]}\n{_less_memory(recipe)}"
-            ) from error
+        if is_out_of_memory(error):
+            raise TrainingError(f"out of memory: {first_line(error)}\n{_less_memory(recipe)}") from error
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise TrainingError(
             f"a collective failed: {str(error).splitlines()[0]}\nmostly because another rank ended, which says why; "
             "the same command goes on from the newest checkpoint"
         ) from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """PyTorch has a class of its own for devices only; on a CPU it names its allocator."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _less_memory(recipe: BaseRecipe) -> str:
