@@ -1,5 +1,6 @@
 """Prepacked layers against the plain ones: the same numbers, of the weights as they are, within their bytes."""
 
+import runpy
 from dataclasses import replace
 
 import pytest
@@ -9,23 +10,16 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import nn
 
 from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_prompts
+from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
+from tiercel.rollout import prepacking
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.prepacking import PrepackedLinears, _is_supported
-from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.sampler import sampling_params
 
 PLENTY = 10**9
-PARAMS = SamplingParams(
-    group_size=4,
-    min_new_tokens=0,
-    max_new_tokens=12,
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    stop=(),
-    greedy=False,
-)
+PARAMS = sampling_params(Rollout(group_size=4, min_new_tokens=0, max_new_tokens=12))
 
 
 @pytest.fixture
@@ -39,7 +33,7 @@ def needs_onednn(policy: Policy) -> Policy:
     return policy
 
 
-def plain_linears(policy: Policy) -> list[nn.Module]:
+def layers_of(policy: Policy) -> list[nn.Module]:
     """Layers that are prepacked: the head, and of the decoder those with an adapter and those without."""
     decoder = policy.family.language_model(policy.model)
     adapted = [module for module in decoder.modules() if type(module) is LoraLinear]
@@ -59,8 +53,8 @@ def test_layers_compute_what_they_did(tiny_checkpoints, name, byte_limit):
     policy = needs_onednn(tiny_policy(tiny_checkpoints[name], noise=0.3))
     policy.model.eval()
     linears = PrepackedLinears(policy, byte_limit)
-    layers = plain_linears(policy)
-    assert {*linears.copied, *linears.uncopied} >= {layer for layer in layers if byte_limit == PLENTY}
+    layers = layers_of(policy)
+    assert (set(linears.copied) == set(layers)) == (byte_limit == PLENTY)
     generator = torch.Generator().manual_seed(byte_limit)
     for layer in layers:
         width = (layer.base_layer if isinstance(layer, LoraLinear) else layer).in_features
@@ -189,3 +183,8 @@ def test_an_adapter_that_is_more_than_a_product_keeps_its_forward_pass():
     expected = outputs(layer, inputs)
     with linears.of_present_weights(), linears.in_place():
         torch.testing.assert_close(outputs(layer, inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_build_of_pytorch_without_onednn_has_no_operators_to_look_up(monkeypatch):
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    runpy.run_path(prepacking.__file__)

@@ -115,18 +115,11 @@ def rank_memory(
         asleep = rollout.asleep_bytes
         scorers = rollout.reward_models
         resident += scorers.weights
-        if rollout.engine == "vllm-server":  # on GPUs of its own
-            engine = {}
-        elif rollout.engine == "local":
-            engine = _local_engine(recipe, sizes, rollout)
-            if not on_gpu and strategy not in SHARDING and recipe.model.dtype == "float32":
-                copies = min(rollout.prepacked_bytes, weight_bytes * sizes.language_weights)
-                engine["weights prepacked for decoding"] = copies
-            engine["weights gathered for the rollout"] = weight_bytes * sizes.language_weights - base
-        else:
-            engine = {"vLLM, awake": rollout.awake_bytes, "vLLM, asleep": asleep}
-        sampling = sum(engine.values()) - asleep - copies
-        resident += copies  # those of frozen weights stay
+        engine = _engine(recipe, sizes, rollout, weight_bytes * sizes.language_weights - base)
+        sampling = sum(engine.values()) - asleep
+        if rollout.engine == "local" and not on_gpu and strategy not in SHARDING:
+            copies = _prepacked(recipe, sizes, rollout)
+            resident += copies  # those of frozen weights stay
     phases = {
         "rollout": resident + features + sampling,
         "learn": resident + features + gathered + learn + asleep,
@@ -148,12 +141,29 @@ def rank_memory(
             "gradient buffer": flat,
             "vision features of a step": features,
             **engine,
+            **({"weights prepacked for decoding": copies} if copies else {}),
             **({"reward models": scorers.weights, "scoring": scorers.largest_pass} if scorers.weights else {}),
             "CUDA and NCCL": CONTEXT_BYTES if on_gpu else 0,
         },
         phases={name: round(value * slack) for name, value in phases.items()},
         obstacle=_obstacle(recipe, sizes, rollout, ranks),
     )
+
+
+def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: int) -> dict[str, int]:
+    """Bytes of what samples. `missing`: of the language model, which the local engine gathers."""
+    if rollout.engine == "vllm-server":  # on GPUs of its own
+        return {}
+    if rollout.engine == "vllm":
+        return {"vLLM, awake": rollout.awake_bytes, "vLLM, asleep": rollout.asleep_bytes}
+    return {**_local_engine(recipe, sizes, rollout), "weights gathered for the rollout": missing}
+
+
+def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
+    """Bytes of the copies that a CPU decodes from, in float32 only."""
+    if recipe.model.dtype != "float32":
+        return 0
+    return min(rollout.prepacked_bytes, BYTES["float32"] * sizes.language_weights)
 
 
 def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> dict[str, int]:

@@ -19,9 +19,6 @@ from tiercel.models.policy import Policy
 
 FEW_ROWS = 8  # oneDNN's order for so many suits all numbers from 1 to 32
 
-_linear = torch.ops.mkldnn._linear_pointwise
-_reordered = torch.ops.mkldnn._reorder_linear_weight
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Copy:
@@ -53,12 +50,12 @@ class PrepackedLinears:
     @contextmanager
     def of_present_weights(self) -> Iterator[None]:
         """Inside, `in_place` has copies of the weights as they are at the start. Those of frozen layers stay."""
-        for layer in self.copied:
-            made_from = _identity(layer)
-            if layer not in self.copies or self.copies[layer].made_from != made_from:
-                self.copies.pop(layer, None)
-                self.copies[layer] = _Copy(weight=_reordered(_merged(layer), FEW_ROWS), made_from=made_from)
         try:
+            for layer in self.copied:
+                made_from = _identity(layer)
+                if layer not in self.copies or self.copies[layer].made_from != made_from:
+                    self.copies.pop(layer, None)
+                    self.copies[layer] = _Copy(weight=_reordered(_merged(layer)), made_from=made_from)
             yield
         finally:
             for layer in [layer for layer in self.copies if _is_trained(layer)]:
@@ -79,7 +76,12 @@ class PrepackedLinears:
 
 
 def _multiply(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
-    return _linear(inputs, weight, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
+def _reordered(weight: Tensor) -> Tensor:
+    """A copy in oneDNN's order. Builds of PyTorch without oneDNN have neither this operator nor the one above."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS)
 
 
 def _is_supported(policy: Policy) -> bool:
