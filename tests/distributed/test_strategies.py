@@ -70,6 +70,9 @@ FULL = (
     ("ddp", "all"),
     ("fsdp2", "all"),
     ("fsdp2", "adapter of the tower"),
+    ("fsdp2", "all, with a penalty"),
+    ("ddp", "adapter, tower whole"),
+    ("fsdp2", "adapter, tower whole"),
     ("zero2", "language"),
     ("zero3", "language"),
 )

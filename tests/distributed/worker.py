@@ -57,6 +57,8 @@ TRAINED = {
     "adapter of the tower": {"lora": {"rank": 4, "alpha": 8, "targets": "vision"}},
     "language": {"lora": None, "freeze": ["vision", "projector"]},
     "all": {"lora": None, "freeze": []},
+    "all, with a penalty": {"lora": None, "freeze": [], "algorithm": {"kl": {"coef": 0.5}}},
+    "adapter, tower whole": {"freeze": [], "algorithm": {"kl": {"coef": 0.5}}},
 }
 
 
@@ -144,6 +146,8 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
         checkpoint = options.checkpoints / family_name
         for kind, make in (("grpo", grpo_recipe), ("sft", sft_recipe)):
+            if kind == "sft":
+                changes.pop("algorithm", None)
             recipe = make(checkpoint, options.rows, Path("unused"), **changes)
             engine = build_engine(recipe, None, 1.0, ranks=ranks)
             family = engine.policy.family

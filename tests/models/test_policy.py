@@ -10,16 +10,17 @@ from torch import Tensor, nn
 
 from tests.learner.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
-from tiercel.config.schema import Lora, Model
+from tiercel.config.schema import Algorithm, GrpoRecipe, Kl, Lora, Model, Reward
 from tiercel.distributed.ranks import ALONE
+from tiercel.distributed.strategy import build_strategy
 from tiercel.errors import ModelError
 from tiercel.learner.layout import PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.loading import load_family, load_weights
 from tiercel.models.policy import Policy, base_name, build_policy, load_for_inference, lora_targets
-from tiercel.models.saving import save_adapter
+from tiercel.models.saving import save_adapter, save_trained
 from tiercel.models.vision import VisionStore
-from tiercel.training.update import reference_logprobs
+from tiercel.training.update import Engine, reference_logprobs
 
 CPU = torch.device("cpu")
 TARGETS = ("language", "vision", "projector", "all")
@@ -210,9 +211,10 @@ def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store
     store = VisionStore(policy, 0)
     store.features(packed.images)
     learner = Learner(policy, "dense", False)
-    engine = SimpleNamespace(ranks=ALONE, policy=policy, vision=store, learner=learner, temperature=1.0)
+    strategy = build_strategy("single", tiny_recipe(tiny_checkpoints["qwen2_5_vl"]), ALONE, policy, learner)
+    engine = Engine(policy=policy, learner=learner, vision=store, strategy=strategy, max_grad_norm=1.0, temperature=1.0)
     base = logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed)
-    (found,) = reference_logprobs(engine, unit)
+    ((found,),) = reference_logprobs(engine, [unit])
     assert close(found, base)
 
 
@@ -261,10 +263,72 @@ def test_the_reference_is_left_though_its_pass_fails(tiny_checkpoints, tmp_path)
     assert names_trained(policy) == trained
 
 
-def test_full_fine_tuning_has_no_reference(tiny_checkpoints):
-    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], None)
-    with pytest.raises(ModelError, match="keeps no copy of its start"), policy.as_reference():
-        pass
+WHOLE = {(): {"vision", "projector"}, ("projector",): {"vision"}, ("vision", "projector"): set()}
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("freeze", WHOLE)
+def test_beside_an_adapter_what_is_not_frozen_is_trained_whole(tiny_checkpoints, name, freeze):
+    policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8), freeze=freeze, dtype="bfloat16")
+    part_of = policy.family.part_of
+    assert {part_of(parameter) for parameter in policy.whole_parameters()} == WHOLE[freeze]
+    adapted = set(policy.trained_parameters()) - set(policy.whole_parameters())
+    assert {part_of(base_name(parameter)) for parameter in adapted} == {"language"}
+    frozen_as_loaded = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8), dtype="bfloat16").model
+    for (parameter, value), plain in zip(policy.model.named_parameters(), frozen_as_loaded.parameters(), strict=True):
+        if parameter in policy.whole_parameters():
+            assert value.dtype == torch.float32 and torch.equal(value.to(plain.dtype), plain)
+        else:
+            assert value.dtype == plain.dtype and torch.equal(value, plain)
+
+
+def test_a_part_is_not_trained_whole_and_by_an_adapter(tiny_checkpoints):
+    lora = Lora(rank=4, alpha=8, targets=r".*visual\.blocks\.0.*")
+    with pytest.raises(ModelError, match="vision is to be trained whole, but lora"):
+        tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora, freeze=("projector",))
+
+
+def kl_recipe(checkpoint, *, lora: Lora | None, freeze: tuple[str, ...], reference: str = "device") -> GrpoRecipe:
+    plain = tiny_recipe(checkpoint, lora=lora, freeze=freeze)
+    model = plain.model.model_copy(update={"reference": reference})
+    algorithm = Algorithm(kl=Kl(coef=0.1))
+    return GrpoRecipe(**{**dict(plain), "model": model}, rewards=(Reward(name="exact"),), algorithm=algorithm)
+
+
+@pytest.mark.parametrize("reference", ("device", "cpu"))
+@pytest.mark.parametrize(("lora", "freeze"), [(None, ()), (None, ("vision",)), (Lora(rank=4, alpha=8), ())])
+def test_the_reference_of_what_is_trained_whole_is_its_start(tiny_checkpoints, lora, freeze, reference):
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    recipe = kl_recipe(checkpoint, lora=lora, freeze=freeze, reference=reference)
+    policy = build_policy(recipe, CPU)
+    packed = packed_case(policy)
+    base = logprobs(base_policy(checkpoint), packed)
+    move_all(policy)
+    own = logprobs(policy, packed)
+    assert float((own - base).abs().max()) > 0.01
+    strategy = build_strategy("single", recipe, ALONE, policy, Learner(policy, "dense", False))
+    with strategy.as_reference():
+        assert close(logprobs(policy, packed), base)
+    assert torch.equal(logprobs(policy, packed), own)
+
+
+def move_all(policy: Policy) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for parameter in policy.trained_parameters().values():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+def test_the_reference_of_a_run_that_goes_on_is_still_the_start(tiny_checkpoints, tmp_path):
+    recipe = kl_recipe(tiny_checkpoints["qwen2_5_vl"], lora=None, freeze=("vision", "projector"))
+    first = build_policy(recipe, CPU)
+    move_all(first)
+    save_trained(first, tmp_path)
+    resumed = build_policy(recipe, CPU, tmp_path / "model")
+    packed = packed_case(first)
+    assert torch.equal(logprobs(resumed, packed), logprobs(first, packed))
+    strategy = build_strategy("single", recipe, ALONE, resumed, Learner(resumed, "dense", False))
+    with strategy.as_reference():
+        assert close(logprobs(resumed, packed), logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed))
 
 
 @pytest.mark.parametrize(

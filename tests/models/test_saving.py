@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from tests.models.test_families import huggingface_inputs
-from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts
+from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import ModelError
-from tiercel.models.loading import load_family
-from tiercel.models.policy import Policy
-from tiercel.models.saving import read_tensors, restore_adapter, save_adapter, save_model, save_trained
+from tiercel.models.loading import load_family, read_tensors
+from tiercel.models.policy import Policy, load_for_inference
+from tiercel.models.saving import restore_adapter, save_adapter, save_model, save_trained
 
 ALL = Lora(rank=4, alpha=8, targets="all")
 
@@ -168,3 +168,26 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path):
     file.write_bytes(b"\x80\x02" * 50)
     with pytest.raises(ModelError, match=r"optimizer\.safetensors is no safetensors file that can be read"):
         read_tensors(file)
+
+
+def test_weights_that_are_trained_whole_lie_beside_the_adapter(tiny_checkpoints, tmp_path):
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    policy = tiny_policy(checkpoint, Lora(rank=4, alpha=8), freeze=(), noise=0.1)
+    for parameter in policy.whole_parameters().values():
+        parameter.data += 0.01
+    directory = save_trained(policy, tmp_path)
+    again = tiny_policy(checkpoint, Lora(rank=4, alpha=8), freeze=())
+    restore_adapter(again, directory)
+    assert all(
+        torch.equal(value, again.trained_parameters()[name]) for name, value in policy.trained_parameters().items()
+    )
+    loaded = load_for_inference(tiny_recipe(checkpoint), torch.device("cpu"), directory)
+    found = dict(loaded.model.named_parameters())
+    assert all(torch.equal(value, found[name]) for name, value in policy.whole_parameters().items())
+    with pytest.raises(ModelError, match="trained other weights whole than the policy does"):
+        restore_adapter(tiny_policy(checkpoint, Lora(rank=4, alpha=8)), directory)
+    with pytest.raises(ModelError, match="tiercel export RUN --merge"):
+        tiny_policy(checkpoint, Lora(rank=4, alpha=8, init=str(directory)))
+    (directory / "trained_whole.safetensors").unlink()
+    with pytest.raises(ModelError, match="trained other weights whole"):
+        restore_adapter(again, directory)

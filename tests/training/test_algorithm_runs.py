@@ -67,6 +67,20 @@ def test_every_penalty_trains(tiny_checkpoints, rows, estimator, place):
     assert (metrics[0]["kl/mean"] == 0) == (place == "reward") and metrics[2]["kl/mean"] != 0
 
 
+@pytest.mark.parametrize("lora", (None, {"rank": 4, "alpha": 8}), ids=("whole model", "whole tower"))
+def test_a_penalty_on_what_is_trained_whole_goes_on_from_a_checkpoint(tiny_checkpoints, rows, lora):
+    changes = {"lora": lora, "freeze": [], "algorithm": {"kl": {"coef": 0.1}}, "optim": {"lr": 1e-3}}
+    metrics = short_run(tiny_checkpoints, rows, "once", **changes)
+    assert metrics[0]["kl/mean"] < metrics[2]["kl/mean"]  # the first step compares the start with itself
+    short_run(tiny_checkpoints, rows, "again", **changes)
+    shutil.rmtree(rows.parent / "again/checkpoints/step-000003")
+    (rows.parent / "again/metrics.jsonl").write_text("")
+    resumed = short_run(tiny_checkpoints, rows, "again", **changes)
+    assert resumed[-1]["kl/mean"] == metrics[-1]["kl/mean"] > 0
+    (file,) = (rows.parent / "once/checkpoints/step-000003").rglob("*model.safetensors")
+    assert file.read_bytes() == (rows.parent / "again" / file.relative_to(rows.parent / "once")).read_bytes()
+
+
 def test_a_group_of_one_learns_from_the_step(tiny_checkpoints, rows):
     changes = {"rollout": {"group_size": 1}, "algorithm": {"advantage": "reinforce_pp"}}
     metrics = short_run(tiny_checkpoints, rows, "one", **changes)

@@ -8,7 +8,7 @@ import torch
 from tiercel.cli.evaluate import trained_weights
 from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
-from tiercel.models.policy import load_for_inference
+from tiercel.models.policy import WHOLE_FILE, load_for_inference
 from tiercel.models.saving import copy_tokenizer_files
 from tiercel.runs.directory import load_run_recipe
 
@@ -23,6 +23,10 @@ def export(run: Path, *, merge: bool, output: Path | None) -> Path:
     if not merge:
         if adapter is None:
             raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")
+        if (adapter / WHOLE_FILE).is_file():
+            raise RunError(
+                f"{run} trained weights whole beside its adapter, which alone is not its policy; use --merge"
+            )
         shutil.copytree(adapter, target, dirs_exist_ok=True)
         return target
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.problems import Problem, Problems
 from tiercel.config.reward_rules import TELLS_RIGHT, tells_right
 from tiercel.config.schema import Algorithm, GrpoRecipe
@@ -188,13 +189,8 @@ def _reference(recipe: GrpoRecipe) -> Problems:
                     also=("algorithm.kl.coef",),
                 )
         return
-    if recipe.lora is None:
-        yield Problem(
-            key="algorithm.kl.coef",
-            text=f"{kl.coef:g} given without lora; the penalty needs the policy that the run started from, of "
-            "which full fine-tuning keeps no copy; write algorithm.kl.coef: 0, or add the section lora",
-            also=("lora",),
-        )
+    if keeps_start(recipe):
+        yield from _kept_start(recipe)
     if kl.estimator == "k1" and kl.place == "loss":
         yield Problem(
             key="algorithm.kl.estimator",
@@ -221,6 +217,26 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             text=f"{kl.sync_every} given with train.strategy deepspeed, whose ranks hold parts of each adapter; write "
             "train.strategy: fsdp2, or remove it",
             also=("train.strategy",),
+        )
+
+
+def _kept_start(recipe: GrpoRecipe) -> Problems:
+    """The copy of weights that are trained whole."""
+    kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
+    if recipe.train.strategy == "deepspeed":
+        yield Problem(
+            key="algorithm.kl.coef",
+            text=f"{kl.coef:g} given with train.strategy deepspeed, whose ranks hold parts of each weight, and {whole} "
+            "trained whole: the penalty compares with a copy of it; write train.strategy: fsdp2, or "
+            "algorithm.kl.coef: 0",
+            also=("train.strategy",),
+        )
+    if kl.sync_every is not None:
+        yield Problem(
+            key="algorithm.kl.sync_every",
+            text=f"{kl.sync_every} given with {whole} trained whole; only an adapter's reference moves; remove it, or "
+            "train by lora alone",
+            also=("lora", "freeze"),
         )
 
 

@@ -77,7 +77,10 @@ KEYS_ACROSS = """\
   `algorithm.advantage: reinforce_pp`.
 - GRPO: `optim.minibatches` divides `optim.prompts_per_step`; several updates per rollout (`optim.minibatches` x
   `optim.rollout_epochs`) go with `rollout.top_p: 1` and `rollout.top_k: 0` only. An SFT step is one update.
-- GRPO: `algorithm.kl.coef` above 0 needs `lora`: full fine-tuning keeps no copy of the policy it started from.
+- Beside `lora` a vision tower or projector that is not in `freeze` is trained whole, so it is not adapted as well.
+- `optim.part_lr` names only parts that are trained.
+- GRPO: with `algorithm.kl.coef` above 0 a copy of what is trained whole is kept as the run started (`model.reference`);
+  then `train.strategy` is not `deepspeed`, and `algorithm.kl.sync_every` is null.
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, for a shared prompt has one dropout mask.
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.

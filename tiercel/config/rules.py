@@ -9,6 +9,7 @@ from typing import Any
 from tiercel.config.addresses import address_fault
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
 from tiercel.config.keys import ENTRY, shown
+from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.problems import Problem, Problems
 from tiercel.config.reward_rules import (
     call_file,
@@ -79,11 +80,48 @@ def _vision_cache(recipe: BaseRecipe) -> Problems:
 
 def _what_trains_vision(recipe: BaseRecipe) -> str | None:
     """The key and value that make tower or projector change, as far as words tell."""
-    if recipe.lora is not None:
-        is_trained = recipe.lora.targets in ("vision", "projector", "all")
-        return f"lora.targets {recipe.lora.targets}" if is_trained else None
-    is_frozen = {"vision", "projector"} <= set(recipe.freeze)
-    return None if is_frozen else f"freeze {shown(list(recipe.freeze))}"
+    if recipe.lora is not None and {"vision", "projector"} & set(adapted_parts(recipe) or ()):
+        return f"lora.targets {recipe.lora.targets}"
+    return f"freeze {shown(list(recipe.freeze))}" if {"vision", "projector"} & set(whole_parts(recipe)) else None
+
+
+def _frozen_parts(recipe: BaseRecipe) -> Problems:
+    """A part is trained by an adapter or whole."""
+    if recipe.lora is None:
+        return
+    if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
+        parts = " and ".join(both)
+        yield Problem(
+            key="freeze",
+            text=f"{shown(list(recipe.freeze))} given with lora.targets {recipe.lora.targets}, which adapts {parts}; "
+            f"add {parts} to freeze, for under an adapter own weights stay, or take it out of lora.targets",
+            also=("lora.targets",),
+        )
+
+
+def _part_rates(recipe: BaseRecipe) -> Problems:
+    adapted = adapted_parts(recipe)
+    if adapted is None:  # the model tells
+        return
+    for part in PARTS:
+        rate = getattr(recipe.optim.part_lr, part)
+        if rate is not None and part not in (*adapted, *whole_parts(recipe)):
+            yield Problem(
+                key=f"optim.part_lr.{part}",
+                text=f"{rate:g} given, but nothing of {part} is trained; remove it, or train {part}: take it out of "
+                "freeze, or into lora.targets",
+                also=("freeze", "lora.targets", "lora"),
+            )
+
+
+def _reference_place(recipe: BaseRecipe) -> Problems:
+    if recipe.model.reference != "device" and not keeps_start(recipe):
+        yield Problem(
+            key="model.reference",
+            text=f"{recipe.model.reference} given, but no copy of the start is kept, which takes algorithm.kl.coef "
+            "above 0 and a part that is trained whole; remove it",
+            also=("algorithm.kl.coef", "lora", "freeze"),
+        )
 
 
 def _lora_targets(recipe: BaseRecipe) -> Problems:
@@ -229,9 +267,9 @@ def _engine(recipe: GrpoRecipe) -> Problems:
     if rollout.engine != "local" and (changing := _what_trains_vision(recipe)):
         yield Problem(
             key="rollout.engine",
-            text=f"{rollout.engine} given with {changing}; vLLM would leave out adapters on vision layers; write "
-            "lora.targets: language, or rollout.engine: local",
-            also=("lora.targets",),
+            text=f"{rollout.engine} given with {changing}; vLLM would leave out what is trained of vision; write "
+            "lora.targets: language and freeze: [vision, projector], or rollout.engine: local",
+            also=("lora.targets", "freeze"),
         )
 
 
@@ -317,6 +355,9 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _prompt_template,
     _vision_cache,
     _lora_targets,
+    _frozen_parts,
+    _part_rates,
+    _reference_place,
     _something_to_train,
     _run_length,
     _strategy,

@@ -55,6 +55,9 @@ class Model(Source):
     """An image with more pixels is reduced to at most this many; null takes the checkpoint's own value."""
     vision_cache_bytes: NonNegativeInt = 0
     """Memory for vision features kept across steps (frozen tower), least recently used out first."""
+    reference: Literal["device", "cpu"] = "device"
+    """Where the frozen copy of the weights that are trained whole lies, which algorithm.kl compares with: beside them,
+    or in the host's memory, from which it is copied for the reference's pass."""
 
 
 class Lora(Section):
@@ -360,11 +363,23 @@ class Learner(Section):
     """Recompute each decoder layer in the backward pass (non-reentrant) to save memory."""
 
 
+class PartRates(Section):
+    """Peak learning rates of single parts; null takes optim.lr. All of them follow one schedule."""
+
+    vision: PositiveFloat | None = None
+    """The vision tower's."""
+    projector: PositiveFloat | None = None
+    """The projector's."""
+    language: PositiveFloat | None = None
+    """The language model's, its adapter included."""
+
+
 class Optim(Section):
     """AdamW and the size of a step. Batch sizes are global: the same on any number of ranks."""
 
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
+    part_lr: PartRates = PartRates()
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: constant, or falling to 0 at train.steps."""
     warmup_steps: NonNegativeInt = 0
@@ -451,7 +466,8 @@ class BaseRecipe(Section):
     model: Model
     lora: Lora | None = None
     freeze: tuple[Part, ...] = ("vision", "projector")
-    """Parts whose own weights stay as they are; with LoRA every base weight does."""
+    """Parts whose own weights stay as they are. Beside `lora` a vision tower or projector that is neither frozen nor
+    adapted is trained whole; the language model's own weights always stay."""
     data: Data
     learner: Learner = Learner()
     optim: Optim = Optim()

@@ -88,8 +88,10 @@ SYNONYMS: dict[str, Suggestion] = {
     "freeze_aligner": _to("freeze", "list the part: freeze: [projector]"),
     "freeze_llm": _to("freeze", "list the part: freeze: [language]"),
     "freeze_parameters": _to("freeze", "list whole parts: vision, projector, language"),
-    "vit_lr": _none("one learning rate for all parts: optim.lr"),
-    "aligner_lr": _none("one learning rate for all parts: optim.lr"),
+    "vit_lr": _to("optim.part_lr.vision"),
+    "vision_lr": _to("optim.part_lr.vision"),
+    "aligner_lr": _to("optim.part_lr.projector"),
+    "projector_lr": _to("optim.part_lr.projector"),
     # data
     "dataset": _to("data.train"),
     "datasets": _to("data.train"),

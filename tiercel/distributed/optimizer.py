@@ -8,27 +8,42 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tiercel.config.schema import Optim
-from tiercel.errors import RunError
+from tiercel.errors import ModelError, RunError
+from tiercel.models.policy import Policy, base_name
 
 STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
 
 
-def build_optimizer(parameters: Mapping[str, nn.Parameter], optim: Optim) -> torch.optim.AdamW:
-    """AdamW over all of them at a time."""
-    groups = parameter_groups(parameters, optim)
+def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.AdamW:
+    """AdamW over all trained parameters at a time."""
+    groups = parameter_groups(policy, optim)
     return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, foreach=True)
 
 
-def parameter_groups(parameters: Mapping[str, nn.Parameter], optim: Optim) -> list[dict[str, Any]]:
+def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
     """Weight decay on matrices only; norms and biases keep their scale. What is sharded is a group apart, for no
-    operation takes it together with what is whole."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in parameters.values():
-        groups.setdefault((parameter.ndim > 1, isinstance(parameter, DTensor)), []).append(parameter)
+    operation takes it together with what is whole. `share`: the group's rate for each unit of optim.lr. Raises
+    ModelError where a part has a rate, but no trained parameter."""
+    rates = {part: rate for part, rate in optim.part_lr if rate is not None}
+    groups: dict[tuple[bool, bool, float], list[nn.Parameter]] = {}
+    trained_parts = set()
+    for name, parameter in policy.trained_parameters().items():
+        part = policy.family.part_of(base_name(name))
+        trained_parts.add(part)
+        key = parameter.ndim > 1, isinstance(parameter, DTensor), rates.get(part, optim.lr) / optim.lr
+        groups.setdefault(key, []).append(parameter)
+    if idle := sorted(set(rates) - trained_parts):
+        raise ModelError(f"optim.part_lr.{idle[0]}: nothing of {idle[0]} is trained; remove it")
     return [
-        {"params": members, "weight_decay": optim.weight_decay if is_matrix else 0.0}
-        for (is_matrix, _), members in sorted(groups.items(), key=lambda entry: entry[0], reverse=True)
+        {"params": members, "weight_decay": optim.weight_decay if is_matrix else 0.0, "share": share}
+        for (is_matrix, _, share), members in sorted(groups.items(), key=lambda entry: entry[0], reverse=True)
     ]
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Every group's share of the schedule's `rate`."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["share"]
 
 
 def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> Tensor:

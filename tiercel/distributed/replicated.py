@@ -15,6 +15,7 @@ from tiercel.distributed.optimizer import (
     gradient_norm,
     optimizer_tensors,
     restore_optimizer,
+    set_learning_rate,
 )
 from tiercel.distributed.ranks import Ranks
 from tiercel.models.policy import Policy
@@ -33,13 +34,12 @@ class Replicated:
         self.policy = policy
         self.learner = learner
         self.parameters = policy.trained_parameters()
-        self.optimizer = build_optimizer(self.parameters, recipe.optim)
+        self.optimizer = build_optimizer(policy, recipe.optim)
         is_half = policy.compute_dtype == torch.float16
         self.scaler = torch.amp.GradScaler(policy.device.type, init_scale=FIRST_LOSS_SCALE, enabled=is_half)
 
     def set_learning_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self.optimizer, rate)
 
     def zero_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -104,6 +104,18 @@ class Replicated:
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(before[name])
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        own = {name: self.parameters[name].data for name in self.policy.start}
+        try:
+            for name, weight in self.policy.start.items():
+                self.parameters[name].data = weight.to(self.policy.device)
+            with self.policy.as_reference():
+                yield
+        finally:
+            for name, weight in own.items():
+                self.parameters[name].data = weight
 
     @contextmanager
     def whole_policy(self) -> Iterator[None]:

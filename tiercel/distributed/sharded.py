@@ -46,6 +46,7 @@ class Sharded(Replicated):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
         policy.model.to(policy.device)  # what is not sharded; the layers went one by one
         super().__init__(recipe, ranks, policy, learner)
+        self.start = {name: self._share(self.parameters[name], weight) for name, weight in policy.start.items()}
 
     def reduce_gradients(self) -> float:
         for parameter in self.parameters.values():
@@ -69,11 +70,33 @@ class Sharded(Replicated):
         for name, tensor in tensors.items():
             parameter = self.parameters.get(name.rpartition(".")[0])
             if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
-                value = tensor.to(self.policy.device)
-                tensor = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                tensor = _distributed(parameter, tensor.to(self.policy.device))
             mine[name] = tensor
         restore_optimizer(self.optimizer, self.parameters, mine)
         self.scaler.load_state_dict(dict(scaler_state))
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """FSDP2 gathers from the memory that it made, so the numbers change places in it."""
+        own = {name: _local(self.parameters[name]).clone() for name in self.start}
+        try:
+            self._exchange(self.start)
+            with self.policy.as_reference():
+                yield
+        finally:
+            self._exchange(own)
+
+    def _exchange(self, weights: Mapping[str, Tensor]) -> None:
+        if weights:
+            self.learner.reset_iter_state()  # else the root may be gathered still
+        for name, weight in weights.items():
+            _local(self.parameters[name]).copy_(weight)
+
+    def _share(self, parameter: nn.Parameter, weight: Tensor) -> Tensor:
+        """This rank's part of a whole weight, where the weight lies."""
+        if not isinstance(parameter, DTensor):
+            return weight
+        return _local(_distributed(parameter, weight.to(self.policy.device))).to(weight.device, copy=True)
 
     @contextmanager
     def whole_policy(self) -> Iterator[None]:
@@ -89,6 +112,15 @@ class Sharded(Replicated):
 
     def _whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _distributed(parameter: DTensor, whole: Tensor) -> DTensor:
+    """A whole value, sharded as the parameter is."""
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _sharded_modules(learner: nn.Module) -> list[FSDPModule]:

@@ -70,6 +70,9 @@ class Strategy(Protocol):
         """Inside, each trained weight in turn is what `change` made of it; afterwards all are what they were, bit for
         bit. Every rank makes the same change."""
 
+    def as_reference(self) -> AbstractContextManager[None]:
+        """Inside, the policy computes what the run started from, or what its reference has moved to."""
+
     def whole_policy(self) -> AbstractContextManager[None]:
         """Inside, every rank holds all weights of the policy, so that each may sample on its own."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tiercel.config.deepspeed import zero_config
 from tiercel.config.schema import BaseRecipe
-from tiercel.distributed.optimizer import STATE_NAMES, parameter_groups, require_known_states
+from tiercel.distributed.optimizer import STATE_NAMES, parameter_groups, require_known_states, set_learning_rate
 from tiercel.distributed.ranks import Ranks, require_group
 from tiercel.distributed.replicated import saved_tensors
 from tiercel.errors import EnvironmentProblem, ModelError
@@ -41,7 +41,7 @@ class Zero:
             )
         config = zero_config(recipe, on_cpu=policy.device.type == "cpu")
         self.stage = config["zero_optimization"]["stage"]
-        groups = parameter_groups(self.parameters, recipe.optim)
+        groups = parameter_groups(policy, recipe.optim)
         require_group(policy.device)
         self.learner, *_ = deepspeed.initialize(model=learner, model_parameters=groups, config=config)
         if policy.device.type == "cuda":
@@ -50,8 +50,7 @@ class Zero:
                     module.to(policy.device)
 
     def set_learning_rate(self, rate: float) -> None:
-        for group in self.learner.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self.learner.optimizer, rate)
 
     def zero_gradients(self) -> None:
         """DeepSpeed drops them in its step."""
@@ -145,6 +144,12 @@ class Zero:
             yield
         finally:
             self._set_weights(before)
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """A recipe that would need a copy of whole weights is refused."""
+        with self.policy.as_reference():
+            yield
 
     @contextmanager
     def whole_policy(self) -> Iterator[None]:

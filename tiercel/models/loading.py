@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from tiercel.config.schema import Model, Source
@@ -130,6 +132,14 @@ def load_weights(
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
     return model.to(device).eval()
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. Raises ModelError where it is none."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} is no safetensors file that can be read: {error}") from error
 
 
 def named_few(names: Collection[str]) -> str:

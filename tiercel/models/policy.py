@@ -1,9 +1,9 @@
 """The policy: a family, its weights, an adapter or full fine-tuning, and the reference it started from."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -12,14 +12,15 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from tiercel.config.parts import PARTS, keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part
 from tiercel.errors import ModelError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.loading import DTYPES, load_family, load_weights
+from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
 from tiercel.types import EncodedImage
 
-PARTS: tuple[Part, ...] = ("vision", "projector", "language")
 REFERENCE = "reference"  # name of the reference's adapter
+WHOLE_FILE = "trained_whole.safetensors"  # beside an adapter: weights by their names in the model, float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,7 @@ class Policy:
     peft: PeftModel | None  # None: full fine-tuning
     reference_adapter: str | None  # the reference where it is not the base: lora.init's, or one that moves
     reference_moves: bool = False
+    start: Mapping[str, Tensor] = field(default_factory=dict)  # by name, what is trained whole as the run started
     compute_dtype: torch.dtype
     device: torch.device
 
@@ -77,11 +79,16 @@ class Policy:
             self.device.type, dtype=self.compute_dtype, enabled=enabled, cache_enabled=enabled and keeps_casts
         )
 
+    def whole_parameters(self) -> dict[str, nn.Parameter]:
+        """Those of the trained parameters that are no adapter's."""
+        return {name: parameter for name, parameter in self.trained_parameters().items() if ".lora_" not in name}
+
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """The policy that the run started from, or what it has moved to: the adapter off, or another in its place."""
+        """The adapter off, or the reference's in its place. What is trained whole is the strategy's to exchange."""
         if self.peft is None:
-            raise ModelError("a KL penalty needs an adapter: full fine-tuning keeps no copy of its start")
+            yield
+            return
         if self.reference_adapter is None:
             with self.peft.disable_adapter():
                 yield
@@ -105,13 +112,36 @@ def build_policy(
     full fine-tuning. `stays_on_cpu`: a strategy moves the parts to the device, which may not hold the whole."""
     family = load_family(recipe.model, recipe.data.template)
     place = torch.device("cpu") if stays_on_cpu else device
-    model = load_weights(family, weights_dtype(recipe), place, weights)
-    return make_trainable(family, model, recipe, device)
+    if recipe.lora is not None and whole_parts(recipe):
+        model = load_weights(family, torch.float32, torch.device("cpu"))
+        _lower_precision(family, model, whole_parts(recipe), DTYPES[recipe.model.dtype])
+        model.to(place)
+    else:
+        model = load_weights(family, weights_dtype(recipe), place, weights)
+    policy = make_trainable(family, model, recipe, device)
+    return replace(policy, start=_start(policy, recipe, place, weights)) if keeps_start(recipe) else policy
 
 
 def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
     """Frozen weights lie in the dtype that computes; trained ones in float32."""
     return DTYPES[recipe.model.dtype] if recipe.lora is not None else torch.float32
+
+
+def _lower_precision(family: Family, model: HuggingFaceModel, whole: tuple[Part, ...], dtype: torch.dtype) -> None:
+    """Bring what stays frozen to the dtype that computes."""
+    for name, parameter in model.named_parameters():
+        if family.part_of(name) not in whole:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _start(policy: Policy, recipe: BaseRecipe, place: torch.device, weights: Path | None) -> dict[str, Tensor]:
+    """Copies, in the dtype that computes, of the weights that are trained whole; of the checkpoint's own where the
+    policy goes on from others."""
+    device = torch.device("cpu") if recipe.model.reference == "cpu" else place
+    dtype = policy.compute_dtype
+    origin = policy.model if weights is None else load_weights(policy.family, dtype, torch.device("cpu"))
+    named = dict(origin.named_parameters())
+    return {name: named[name].detach().to(device, dtype, copy=True) for name in policy.whole_parameters()}
 
 
 def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, device: torch.device) -> Policy:
@@ -124,8 +154,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
         if moves and recipe.lora.init is None:
             _add_copy(peft)
         reference_adapter = REFERENCE if moves or recipe.lora.init is not None else None
-    else:
-        _unfreeze(family, model, recipe.freeze)
+    _unfreeze(family, model, recipe)
     leave_casting_to_autocast(model)
     return Policy(
         family=family,
@@ -146,6 +175,7 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
     peft = None
     if adapter is not None:
         peft = _read_adapter(model, adapter)
+        read_whole(model, adapter)
         model.requires_grad_(False)
         leave_casting_to_autocast(model)
     return Policy(
@@ -177,7 +207,8 @@ def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
         pattern = "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in chosen}))
     else:
         chosen = [name for name in linear if re.fullmatch(targets, name)]
-        pattern = targets
+        matched = sum(re.fullmatch(targets, name) is not None for name, _ in model.named_modules())
+        pattern = targets if matched == len(chosen) else "|".join(map(re.escape, chosen))  # PEFT takes linear ones only
     if not chosen:
         examples = ", ".join(linear[:3])
         raise ModelError(f"lora.targets: {targets!r} matches no linear layer; names look like {examples}")
@@ -187,6 +218,11 @@ def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
 def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, directory: Path) -> PeftModel:
     """The adapter of `lora.init` to train, and once more, frozen, as the reference. Raises ModelError where the recipe
     describes another."""
+    if (directory / WHOLE_FILE).is_file():
+        raise ModelError(
+            f"lora.init: {directory} belongs to weights that its run trained whole; `tiercel export RUN --merge` makes "
+            "a model of both: take that as model.path, without lora.init"
+        )
     pattern = lora_targets(family, model, lora.targets)
     asked = {name for name, module in model.named_modules() if re.fullmatch(pattern, name)}
     peft = _read_adapter(model, directory)
@@ -243,10 +279,32 @@ def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:
         raise ModelError(f"{directory}: the adapter cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _unfreeze(family: Family, model: HuggingFaceModel, freeze: tuple[Part, ...]) -> None:
-    """Full fine-tuning: every part that is not frozen. Raises ModelError where a part has no parameters."""
-    present = {family.part_of(name) for name, _ in model.named_parameters()}
-    if missing := sorted(set(freeze) - present):
+def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
+    """Give the model the weights that a run trained whole, where the adapter's directory has any, and return their
+    names. Raises ModelError where they are not the model's."""
+    if not (directory / WHOLE_FILE).is_file():
+        return set()
+    parameters = dict(model.named_parameters())
+    tensors = read_tensors(directory / WHOLE_FILE)
+    for name, tensor in tensors.items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            raise ModelError(f"{directory / WHOLE_FILE}: this model has no weight {name} of shape {list(tensor.shape)}")
+        parameters[name].data = tensor.to(parameters[name].device)
+    return set(tensors)
+
+
+def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> None:
+    """Train the parts whole that the recipe says. Raises ModelError where a part has no parameters, or an adapter."""
+    parts = {name: family.part_of(base_name(name)) for name, _ in model.named_parameters()}
+    whole = whole_parts(recipe)
+    named = set(recipe.freeze if recipe.lora is None else whole)
+    if missing := sorted(named - set(parts.values())):
         raise ModelError(f"freeze: this model has no parameters in {', '.join(missing)}")
+    adapted = {part for name, part in parts.items() if ".lora_" in name}
+    if both := sorted(adapted & set(whole)):
+        raise ModelError(
+            f"freeze: {both[0]} is to be trained whole, but lora.targets adapts layers of it; add it to freeze"
+        )
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(family.part_of(name) not in freeze)
+        if parts[name] in whole:
+            parameter.requires_grad_(True)

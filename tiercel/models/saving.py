@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from peft import get_peft_model_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import ModelError
-from tiercel.models.policy import Policy
+from tiercel.models.loading import read_tensors
+from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,10 +41,13 @@ def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
 
 
 def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """PEFT's own two files, the same bytes for the same weights."""
+    """PEFT's own two files, the same bytes for the same weights, and one more of the weights that are trained whole."""
     assert policy.peft is not None
     directory.mkdir(parents=True, exist_ok=True)
     named = None if weights is None else {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+    if whole := policy.whole_parameters():
+        kept = {name: (whole if weights is None else weights)[name] for name in whole}
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}, directory / WHOLE_FILE)
     state = get_peft_model_state_dict(policy.peft, named, adapter_name="default", save_embedding_layers=False)
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -69,14 +72,8 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
         raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd}")
     for name, tensor in tensors.items():
         names[name].data.copy_(tensor)
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises ModelError where it is none."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file} is no safetensors file that can be read: {error}") from error
+    if others := sorted(read_whole(policy.model, directory) ^ set(policy.whole_parameters())):
+        raise ModelError(f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}")
 
 
 def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:

@@ -6,6 +6,7 @@ Weights are counted, the learner's pass is measured on fake tensors (`probe`), t
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.distributed.strategy import SHARDING
 from tiercel.models.loading import DTYPES
@@ -88,7 +89,8 @@ def rank_memory(
     weight_bytes = weights_dtype(recipe).itemsize
     base = weight_bytes * sizes.language_weights
     layer, root = weight_bytes * sizes.layer_weights, weight_bytes * sizes.root_weights
-    vision = weight_bytes * sizes.vision_weights
+    vision_bytes = BYTES["float32"] if {"vision", "projector"} & set(whole_parts(recipe)) else weight_bytes
+    vision = vision_bytes * sizes.vision_weights
     adapter = 4 * sizes.adapter
     moments = MOMENT_BYTES * sizes.trained
     learn = measured.learn.at(sizes.layers, tokens)
@@ -106,7 +108,10 @@ def rank_memory(
         if strategy == "deepspeed" and zero.offload_optimizer:
             moments = 0
     flat = 4 * sizes.trained if strategy == "ddp" or (strategy == "fsdp2" and is_lora) else 0
+    start = _start(recipe, sizes, ranks if strategy == "fsdp2" else 1)
     resident = base + vision + adapter + moments + (CONTEXT_BYTES if on_gpu else 0)
+    if recipe.model.reference == "device":
+        resident += start
     features = sampling = asleep = copies = 0
     scorers = RewardModelBytes()
     engine: dict[str, int] = {}
@@ -122,7 +127,7 @@ def rank_memory(
             resident += copies  # those of frozen weights stay
     phases = {
         "rollout": resident + features + sampling,
-        "learn": resident + features + gathered + learn + asleep,
+        "learn": resident + features + gathered + max(learn, start) + asleep,
         "update": resident + features + max(step, flat + 4 * sizes.trained) + asleep,
     }
     if scorers.weights:
@@ -137,6 +142,7 @@ def rank_memory(
             "weights gathered for a pass": gathered,
             "adapter": adapter,
             "optimizer moments": moments,
+            **({"copy of the start": start} if start else {}),
             "forward, backward and gradients": learn,
             "gradient buffer": flat,
             "vision features of a step": features,
@@ -148,6 +154,16 @@ def rank_memory(
         phases={name: round(value * slack) for name, value in phases.items()},
         obstacle=_obstacle(recipe, sizes, rollout, ranks),
     )
+
+
+def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
+    """Bytes of the frozen copy that the KL penalty compares with: of what is trained whole, the language model's shared
+    out over `shares` ranks."""
+    if not keeps_start(recipe):
+        return 0
+    vision = sizes.trained_vision - sizes.vision_adapter
+    language = sizes.trained - sizes.trained_vision if recipe.lora is None else 0
+    return BYTES[recipe.model.dtype] * (vision - (-language // shares))
 
 
 def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: int) -> dict[str, int]:

@@ -239,8 +239,7 @@ def _measured_update(
         route_attention(family.language_model(policy.model))
         learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
         learner.head.tile = GPU_TILE
-        parameters = policy.trained_parameters()
-        optimizer = build_optimizer(parameters, recipe.optim)
+        optimizer = build_optimizer(policy, recipe.optim)
         resident = live.start_again()
         for each in (before, packed):
             learner.train()

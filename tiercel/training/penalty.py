@@ -53,19 +53,18 @@ def kl_penalties(engine: Engine, scored: Sequence[ScoredGroup], recipe: GrpoReci
     units = engine.ranks.together(lambda: policy_units(groups, NO_TOTALS, engine.learner.form, budget, private))
     missing = passes_to_add(engine.ranks, len(units), passes_are_private=private)
     estimate = KL_ESTIMATORS[recipe.algorithm.kl.estimator].estimate
+    empty = [empty_unit(padding_item(engine.policy.family), NO_TOTALS)] * missing
+    policy = [unit_scores(engine, unit) for unit in (*units, *empty)]
+    references = reference_logprobs(engine, (*units, *empty))
     logprobs: list[Tensor] = []
     sums: list[float] = []
-    for unit in units:
-        policy = [scores.logprobs_N for scores in unit_scores(engine, unit)]
-        for batch, own_N, reference_N in zip(unit.batches, policy, reference_logprobs(engine, unit), strict=True):
+    for unit, scores, of_reference in zip(units, policy, references, strict=False):  # empty ones are behind
+        for batch, own, reference_N in zip(unit.batches, scores, of_reference, strict=True):
+            own_N = own.logprobs_N
             completion_of_N = batch.packed.continuation_of_N.to(own_N.device)
             count = len(batch.advantages_C)
             sums += completions.sums(estimate(own_N, reference_N), completion_of_N, count).tolist()
             logprobs += own_N.split(completions.lengths(completion_of_N, count).tolist())
-    for _ in range(missing):
-        unit = empty_unit(padding_item(engine.policy.family), NO_TOTALS)
-        unit_scores(engine, unit)
-        reference_logprobs(engine, unit)
     return _by_group(groups, sums, logprobs, recipe.algorithm.kl.coef)
 
 

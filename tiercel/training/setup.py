@@ -25,9 +25,10 @@ from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.models.loading import read_tensors
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.reference import restore_reference, save_reference
-from tiercel.models.saving import read_tensors, restore_adapter, save_trained
+from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending

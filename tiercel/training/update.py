@@ -96,6 +96,7 @@ class Before:
     """What is known of a microbatch before its update."""
 
     old_logprobs_N: Tensor | None = None  # None: the pass's own value is the ratio's denominator
+    reference_logprobs_N: Tensor | None = None  # None where the loss has no KL term
     is_chosen_N: Tensor | None = None  # bool, the tokens that the policy term learns from; None: all
 
 
@@ -121,10 +122,10 @@ def unit_scores(engine: Engine, unit: PolicyUnit, *, of_reference: bool = False)
         return scores
 
 
-def reference_logprobs(engine: Engine, unit: PolicyUnit) -> list[Tensor]:
-    """Logprobs (N,) of the reference, through the same path."""
-    with engine.policy.as_reference():
-        return [scores.logprobs_N for scores in unit_scores(engine, unit, of_reference=True)]
+def reference_logprobs(engine: Engine, units: Sequence[PolicyUnit]) -> list[list[Tensor]]:
+    """Logprobs (N,) of the reference for each microbatch of each unit, through the same path."""
+    with engine.strategy.as_reference():
+        return [[scores.logprobs_N for scores in unit_scores(engine, unit, of_reference=True)] for unit in units]
 
 
 def policy_update(
@@ -147,23 +148,17 @@ def policy_contributions(
     engine: Engine, unit: PolicyUnit, before: Sequence[Before], recipe: GrpoRecipe
 ) -> Iterator[Contribution]:
     """What each microbatch of a unit adds to the loss; its gradient is to be taken before the next is asked for."""
-    references: Sequence[Tensor | None] = [None] * len(unit.batches)
-    kl = recipe.algorithm.kl
-    if kl.coef and kl.place == "loss":
-        references = reference_logprobs(engine, unit)
     rewards_entropy = recipe.algorithm.entropy_coef > 0
     with opened_prefix(engine, unit) as (features_KH, prefix):
-        for batch, known, reference_N in zip(unit.batches, before, references, strict=True):
+        for batch, known in zip(unit.batches, before, strict=True):
             engine.ranks.pulse.work_on(batch.prompt_ids)
             with training_mode(engine.learner):
                 scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix, rewards_entropy)
-            yield _policy_contribution(batch, scores, known, reference_N, recipe)
+            yield _policy_contribution(batch, scores, known, recipe)
 
 
-def _policy_contribution(
-    batch: PolicyBatch, scores: TokenScores, known: Before, reference_N: Tensor | None, recipe: GrpoRecipe
-) -> Contribution:
-    algorithm, logprobs_N = recipe.algorithm, scores.logprobs_N
+def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Before, recipe: GrpoRecipe) -> Contribution:
+    algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
     device = logprobs_N.device
     base_N = logprobs_N.detach() if known.old_logprobs_N is None else known.old_logprobs_N.to(device)
     sampler_N, advantages_C = batch.sampler_logprobs_N.to(device), batch.advantages_C.to(device)

@@ -1,0 +1,31 @@
+"""Learning rates of parts."""
+
+import pytest
+import torch
+
+from tests.tiny_models import tiny_policy
+from tiercel.config.schema import Lora, Optim, PartRates
+from tiercel.distributed.optimizer import build_optimizer, set_learning_rate
+from tiercel.errors import ModelError
+
+
+def test_each_part_moves_by_its_share_of_the_scheduled_rate(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8), freeze=("projector",))
+    optim = Optim(lr=1e-2, part_lr=PartRates(vision=1e-3))
+    optimizer = build_optimizer(policy, optim)
+    set_learning_rate(optimizer, 5e-3)  # the schedule is half way down
+    before = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
+    for parameter in policy.trained_parameters().values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # AdamW's first step is the rate itself, for m / sqrt(v) is 1
+    moved = {name: before[name] - parameter for name, parameter in policy.trained_parameters().items()}
+    assert {policy.family.part_of(name) for name in policy.whole_parameters()} == {"vision"}
+    for name, change in moved.items():
+        rate = 5e-4 if name in policy.whole_parameters() else 5e-3
+        torch.testing.assert_close(change, torch.full_like(change, rate), rtol=1e-3, atol=1e-7)
+
+
+def test_a_rate_of_a_part_that_the_targets_leave_out_is_refused(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=r".*layers\.0.*q_proj"))
+    with pytest.raises(ModelError, match=r"optim\.part_lr\.projector: nothing of projector is trained"):
+        build_optimizer(policy, Optim(part_lr=PartRates(projector=1e-3)))

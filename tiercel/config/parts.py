@@ -1,0 +1,26 @@
+"""Which parts of the model a recipe trains: by an adapter, or whole."""
+
+from typing import get_args
+
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Part
+
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+def whole_parts(recipe: BaseRecipe) -> tuple[Part, ...]:
+    """Parts whose own weights are trained. Beside an adapter the language model's are not."""
+    return tuple(part for part in PARTS if part not in recipe.freeze and (recipe.lora is None or part != "language"))
+
+
+def adapted_parts(recipe: BaseRecipe) -> tuple[Part, ...] | None:
+    """Parts that get an adapter; None where a regular expression says it, which only the model can answer."""
+    if recipe.lora is None:
+        return ()
+    if recipe.lora.targets == "all":
+        return PARTS
+    return tuple(part for part in PARTS if part == recipe.lora.targets) or None
+
+
+def keeps_start(recipe: BaseRecipe) -> bool:
+    """Whether the KL penalty needs a frozen copy of weights: those that no adapter can switch off."""
+    return isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.coef > 0 and bool(whole_parts(recipe))
