@@ -46,12 +46,20 @@ def make_recipe(tiny_checkpoints, directory: Path, name: str, **changes) -> Path
 
 def samples(run_directory: Path) -> list[tuple[int, str, list[int]]]:
     """Global index, prompt id and sampling seeds of all steps, in the order of the files."""
-    lines = [
+    lines = rollouts(run_directory)
+    return [(line["index"], line["id"], [c["seed"] for c in line["completions"]]) for line in lines]
+
+
+def token_ids(run_directory: Path) -> list[list[list[int]]]:
+    return [[completion["token_ids"] for completion in line["completions"]] for line in rollouts(run_directory)]
+
+
+def rollouts(run_directory: Path) -> list[dict]:
+    return [
         json.loads(line)
         for file in sorted((run_directory / "rollouts").glob("*.jsonl"))
         for line in file.read_text().splitlines()
     ]
-    return [(line["index"], line["id"], [c["seed"] for c in line["completions"]]) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +68,19 @@ def whole(tiny_checkpoints, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("whole")
     run(make_recipe(tiny_checkpoints, root, "alone"))
     return root / "alone"
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 3), ("fsdp2", 2)])
+def test_a_step_with_fewer_prompts_than_ranks_is_shared_out(tiny_checkpoints, tmp_path, strategy, ranks):
+    """One prompt a step: each rank draws some of its four completions, and learns from some."""
+    sizes = {"optim": {"prompts_per_step": 1, "lr": 1e-2}, "rollout": {"group_size": 4, "max_new_tokens": 6}}
+    for name in ("one", "several"):
+        make_recipe(tiny_checkpoints, tmp_path, name, **sizes)
+    run(tmp_path / "one.yaml")
+    run(tmp_path / "several.yaml", "--nproc", str(ranks), f"train.strategy={strategy}")
+    assert samples(tmp_path / "several") == samples(tmp_path / "one")
+    assert token_ids(tmp_path / "several") == token_ids(tmp_path / "one")
+    assert_same_weights(tmp_path / "several", tmp_path / "one")
 
 
 def test_a_run_goes_on_with_other_ranks_and_another_strategy(tiny_checkpoints, whole):

@@ -133,7 +133,9 @@ class Ranks:
         number of the move, those that this rank sends. Returns, by number, those that it received."""
         received: dict[int, Any] = {}
         for number, (sender, receiver) in enumerate(moves):
-            if self.rank == sender:
+            if self.rank == sender == receiver:
+                received[number] = payloads[number]
+            elif self.rank == sender:
                 with self.pulse.collective(f"send to rank {receiver}"):
                     dist.send_object_list([payloads[number]], dst=receiver)
             elif self.rank == receiver:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import RunError
-from tiercel.models.saving import read_tensors
+from tiercel.models.loading import read_tensors
 from tiercel.types import Completion, EncodedPrompt, Group
 
 TENSORS = "pending.safetensors"

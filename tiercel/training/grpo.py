@@ -41,6 +41,7 @@ from tiercel.training.rollouts import Rollouts
 from tiercel.training.sampling import open_sampler, require_engine
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import balanced, minibatch_shares, padding_item, passes_to_add
+from tiercel.training.spreading import cut_for_all
 from tiercel.training.update import GAP_SUM, GAP_TOKENS, Engine, Update, policy_update
 from tiercel.types import EncodedPrompt, Group, ScoredGroup
 
@@ -164,7 +165,11 @@ def minibatch_units(
     totals = sum(ranks.gather(totals_of(groups)), Totals(tokens=0, completions=0, groups=0))
     learnt = without_zero_groups(groups) if skips_zero_groups(recipe) else groups
     learnt = balanced(
-        ranks, learnt, lambda group: packed_length(group.item, form), lambda group: group.item.prompt, engine.vision
+        ranks,
+        cut_for_all(ranks, learnt),
+        lambda group: packed_length(group.item, form),
+        lambda group: group.item.prompt,
+        engine.vision,
     )
     budget = recipe.learner.max_tokens_per_microbatch
     units = ranks.together(lambda: policy_units(learnt, totals, form, budget, strategy.passes_are_private))

@@ -3,6 +3,7 @@ works, from the policy that the learner starts from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from tiercel.config.schema import GrpoRecipe
@@ -12,6 +13,7 @@ from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
 from tiercel.rollout.vllm_server import ServerSampler
+from tiercel.training.spreading import drawn_by_all
 from tiercel.types import EncodedPrompt, Group
 
 
@@ -26,6 +28,8 @@ class Rollouts:
         self.params = sampling_params(recipe.rollout)
         self.seed = recipe.train.seed
         self.ranks = ranks
+        engine, shared = recipe.rollout.engine, recipe.rollout.vllm.tensor_parallel > 1
+        self.has_engine_per_rank = engine == "local" or (engine == "vllm" and not shared)
         self._restored = dict(restored or {})
         self._begun: Future[tuple[Group, ...]] | None = None
         self._ready: dict[int, Group] = {}
@@ -38,7 +42,7 @@ class Rollouts:
         missing = [prompt for prompt in prompts if prompt.index not in self._ready]
         if self.ranks.any(bool(missing)):
             with self.sampler.awake():
-                sampled = self.ranks.together(partial(self.sampler.sample, missing, self.params, self._seeds(missing)))
+                sampled = self._sampled(missing)
             self._ready |= {group.prompt.index: group for group in sampled}
         groups = tuple(self._ready[prompt.index] for prompt in prompts)
         self._ready.clear()
@@ -73,6 +77,16 @@ class Rollouts:
             following = next(batches, None)
             yield current, following.prompts if following is not None else ()
             current = following
+
+    def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
+        """With an engine on each rank, all ranks draw, however few the prompts are."""
+        if self.has_engine_per_rank:
+            return drawn_by_all(self.ranks, prompts, self.params.group_size, self._draw)
+        return self.ranks.together(partial(self._draw, prompts, range(self.params.group_size)))
+
+    def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
+        seeds = [seed + numbers.start for seed in self._seeds(prompts)]
+        return self.sampler.sample(prompts, replace(self.params, group_size=len(numbers)), seeds)
 
     def _seeds(self, prompts: Sequence[EncodedPrompt]) -> list[int]:
         return [sampling_seed(self.seed, prompt.index) for prompt in prompts]
