@@ -53,6 +53,29 @@ def test_eval_of_a_recipe_takes_an_adapter(run, capsys):
     assert str(adapter) in capsys.readouterr().out
 
 
+def test_eval_of_an_sft_run_says_its_loss_before_and_after(tiny_checkpoints, tmp_path, capsys):
+    """With a tower that was trained whole, whose weights lie beside the adapter."""
+    rows = write_rows(tmp_path)
+    recipe = sft_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / "run", freeze=[])
+    (tmp_path / "sft.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["sft", str(tmp_path / "sft.yaml")]) == 0
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval/loss"] for row in metrics if "eval/loss" in row]
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run")]) == 0
+    before, after = capsys.readouterr().out.splitlines()
+    assert before.startswith(f"before: loss {losses[0]:.4f} a token")
+    assert after.startswith(f"after:  loss {losses[-1]:.4f} a token") and losses[-1] < losses[0]
+    adapter = tmp_path / "run/checkpoints/step-000003/adapter"
+    assert main(["eval", str(tmp_path / "sft.yaml"), "--adapter", str(adapter)]) == 0
+    assert f"loss {losses[-1]:.4f} a token" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "run"), "--adapter"]) == 2
+    assert "use --merge" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "run"), "--merge"]) == 0
+    assert main(["eval", str(tmp_path / "sft.yaml"), f"model.path={tmp_path}/run/model"]) == 0
+    assert f"loss {losses[-1]:.4f} a token" in capsys.readouterr().out
+
+
 def test_predict_with_an_image(run, capsys):
     image = run.parent / "1-0.png"
     assert main(["predict", str(run), "--image", str(image), "Where is the seven?", "--max-new-tokens", "4"]) == 0

@@ -153,8 +153,10 @@ def _commands_before_a_run(commands) -> None:
 
 
 def _commands_after_a_run(commands) -> None:
-    evaluation = _command(commands, "eval", "held-out score, greedy, same prompt and parser", "tiercel eval runs/demo")
-    evaluation.add_argument("target", help="a GRPO recipe, or the directory of a GRPO run")
+    evaluation = _command(
+        commands, "eval", "held-out score or loss, by training's own prompt and parser", "tiercel eval runs/demo"
+    )
+    evaluation.add_argument("target", help="a recipe, or the directory of a run")
     evaluation.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     evaluation.add_argument("--adapter", type=Path, help="an adapter directory; without it a run's newest checkpoint")
     _rank_arguments(evaluation)

@@ -56,7 +56,7 @@ def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
 
 
 @contextmanager
-def launched_ranks(recipe: AnyRecipe) -> Iterator[Ranks]:
+def launched_ranks(recipe: SftRecipe | GrpoRecipe) -> Iterator[Ranks]:
     """This process among the ranks that a launcher started, once they agree; their failures in plain words."""
     limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
     with plain_failures(recipe), joined_ranks(limit) as ranks:

@@ -1,7 +1,7 @@
 """Held-out rows: greedy completions scored with training's own prompt and parser, or the loss of SFT."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,15 +13,19 @@ from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable, read_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.learner.forms import chosen_form
+from tiercel.learner.learner import Learner
+from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.family import Family
+from tiercel.models.policy import Policy
+from tiercel.models.vision import VisionStore
 from tiercel.rewards.metrics import reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
 from tiercel.runs.directory import gathered_groups
 from tiercel.training.encoding import conversation_encoder, prompt_encoder, require_readable
 from tiercel.training.setup import steps_of
-from tiercel.training.sharing import conversation_passes
-from tiercel.training.update import Engine
+from tiercel.training.sharing import Passes, conversation_passes
 from tiercel.types import Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
@@ -123,7 +127,32 @@ def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable
     return table
 
 
-def heldout_loss(engine: Engine, recipe: SftRecipe) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A policy that computes and is not trained; each rank holds it whole."""
+
+    policy: Policy
+    learner: Learner
+    vision: VisionStore
+    ranks: Ranks
+    passes_are_private: bool = True
+
+
+def loaded_model(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> LoadedModel:
+    """What passes over held-out rows need of a policy that was loaded for inference."""
+    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
+    form = chosen_form(recipe.learner.form, policy.device, obstacle)
+    learner = Learner(policy, form, False)
+    return LoadedModel(policy=policy, learner=learner.eval(), vision=VisionStore(policy, 0), ranks=ranks)
+
+
+def loss_in_words(row: Mapping[str, float]) -> str:
+    """One line for a person of what `heldout_loss` found."""
+    loss = row["eval/loss"]
+    return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) on {row['eval/count']} held-out rows"
+
+
+def heldout_loss(engine: Passes, recipe: SftRecipe) -> dict[str, float]:
     """`eval/loss`, mean negative logprob per scored token of data.eval; nothing where there are no such rows."""
     if recipe.data.eval is None:
         return {}

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tiercel.config.schema import SftRecipe
 from tiercel.distributed.balance import balancing_moves
@@ -11,9 +11,10 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import conversation_item, empty_item, packed_bins
 from tiercel.learner.forms import packed_length
 from tiercel.learner.layout import PackedTokens, PackItem, pack
+from tiercel.learner.learner import Learner
 from tiercel.models.family import Family
+from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.training.update import Engine
 from tiercel.types import EncodedConversation, EncodedPrompt
 
 T = TypeVar("T")
@@ -67,8 +68,27 @@ def balanced(
     return sorted(kept, key=lambda item: prompt_of(item).index)
 
 
+class Passes(Protocol):
+    """What passes over conversations need; a training engine is one."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def learner(self) -> Learner: ...
+
+    @property
+    def vision(self) -> VisionStore: ...
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    @property
+    def passes_are_private(self) -> bool: ...
+
+
 def conversation_passes(
-    engine: Engine, conversations: Sequence[EncodedConversation], recipe: SftRecipe
+    engine: Passes, conversations: Sequence[EncodedConversation], recipe: SftRecipe
 ) -> list[tuple[PackedTokens, tuple[str, ...]]]:
     """What this rank computes of a step of SFT: packed conversations within the token budget, with their row ids."""
     ranks, form, vision = engine.ranks, engine.learner.form, engine.vision
@@ -81,7 +101,7 @@ def conversation_passes(
     )
     bins = ranks.together(lambda: packed_bins(items, form, recipe.learner.max_tokens_per_microbatch))
     passes = [(pack([items[i] for i in bin_]), tuple(items[i].prompt.row.id for i in bin_)) for bin_ in bins]
-    missing = passes_to_add(ranks, len(passes), passes_are_private=engine.strategy.passes_are_private)
+    missing = passes_to_add(ranks, len(passes), passes_are_private=engine.passes_are_private)
     return passes + [(pack([padding_item(engine.policy.family)]), ())] * missing
 
 

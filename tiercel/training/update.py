@@ -53,6 +53,10 @@ class Engine:
     def ranks(self) -> Ranks:
         return self.strategy.ranks
 
+    @property
+    def passes_are_private(self) -> bool:
+        return self.strategy.passes_are_private
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
