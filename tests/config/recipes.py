@@ -24,6 +24,7 @@ def write_files(directory: Path) -> None:
     (directory / "rows.jsonl").write_text("{}\n", encoding="utf-8")
     (directory / "mine.py").write_text("def score(sample):\n    return 1.0\n", encoding="utf-8")
     (directory / "empty").mkdir()
+    (directory / "everything").symlink_to("/")
     (directory / "checkpoint").mkdir()
     (directory / "checkpoint" / "config.json").write_text("{}", encoding="utf-8")
     for kind, text in GOOD.items():

@@ -33,6 +33,11 @@ class Key:
     field: FieldInfo
 
     @property
+    def is_value(self) -> bool:
+        """Whether the key may hold a plain value, be it beside a section."""
+        return self.section is None or str in _members(self.field.annotation)
+
+    @property
     def leaf(self) -> str:
         return self.path.rpartition(".")[2]
 
@@ -68,6 +73,15 @@ def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
     return None, False
 
 
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation unites, itself where it unites none."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for argument in get_args(annotation) for member in _members(argument))
+    return (annotation,)
+
+
 def declared_name(path: str) -> str:
     """The dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
     return ".".join(ENTRY if part.isdigit() else part for part in path.split("."))
@@ -101,6 +115,8 @@ def _in_words(annotation: Any, metadata: list[Any]) -> str:
     if origin is tuple:
         item = _in_words(arguments[0], [])
         return f"list: each {item}" if arguments[-1] is Ellipsis else f"list of {len(arguments)}: each {item}"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return f"section with {' or '.join(annotation.model_fields)}"
     names = {int: "whole number", float: "number", str: "text", bool: "true or false"}
     return ", ".join([names.get(annotation, str(annotation)), *_bounds(metadata)])
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind, shown
-from tiercel.config.problems import Problem, dotted, schema_problems
+from tiercel.config.problems import Problem, dotted, location_of, schema_problems
 from tiercel.config.rules import path_problems, rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.config.yaml_text import YamlProblem, parse, render
@@ -215,7 +215,7 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | N
         return recipe, rule_problems(recipe)
     except ValidationError as error:
         problems = schema_problems(error, kind)
-        wrong = [details["loc"] for details in error.errors(include_url=False, include_input=False)]
+        wrong = [location_of(details) for details in error.errors(include_url=False, include_input=False)]
     if () in wrong:
         return None, problems
     try:

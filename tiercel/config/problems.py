@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tiercel.config.keys import Key, Kind, allowed_words, declared_name, keys_of, shown, type_in_words
+from tiercel.config.schema import SECTION_FORM, TEXT_FORM
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 
 
@@ -45,12 +46,17 @@ def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
     ]
 
 
+def location_of(details: ErrorDetails) -> tuple[int | str, ...]:
+    """Keys and entry numbers down to the fault."""
+    return tuple(part for part in details["loc"] if part not in (TEXT_FORM, SECTION_FORM))
+
+
 def dotted(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location)
 
 
 def _translate(details: ErrorDetails, kind: Kind) -> Iterator[Problem]:
-    path = dotted(details["loc"])
+    path = dotted(location_of(details))
     if not path:
         yield Problem(key="recipe", text="nested too deeply; a recipe has sections, and keys in them")
         return
@@ -151,6 +157,8 @@ def _boolean(details: ErrorDetails, key: Key) -> str:
 
 def _text(details: ErrorDetails, key: Key) -> str:
     value = details["input"]
+    if key.path == "data.eval":
+        return "must be a file of rows, or {fraction: 0.01} or {count: 100} of the training rows"
     if isinstance(value, bool | int | float):
         return f'must be text; put it in quotes: "{shown(value)}"'
     if isinstance(value, list) and key.path == "lora.targets":

@@ -56,7 +56,8 @@ verl, EasyR1 and the Hugging Face Trainer use (`learning_rate`: write `optim.lr`
 at once, one line each: the key, the value given, what is wrong and what to write instead. Nothing is filled in or
 corrected. `tiercel check RECIPE.yaml` tells them without starting a run; the exit code is 2.
 
-**Paths** are relative to the working directory, except images, which resolve under `data.image_root`.
+**Paths** are relative to the working directory, except images: relative ones resolve under `data.image_root`, absolute
+ones must lie there or under `data.image_roots`.
 
 A recipe with `rewards`, `rollout` or `algorithm` is for `tiercel grpo`; an SFT recipe has none of them.
 """
@@ -65,7 +66,7 @@ KEYS_ACROSS = """\
 ## Keys that must fit together
 
 - Exactly one of `train.steps` and `train.epochs`; `optim.warmup_steps` is at most `train.steps`.
-- `train.eval_every` needs `data.eval`.
+- `train.eval_every` needs `data.eval`; its section has one of `fraction` and `count`.
 - `model.min_pixels` is at most `model.max_pixels`; `rollout.min_new_tokens` is at most `rollout.max_new_tokens`.
 - `model.revision` goes with a hub model, not with a local directory.
 - `model.vision_cache_bytes` above 0 needs a vision tower and projector that are frozen and have no adapters.
@@ -91,7 +92,7 @@ KEYS_ACROSS = """\
 def render_reference() -> str:
     """The text of docs/recipe.md."""
     keys = keys_of("grpo")
-    top = [key for key in keys.values() if not key.parent and key.section is None]
+    top = [key for key in keys.values() if not key.parent and key.is_value]
     sections = [key for key in keys.values() if key.section is not None]
     parts = [HEADER, _table("## Top level", top)]
     for section in sections:
@@ -118,7 +119,7 @@ def _section(section: Key, keys: list[Key]) -> str:
         notes.append("Optional.")
     elif section.field.is_required():
         notes.append("Required.")
-    return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if key.section is None])
+    return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if key.is_value])
 
 
 def _table(title: str, keys: list[Key]) -> str:

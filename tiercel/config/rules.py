@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from os import getcwd, listdir
-from os.path import dirname, exists, expanduser, isdir, isfile, join
+from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from string import Formatter
 from typing import Any
 
@@ -18,7 +18,8 @@ from tiercel.config.reward_rules import (
     reward_entries,
     reward_names,
 )
-from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, SftRecipe, Vllm
+from tiercel.config.row_sources import row_source
+from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, HeldOut, SftRecipe, Vllm
 from tiercel.config.suggestions import nearest_word
 
 TARGET_WORDS = ("language", "vision", "projector", "all")
@@ -41,6 +42,13 @@ def _pixels(recipe: BaseRecipe) -> Problems:
             text=f"{low} given, above model.max_pixels ({high}); no image can satisfy both",
             also=("model.max_pixels",),
         )
+
+
+def _held_out(recipe: BaseRecipe) -> Problems:
+    held = recipe.data.eval
+    if isinstance(held, HeldOut) and (held.fraction is None) == (held.count is None):
+        given = "both fraction and count are" if held.count is not None else "neither fraction nor count is"
+        yield Problem(key="data.eval", text=f"{given} given; write {{fraction: 0.01}} or {{count: 100}}")
 
 
 def _prompt_template(recipe: BaseRecipe) -> Problems:
@@ -352,6 +360,7 @@ def _half_precision(recipe: BaseRecipe) -> Problem:
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _pixels,
+    _held_out,
     _prompt_template,
     _vision_cache,
     _lora_targets,
@@ -459,10 +468,24 @@ def _directory_fault(given: str) -> str | None:
     return None if isdir(given) else _no_such("directory", given)
 
 
+def _image_root_fault(given: str) -> str | None:
+    fault = _directory_fault(given)
+    if fault is None and dirname(realpath(given)) == realpath(given):
+        return "this is the whole file system, and any file could be named as an image; write the images' directory"
+    return fault
+
+
 def _rows_fault(given: str) -> str | None:
-    if not isdir(given):
-        return _file_fault(given)
-    names = [*listdir(given), *(listdir(join(given, "data")) if isdir(join(given, "data")) else [])]
+    try:
+        source = row_source(given)
+    except ValueError as error:
+        return str(error)
+    if source.is_hub:
+        return _directory_fault(source.path) if source.path.startswith(("/", ".", "~")) else None
+    path = source.path
+    if not isdir(path):
+        return _file_fault(path)
+    names = [*listdir(path), *(listdir(join(path, "data")) if isdir(join(path, "data")) else [])]
     if {"state.json", "dataset_dict.json"} & set(names) or any(name.endswith(".parquet") for name in names):
         return None
     return "this is a directory without a data set: no state.json as save_to_disk writes it, and no .parquet files"
@@ -490,9 +513,10 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "lora.init": _adapter_fault,
     "data.train": _rows_fault,
     f"data.mix.{ENTRY}.path": _rows_fault,
-    f"data.mix.{ENTRY}.image_root": _directory_fault,
+    f"data.mix.{ENTRY}.image_root": _image_root_fault,
     "data.eval": _rows_fault,
-    "data.image_root": _directory_fault,
+    "data.image_root": _image_root_fault,
+    f"data.image_roots.{ENTRY}": _image_root_fault,
     "data.template": _file_fault,
     "train.deepspeed.config": _file_fault,
     f"rewards.{ENTRY}.call": _call_fault,

@@ -3,9 +3,9 @@
 Nothing here fills in a value that depends on another key, and nothing here imports torch.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
@@ -25,6 +25,7 @@ RewardName = Literal[
     "soft_overlong", "repetition", "judge", "model",
 ]  # fmt: skip
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
+TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts them into its locations
 
 
 class Section(BaseModel):
@@ -88,6 +89,20 @@ class MixedFile(Section):
     """Where its images resolve; null takes data.image_root, or else its own directory."""
 
 
+class HeldOut(Section):
+    """Rows of data.train and data.mix that are held out: never trained on, and chosen by their ids alone. Exactly one
+    key is given. In place of the section data.eval may name a file, as data.train does."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    """Share of the usable training rows, to the nearest row."""
+    count: PositiveInt | None = None
+    """Number of rows."""
+
+
+def _form(value: Any) -> str:
+    return SECTION_FORM if isinstance(value, dict | HeldOut) else TEXT_FORM
+
+
 class Video(Section):
     """How videos become frames; families of Qwen and the local engine read them."""
 
@@ -105,15 +120,22 @@ class Data(Section):
     """Rows and images."""
 
     train: str
-    """Training rows: a .jsonl, .json or .parquet file, or a directory that Hugging Face's datasets saved."""
+    """Training rows: a .jsonl, .json or .parquet file, a directory that Hugging Face's datasets saved, or
+    hf:ORGANISATION/NAME:SPLIT of the hub; with #N at the end, N of its rows."""
     mix: tuple[MixedFile, ...] = ()
     """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
-    eval: str | None = None
-    """Held-out rows, scored greedily at step 0 and every train.eval_every steps."""
+    eval: (
+        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(_form)] | None
+    ) = None
+    """Held-out rows, scored greedily at step 0 and every train.eval_every steps: named as data.train, or
+    {fraction: 0.01} or {count: 100} of the training rows."""
     format: RowFormat = "auto"
     """Layout of the rows; auto decides per file from its first rows."""
     image_root: str | None = None
-    """Images resolve under this directory and nowhere else; null takes the row file's directory."""
+    """Images resolve under this directory; null takes the row file's directory."""
+    image_roots: tuple[str, ...] = ()
+    """Further directories under which an image may lie that is named by an absolute path. Any other path is refused;
+    symbolic links are followed first."""
     shuffle: bool = True
     """Order of the rows in an epoch: a function of (seed, epoch, index); false keeps the file's order."""
     max_prompt_tokens: PositiveInt = 4096

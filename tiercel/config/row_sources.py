@@ -1,0 +1,64 @@
+"""What data.train, data.eval and data.mix may name: a file, a directory, or a data set of the hub, whole or in part.
+
+The forms are PATH, PATH#N, hf:NAME, hf:NAME/CONFIG, hf:NAME:SPLIT and any of these with #N.
+"""
+
+import re
+from dataclasses import dataclass
+from os.path import exists, isdir
+
+HUB = "hf:"
+HUB_FORM = "hf:ORGANISATION/NAME, with /CONFIG, :SPLIT and #N where they are needed"
+DEFAULT_SPLIT = "train"
+
+_COUNTED = re.compile(r"(?P<whole>.+)#(?P<count>\d+)", re.DOTALL)
+_PART = re.compile(r"\w[\w.-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSource:
+    """Where rows come from."""
+
+    path: str  # a file or directory; of the hub, ORGANISATION/NAME or NAME
+    config: str | None = None  # of a data set of the hub
+    split: str | None = None  # the same; None: a file or directory, read by tiercel itself
+    count: int | None = None  # so many of its rows; None: all
+
+    @property
+    def is_hub(self) -> bool:
+        return self.split is not None
+
+    @property
+    def name(self) -> str:
+        """How messages and rows call it; without the count, for the rows are those of the whole."""
+        if not self.is_hub:
+            return self.path
+        return f"{HUB}{self.path}{f'/{self.config}' if self.config else ''}:{self.split}"
+
+
+def row_source(given: str) -> RowSource:
+    """The source that a recipe names. Raises ValueError with the fault and what to write instead."""
+    if exists(given):  # a real name may hold #N
+        return RowSource(path=given)
+    match = _COUNTED.fullmatch(given)
+    whole, count = (match["whole"], int(match["count"])) if match else (given, None)
+    if count == 0:
+        raise ValueError(f"#0 takes no row; write a number above 0, or {whole} for all rows")
+    if not whole.startswith(HUB):
+        return RowSource(path=whole, count=count)
+    path, _, split = whole.removeprefix(HUB).partition(":")
+    if "#" in split:
+        raise ValueError(f"{split.partition('#')[2]!r} after # is no number of rows")
+    path, config = (path, None) if _is_folder(path) else _name_and_config(path)
+    return RowSource(path=path, config=config, split=split or DEFAULT_SPLIT, count=count)
+
+
+def _is_folder(path: str) -> bool:
+    return path.startswith(("/", "./", "../", "~")) or isdir(path)
+
+
+def _name_and_config(path: str) -> tuple[str, str | None]:
+    parts = path.split("/")
+    if len(parts) > 3 or not all(_PART.fullmatch(part) for part in parts):
+        raise ValueError(f"is no data set of the hub; write {HUB_FORM}")
+    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
