@@ -35,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSource:
-    """Where an image comes from: a file under data.image_root, or bytes embedded in the row."""
+    """Where an image comes from: a file, or bytes embedded in the row."""
 
     path: str | None = None
     data: bytes | None = None
@@ -43,11 +43,19 @@ class ImageSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoSource:
-    """Where a video comes from: a file under the image root, or pictures of its frames."""
+    """Where a video comes from: a file, or pictures of its frames."""
 
     path: str
     frames: tuple[ImageSource, ...] = ()  # none: `path` is a video file
     fps: float | None = None  # frames a second, of `frames` as given or to be taken of a file; None: as the recipe says
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRoots:
+    """The directories that files of images and videos lie under, symbolic links followed."""
+
+    base: str = "."  # relative paths resolve here; absolute ones may lead here
+    more: tuple[str, ...] = ()  # absolute ones may lead here, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +81,7 @@ class Row:
     columns: Mapping[str, Any]  # every other column, as read
     file: str
     line: int  # 1-based
-    image_root: str = "."  # its images resolve under this directory
+    image_roots: ImageRoots = ImageRoots()
 
     @property
     def visuals(self) -> tuple[ImageSource | VideoSource, ...]:

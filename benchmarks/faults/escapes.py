@@ -1,6 +1,7 @@
-"""Image paths that point elsewhere: no file outside the root is opened, no socket made, each row refused by its field.
+"""Image paths that point elsewhere: no file outside the roots is opened, no socket made, each row refused by its field.
 
 Every path stands in rows of all three formats, read and decoded in a process whose every open and socket is counted.
+Beside them stand the absolute paths that lead under a root, which are taken.
 """
 
 import json
@@ -20,7 +21,7 @@ from tiercel.config.schema import Data
 from tiercel.data.formats import FormatName
 from tiercel.data.images import ImageProblem, decode, open_header
 from tiercel.data.reading import read_rows
-from tiercel.types import Row
+from tiercel.types import ImageRoots, Row
 
 SECONDS = 120.0
 PIXELS = 1_000_000
@@ -101,7 +102,16 @@ ABSOLUTE = (
     "{outside}/secret.png",
     "/{outside}/secret.png",
     "{root}/../outside/secret.png",
-    "{root}/inside.png",
+    "{root}/link.png",
+    "{root}/directory/secret.png",
+    "{more}/link.png",
+    "{more}/chain.png",
+    "{more}/up/outside/secret.png",
+    "{more}/../outside/secret.png",
+    "{more}/loop.png",
+    "{more}2/secret.png",
+    "{more}",
+    "/",
     "/etc/passwd",
     "/proc/self/environ",
     "/proc/self/cwd/outside/secret.png",
@@ -124,25 +134,30 @@ LINKS = (
     "sub/up/outside/secret.png",
     "directory/../link.png",
     "loop.png",
+    "to-more.png",
 )
+TAKEN = ("inside.png", "{root}/inside.png", "{more}/inside.png", "{alias}/inside.png", "/{more}/./inside.png")
 
 
 def escapes(size: Size, seed: int, work_dir: Path) -> Figure:
     """Every path in every format. `seed` shifts what a short run leaves out."""
     started = time.perf_counter()
-    root, outside = make_places(work_dir)
-    places = (path.replace("{root}", str(root)).replace("{outside}", str(outside)) for path in (*URLS, *ABSOLUTE))
-    paths = [*TRAVERSALS, *places, *LINKS]
+    roots, outside = make_places(work_dir)
+    paths = [*TRAVERSALS, *(_placed(path, work_dir) for path in (*URLS, *ABSOLUTE)), *LINKS]
     if size == "short":
         paths = [*paths[seed % SHORT_STRIDE :: SHORT_STRIDE], *LINKS]
     forms = [*paths, *([path] for path in paths), *({"path": path} for path in paths)]
-    cases = [(format, images) for format in ROWS for images in (forms if size == "full" else forms[:: len(ROWS)])]
+    refused = [(format, images) for format in ROWS for images in (forms if size == "full" else forms[:: len(ROWS)])]
+    taken = [(format, _placed(path, work_dir)) for format in ROWS for path in TAKEN]
+    cases = [*((case, False) for case in refused), *((case, True) for case in taken)]
 
     def work(send: Send) -> None:
         events = Counter[str]()
         sys.addaudithook(lambda event, arguments: _count(events, outside, event, arguments))
-        for number, (format, images) in enumerate(cases):
-            problem = _problem(root, work_dir / f"rows-{number}.jsonl", format, images)
+        for number, ((format, images), is_good) in enumerate(cases):
+            problem = _problem(roots, work_dir / f"rows-{number}.jsonl", format, images)
+            if is_good:
+                problem = None if problem == f"{decode.__name__} took it" else problem or "was refused"
             if problem is None and events:
                 problem = f"{dict(events)}"
             send(((f"{format}, {str(images)[:80]!r}", problem), dict(events)))
@@ -163,20 +178,32 @@ def escapes(size: Size, seed: int, work_dir: Path) -> Figure:
     )
 
 
-def make_places(work_dir: Path) -> tuple[Path, Path]:
-    """The root with an image and links that lead out of it, and the directory outside, with a good image."""
-    root, outside = work_dir / "root", work_dir / "outside"
+def make_places(work_dir: Path) -> tuple[ImageRoots, Path]:
+    """Roots with an image and links that lead out of them, and the directory outside, with a good image."""
+    root, more, outside = work_dir / "root", work_dir / "more", work_dir / "outside"
     (root / "sub").mkdir(parents=True)
+    more.mkdir()
     outside.mkdir()
     picture = Image.new("RGB", (56, 56), "red")
-    picture.save(root / "inside.png")
     picture.save(outside / "secret.png")
-    (root / "link.png").symlink_to(outside / "secret.png")
-    (root / "chain.png").symlink_to(root / "link.png")
+    for place in (root, more):
+        picture.save(place / "inside.png")
+        (place / "link.png").symlink_to(outside / "secret.png")
+        (place / "chain.png").symlink_to(place / "link.png")
+        (place / "loop.png").symlink_to(place / "loop.png")
+        (place / "up").symlink_to(work_dir)
+    (root / "to-more.png").symlink_to(more / "inside.png")
     (root / "directory").symlink_to(outside)
     (root / "sub" / "up").symlink_to(work_dir)
-    (root / "loop.png").symlink_to(root / "loop.png")
-    return root, outside
+    (work_dir / "more2").symlink_to(outside)
+    (work_dir / "alias").symlink_to(more)
+    return ImageRoots(base=str(root), more=(str(work_dir / "alias"),)), outside
+
+
+def _placed(path: str, work_dir: Path) -> str:
+    for name in ("root", "more", "outside", "alias"):
+        path = path.replace(f"{{{name}}}", str(work_dir / name))
+    return path
 
 
 def _count(events: Counter[str], outside: Path, event: str, arguments: tuple[Any, ...]) -> None:
@@ -189,11 +216,13 @@ def _count(events: Counter[str], outside: Path, event: str, arguments: tuple[Any
             events[event] += 1
 
 
-def _problem(root: Path, file: Path, format: FormatName, images: Any) -> str | None:
+def _problem(roots: ImageRoots, file: Path, format: FormatName, images: Any) -> str | None:
     """What is wrong with how the row ended; a good row beside it keeps the file readable."""
     records = [ROWS[format]("inside.png"), ROWS[format](images)]
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    config = Data(train=str(file), image_root=str(root), format=format, max_image_pixels=PIXELS)
+    config = Data(
+        train=str(file), image_root=roots.base, image_roots=roots.more, format=format, max_image_pixels=PIXELS
+    )
     table = read_rows(file, config, "grpo")
     if table.rejected:
         (rejected,) = table.rejected
@@ -201,17 +230,19 @@ def _problem(root: Path, file: Path, format: FormatName, images: Any) -> str | N
             return f"refused by the field {rejected.field}"
         return None if rejected.reason.isprintable() and len(rejected.reason) < 1000 else f"said {rejected.reason!r}"
     _, row = table.rows
-    return _decoding_problem(row, root)
+    return _decoding_problem(row)
 
 
-def _decoding_problem(row: Row, root: Path) -> str | None:
+def _decoding_problem(row: Row) -> str | None:
+    """The last reader that took an image, or how its refusal was wrong."""
+    took = None
     for read in (open_header, decode):
         for source in row.images:
             try:
-                read(source, root, PIXELS)
+                read(source, row.image_roots, PIXELS)
             except ImageProblem as problem:
                 if problem.field != "images" or not problem.reason or not str(problem).isprintable():
                     return f"refused as {problem.field}: {str(problem)!r}"
             else:
-                return f"{read.__name__} took it"
-    return None
+                took = f"{read.__name__} took it"
+    return took

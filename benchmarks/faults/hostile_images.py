@@ -20,7 +20,7 @@ from tiercel.data.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
-from tiercel.types import ImageSource
+from tiercel.types import ImageRoots, ImageSource
 
 COUNTS = {"short": 200, "full": 500}
 SECONDS = 300.0
@@ -94,8 +94,9 @@ def _judged(name: str, root: Path, family: Family) -> tuple[str | None, bool, fl
 def _taken(name: str, root: Path, family: Family) -> str | None:
     """Raises DataError where the image is refused."""
     source = ImageSource(path=name)
-    size = open_header(source, root, MAX_PIXELS)
-    picture = decode(source, root, MAX_PIXELS)
+    roots = ImageRoots(base=str(root))
+    size = open_header(source, roots, MAX_PIXELS)
+    picture = decode(source, roots, MAX_PIXELS)
     if picture.mode != "RGB" or picture.size != size or size[0] * size[1] > MAX_PIXELS or picture.info:
         return f"header {size}, picture {picture.size} {picture.mode}"
     plan = family.plan_image(size)

@@ -13,7 +13,7 @@ from tiercel.data.formats import ANSWERS, FORMATS, MARKS, detect_format, expande
 from tiercel.data.order import RowOrder
 from tiercel.data.rows import Reading
 from tiercel.documents import with_table
-from tiercel.types import Row
+from tiercel.types import ImageRoots, Row
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 # The format is that of the nearest heading above, where that names one.
@@ -42,7 +42,7 @@ def test_an_example_is_told_by_its_keys_and_accepted(name, record):
         reading = Reading(
             file="rows.jsonl",
             purpose=purpose,
-            image_root=".",
+            image_roots=ImageRoots(),
             image_size=lambda source: (640, 480),
             prompt="Where is {prompt}?" if name == "refcoco" else None,
         )

@@ -6,7 +6,7 @@ from tiercel.data.formats import clean_answer, detect_format, expanded, parse_re
 from tiercel.data.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
-from tiercel.types import ImageSource, PixelLimits, RejectedRow, Row, VideoSource
+from tiercel.types import ImageRoots, ImageSource, PixelLimits, RejectedRow, Row, VideoSource
 
 USER = {"role": "user", "content": "Where is the 7?"}
 ASSISTANT = {"role": "assistant", "content": "There."}
@@ -18,7 +18,11 @@ def size_of_100_by_50(source):
 
 def parse(record, format="tiercel", purpose="grpo", image_size=size_of_100_by_50, **reading_options):
     reading = Reading(
-        file="data/rec.jsonl", purpose=purpose, image_root="data", image_size=image_size, **reading_options
+        file="data/rec.jsonl",
+        purpose=purpose,
+        image_roots=ImageRoots(base="data"),
+        image_size=image_size,
+        **reading_options,
     )
     return parse_record(record, format=format, line=4, reading=reading)
 

@@ -12,9 +12,10 @@ from PIL import Image, ImageFile
 
 from tiercel.data.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError, EnvironmentProblem
-from tiercel.types import ImageSource
+from tiercel.types import ImageRoots, ImageSource
 
 LIMIT = 10_000
+ANYWHERE = ImageRoots()  # of pictures that have no file
 
 
 def encoded(image, format="PNG", **options):
@@ -28,14 +29,14 @@ def embedded(image, format="PNG", **options):
 
 
 def pixel(image, format="PNG", **options):
-    picture = decode(embedded(image, format, **options), None, LIMIT)
+    picture = decode(embedded(image, format, **options), ANYWHERE, LIMIT)
     assert picture.mode == "RGB"
     return picture.getpixel((0, 0))
 
 
-def problem(source, root=None, limit=LIMIT, read=decode):
+def problem(source, root=".", limit=LIMIT, read=decode, more=()):
     with pytest.raises(ImageProblem) as error:
-        read(source, root, limit)
+        read(source, ImageRoots(base=str(root), more=tuple(map(str, more))), limit)
     assert isinstance(error.value, DataError)
     assert error.value.field == "images"
     return error.value.reason
@@ -56,8 +57,8 @@ def png_header(width, height):
 def test_size_and_picture_of_each_format(tmp_path, format):
     noise((7, 5)).save(tmp_path / "a", format)
     source = ImageSource(path="a")
-    assert open_header(source, tmp_path, 35) == (7, 5)
-    picture = decode(source, tmp_path, 35)
+    assert open_header(source, ImageRoots(base=str(tmp_path)), 35) == (7, 5)
+    picture = decode(source, ImageRoots(base=str(tmp_path)), 35)
     assert (picture.size, picture.mode, picture.info) == ((7, 5), "RGB", {})
 
 
@@ -81,7 +82,7 @@ def test_transparent_palette_entry_and_colour_key_are_white():
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
-    picture = decode(embedded(palette, transparency=0), None, LIMIT)
+    picture = decode(embedded(palette, transparency=0), ANYWHERE, LIMIT)
     assert [picture.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (40, 50, 60)]
     assert pixel(Image.new("RGB", (1, 1), (1, 2, 3)), transparency=(1, 2, 3)) == (255, 255, 255)
     assert pixel(Image.new("RGB", (1, 1), (9, 2, 3)), transparency=(1, 2, 3)) == (9, 2, 3)
@@ -97,7 +98,7 @@ def test_greyscale_palette_and_bilevel():
 
 def test_16_bit_greyscale_keeps_its_high_byte():
     samples = np.array([[0, 0x00FF, 0x4000, 0xFFFF]], dtype=np.uint16)
-    picture = decode(embedded(Image.fromarray(samples)), None, LIMIT)
+    picture = decode(embedded(Image.fromarray(samples)), ANYWHERE, LIMIT)
     assert np.asarray(picture)[0].tolist() == [[0] * 3, [0] * 3, [64] * 3, [255] * 3]
 
 
@@ -130,17 +131,17 @@ def test_exif_orientation_turns_picture_and_size(format, orientation):
     exif[0x0112] = orientation
     options = {"lossless": True} if format == "WEBP" else {}
     source = embedded(Image.fromarray(CORNERS), format, exif=exif, **options)
-    picture = decode(source, None, LIMIT)
+    picture = decode(source, ANYWHERE, LIMIT)
     assert np.array_equal(np.asarray(picture), UPRIGHT[orientation])
-    assert open_header(source, None, LIMIT) == picture.size
+    assert open_header(source, ANYWHERE, LIMIT) == picture.size
 
 
 def test_exif_orientation_of_a_jpeg():
     exif = Image.Exif()
     exif[0x0112] = 6
     source = embedded(noise((40, 30)), "JPEG", exif=exif)
-    assert open_header(source, None, LIMIT) == (30, 40)
-    assert decode(source, None, LIMIT).size == (30, 40)
+    assert open_header(source, ANYWHERE, LIMIT) == (30, 40)
+    assert decode(source, ANYWHERE, LIMIT).size == (30, 40)
 
 
 # Animation
@@ -155,8 +156,8 @@ def test_animations_are_refused(format):
 
 def test_a_multi_picture_jpeg_is_its_first_picture():
     source = embedded(Image.new("RGB", (16, 8), "red"), "MPO", save_all=True, append_images=[noise((4, 4))])
-    assert open_header(source, None, LIMIT) == (16, 8)
-    red, green, blue = decode(source, None, LIMIT).getpixel((0, 0))
+    assert open_header(source, ANYWHERE, LIMIT) == (16, 8)
+    red, green, blue = decode(source, ANYWHERE, LIMIT).getpixel((0, 0))
     assert red > 250
     assert max(green, blue) < 5
 
@@ -201,7 +202,7 @@ def test_text_and_empty_bytes_are_refused():
 def test_a_library_that_lets_truncated_files_pass_is_named(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(EnvironmentProblem, match="LOAD_TRUNCATED_IMAGES"):
-        decode(embedded(noise()), None, LIMIT)
+        decode(embedded(noise()), ANYWHERE, LIMIT)
 
 
 # Paths
@@ -246,9 +247,64 @@ def test_messages_show_a_path_short_and_as_plain_text():
     assert str(ImageProblem("x" * 1000, "why")) == "x" * 197 + "...: why"
 
 
-def test_absolute_paths_are_refused_even_under_the_root(tmp_path):
-    noise().save(tmp_path / "a.png")
-    assert "absolute" in problem(ImageSource(path=str(tmp_path / "a.png")), tmp_path)
+def places(tmp_path):
+    """A root, another one, and a directory that is none; each with an image of its own size."""
+    for width, name in enumerate(("root", "more", "outside"), start=1):
+        (tmp_path / name).mkdir()
+        noise((width, 1)).save(tmp_path / name / "a.png")
+    return tmp_path / "root", tmp_path / "more", tmp_path / "outside"
+
+
+def width(path, root, *more):
+    roots = ImageRoots(base=str(root), more=tuple(map(str, more)))
+    return open_header(ImageSource(path=str(path)), roots, LIMIT)[0]
+
+
+def test_absolute_paths_lie_under_the_root_or_a_listed_one(tmp_path):
+    root, more, outside = places(tmp_path)
+    assert width(root / "a.png", root) == 1
+    assert width(more / "a.png", root, more) == 2
+    assert "data.image_roots" in problem(ImageSource(path=str(more / "a.png")), root)
+    assert "data.image_roots" in problem(ImageSource(path=str(outside / "a.png")), root, more=[more])
+    assert "no such file" in problem(ImageSource(path=str(more / "none.png")), root, more=[more])
+
+
+def test_relative_paths_resolve_under_the_root_alone(tmp_path):
+    root, more, _ = places(tmp_path)
+    (more / "only.png").write_bytes((more / "a.png").read_bytes())
+    assert width("a.png", root, more) == 1
+    assert "no such file" in problem(ImageSource(path="only.png"), root, more=[more])
+    (root / "link.png").symlink_to(more / "a.png")
+    assert "symbolic link" in problem(ImageSource(path="link.png"), root, more=[more])
+
+
+def test_links_of_absolute_paths_are_followed_before_they_are_judged(tmp_path):
+    root, more, outside = places(tmp_path)
+    (more / "out.png").symlink_to(outside / "a.png")
+    (more / "up").symlink_to(tmp_path)
+    (outside / "in.png").symlink_to(more / "a.png")
+    (tmp_path / "alias").symlink_to(more)
+    for path in (more / "out.png", more / "up" / "outside" / "a.png"):
+        assert "data.image_roots" in problem(ImageSource(path=str(path)), root, more=[more])
+    assert "contains '..'" in problem(ImageSource(path=f"{more}/../outside/a.png"), root, more=[more])
+    assert "contains '..'" in problem(ImageSource(path=f"{outside}/../more/a.png"), root, more=[more])
+    assert width(outside / "in.png", root, more) == 2
+    assert width(tmp_path / "alias" / "a.png", root, more) == 2
+    assert width(more / "a.png", root, tmp_path / "alias") == 2  # the root is a link itself
+
+
+def test_a_name_that_begins_as_a_root_is_not_under_it(tmp_path):
+    root, more, _ = places(tmp_path)
+    (tmp_path / "more2").mkdir()
+    noise().save(tmp_path / "more2" / "a.png")
+    assert "data.image_roots" in problem(ImageSource(path=str(tmp_path / "more2" / "a.png")), root, more=[more])
+
+
+def test_the_whole_file_system_is_no_root(tmp_path):
+    *_, outside = places(tmp_path)
+    (tmp_path / "everything").symlink_to("/")
+    for root in ("/", tmp_path / "everything"):
+        assert "data.image_roots" in problem(ImageSource(path=str(outside / "a.png")), root, more=[root])
 
 
 def test_symbolic_links_may_not_leave_the_root(tmp_path):
@@ -263,14 +319,14 @@ def test_symbolic_links_may_not_leave_the_root(tmp_path):
     assert "symbolic link" in problem(ImageSource(path="out.png"), root)
     assert "symbolic link" in problem(ImageSource(path="up/outside.png"), root)
     assert "cannot be read" in problem(ImageSource(path="loop"), root)
-    assert open_header(ImageSource(path="in/a.png"), root, LIMIT) == (4, 3)
+    assert open_header(ImageSource(path="in/a.png"), ImageRoots(base=str(root)), LIMIT) == (4, 3)
 
 
 def test_a_root_that_is_a_link_itself(tmp_path):
     (tmp_path / "real").mkdir()
     noise((4, 3)).save(tmp_path / "real" / "a.png")
     (tmp_path / "root").symlink_to(tmp_path / "real")
-    assert open_header(ImageSource(path="a.png"), tmp_path / "root", LIMIT) == (4, 3)
+    assert open_header(ImageSource(path="a.png"), ImageRoots(base=str(tmp_path / "root")), LIMIT) == (4, 3)
 
 
 def test_a_neighbour_whose_name_begins_like_the_root(tmp_path):

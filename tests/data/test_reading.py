@@ -11,7 +11,7 @@ from PIL import Image
 from tiercel.config.schema import Data
 from tiercel.data.images import decode
 from tiercel.data.reading import (
-    image_root,
+    image_roots,
     read_rows,
     read_training_rows,
     require_few_bad,
@@ -19,7 +19,7 @@ from tiercel.data.reading import (
     write_fix_report,
 )
 from tiercel.errors import DataError, EnvironmentProblem, RunError
-from tiercel.types import RejectedRow
+from tiercel.types import ImageRoots, RejectedRow
 
 
 def line(id=None, **more):
@@ -112,8 +112,8 @@ def test_missing_file_and_missing_image_root(tmp_path):
     with pytest.raises(DataError, match=r"rows\.jsonl: cannot be read"):
         read(tmp_path / "rows.jsonl")
     with pytest.raises(DataError, match=r"data\.image_root"):
-        image_root(tmp_path / "rows.jsonl", config(image_root=str(tmp_path / "none")))
-    assert image_root(tmp_path / "rows.jsonl", config()) == tmp_path
+        image_roots(tmp_path / "rows.jsonl", config(image_root=str(tmp_path / "none")))
+    assert image_roots(tmp_path / "rows.jsonl", config()) == ImageRoots(base=str(tmp_path))
 
 
 def test_format_can_be_set(tmp_path):
@@ -172,7 +172,7 @@ def test_parquet_with_embedded_images(tmp_path):
     first, second = table.rows
     assert (first.line, first.answer, first.columns) == (1, "1", {"level": 1})
     assert (second.line, second.images, second.columns) == (2, (), {"level": None})
-    picture = decode(first.images[0], tmp_path, 100)
+    picture = decode(first.images[0], first.image_roots, 100)
     assert picture.size == (3, 2)
     assert picture.getpixel((0, 0)) == (255, 0, 0)
 
@@ -243,7 +243,7 @@ def test_a_data_set_that_save_to_disk_wrote():
         ("saved_dataset:1", 1, "red"),
         ("saved_dataset:2", 2, "blue"),
     ]
-    colours = [decode(row.images[0], Path(row.image_root), 1000).getpixel((3, 3)) for row in table.rows]
+    colours = [decode(row.images[0], row.image_roots, 1000).getpixel((3, 3)) for row in table.rows]
     assert colours == [(255, 0, 0), (0, 0, 255)]
 
 
@@ -319,9 +319,9 @@ def test_files_are_mixed_by_weight_each_with_its_own_format_and_images(tmp_path)
     table = read_training_rows(Data(train=str(tmp_path / "one/rows.jsonl"), mix=mix), "grpo")
     assert (table.counts, table.weights, table.total) == ((6, 1), (1.0, 0.5), 7)
     assert table.format == "tiercel, vlm_r1"
-    assert [row.image_root for row in table.rows][-2:] == [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert [row.image_roots.base for row in table.rows][-2:] == [str(tmp_path / "one"), str(tmp_path / "two")]
     order = table.order(0, True)
-    drawn = [table.rows[order.row(index)].image_root for index in range(70)]
+    drawn = [table.rows[order.row(index)].image_roots.base for index in range(70)]
     assert drawn.count(str(tmp_path / "two")) == 20  # 2 of the 7 rows of a round
 
 
@@ -362,3 +362,17 @@ def test_the_fix_report_holds_what_made_rows_unreadable(tmp_path):
     assert write_fix_report(table.rejected, tmp_path / "fix.jsonl") == 2
     found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
     assert found[0]["row"] == {"messages": "\ud800"} and [each["line"] for each in found] == [2, 3]
+
+
+def test_absolute_paths_are_judged_as_the_rows_are_read(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link.png").symlink_to("/etc/hostname")
+    paths = [str(tmp_path / name) for name in ("in/a.png", "out/a.png", "in/link.png")]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(line(str(number), images=[path]) for number, path in enumerate(paths)))
+    table = read(file, image_root=str(tmp_path / "in"))
+    assert [row.id for row in table.rows] == ["0", "2"]  # whether the link leads out is asked when it is opened
+    (rejected,) = table.rejected
+    assert (rejected.id, rejected.field) == ("1", "images[0]")
+    assert "add its directory to data.image_roots" in rejected.reason
+    assert len(read(file, image_root=str(tmp_path / "in"), image_roots=(str(tmp_path),)).rows) == 3

@@ -10,7 +10,7 @@ from PIL import Image
 from tiercel.config.schema import Data
 from tiercel.data.images import ImageProblem
 from tiercel.data.videos import decode_video, evenly, open_video
-from tiercel.types import ImageSource, VideoSource
+from tiercel.types import ImageRoots, ImageSource, VideoSource
 
 av = pytest.importorskip("av")
 CODECS = {".mp4": "mpeg4", ".mkv": "mpeg4", ".avi": "mpeg4"}
@@ -57,27 +57,27 @@ def test_frames_are_taken_evenly(count, rate, fps, most, expected, pace):
 @pytest.mark.parametrize("suffix", CODECS)
 def test_frames_of_a_file(tmp_path, suffix):
     write_video(tmp_path / f"a{suffix}", count=20)
-    header = open_video(VideoSource(path=f"a{suffix}"), tmp_path, data())
+    header = open_video(VideoSource(path=f"a{suffix}"), ImageRoots(base=str(tmp_path)), data())
     assert (header.size, header.frame_numbers, header.fps) == ((64, 48), (0, 5, 10, 15), 2.0)
-    frames, fps = decoded(VideoSource(path=f"a{suffix}", fps=5.0), tmp_path, data())
+    frames, fps = decoded(VideoSource(path=f"a{suffix}", fps=5.0), ImageRoots(base=str(tmp_path)), data())
     assert numbers(frames) == list(range(0, 20, 2)) and fps == 5.0
-    assert len(decoded(VideoSource(path=f"a{suffix}"), tmp_path, data(max_frames=2))[0]) == 2
+    assert len(decoded(VideoSource(path=f"a{suffix}"), ImageRoots(base=str(tmp_path)), data(max_frames=2))[0]) == 2
 
 
 def test_frames_as_a_list(tmp_path):
     for number in range(3):
         Image.new("RGB", (8, 6), (10 * number,) * 3).save(tmp_path / f"{number}.png")
     source = VideoSource(path="0.png", frames=tuple(ImageSource(path=f"{number}.png") for number in range(3)))
-    frames, fps = decoded(source, tmp_path, data(fps=4.0))
+    frames, fps = decoded(source, ImageRoots(base=str(tmp_path)), data(fps=4.0))
     assert (numbers(frames), fps) == ([0, 1, 2], 4.0)
     with pytest.raises(ImageProblem, match=r"3 frames, more than data\.video\.max_frames = 2"):
-        open_video(source, tmp_path, data(max_frames=2))
+        open_video(source, ImageRoots(base=str(tmp_path)), data(max_frames=2))
     Image.new("RGB", (9, 6)).save(tmp_path / "2.png")
     with pytest.raises(ImageProblem, match="has frames of"):
-        open_video(source, tmp_path, data())
+        open_video(source, ImageRoots(base=str(tmp_path)), data())
     (tmp_path / "2.png").unlink()
     with pytest.raises(ImageProblem, match=r"2\.png: no such file") as error:
-        open_video(source, tmp_path, data())
+        open_video(source, ImageRoots(base=str(tmp_path)), data())
     assert error.value.field == "videos"
 
 
@@ -94,7 +94,7 @@ def test_frames_as_a_list(tmp_path):
 def test_files_that_are_no_video(tmp_path, content, says):
     (tmp_path / "a.mp4").write_bytes(content)
     with pytest.raises(ImageProblem, match=says) as error:
-        open_video(VideoSource(path="a.mp4"), tmp_path, data())
+        open_video(VideoSource(path="a.mp4"), ImageRoots(base=str(tmp_path)), data())
     assert error.value.field == "videos"
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_breaks_off_is_refused_or_whole(tmp_path):
     for length in range(8, len(whole), len(whole) // 40):
         (tmp_path / "a.mkv").write_bytes(whole[:length])
         try:
-            frames, _ = decoded(VideoSource(path="a.mkv", fps=10.0), tmp_path, data())
+            frames, _ = decoded(VideoSource(path="a.mkv", fps=10.0), ImageRoots(base=str(tmp_path)), data())
         except ImageProblem as problem:
             assert problem.field == "videos"
             refused += 1
@@ -126,7 +126,7 @@ def test_flipped_bytes_are_a_rejected_row_at_worst(tmp_path, suffix):
             spoilt[place] = generator.integers(256)
         (tmp_path / f"a{suffix}").write_bytes(bytes(spoilt))
         try:
-            frames, _ = decoded(VideoSource(path=f"a{suffix}"), tmp_path, data())
+            frames, _ = decoded(VideoSource(path=f"a{suffix}"), ImageRoots(base=str(tmp_path)), data())
         except ImageProblem as problem:
             fields.append(problem.field)
         else:
@@ -149,7 +149,7 @@ def test_a_portrait_that_lies_on_its_side_is_turned_upright(tmp_path):
     turned = [0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30]  # 90 degrees clockwise
     content[matrix : matrix + 36] = struct.pack(">9i", *turned)
     (tmp_path / "a.mp4").write_bytes(bytes(content))
-    (frame,), _ = decoded(VideoSource(path="a.mp4"), tmp_path, data())
+    (frame,), _ = decoded(VideoSource(path="a.mp4"), ImageRoots(base=str(tmp_path)), data())
     picture = np.asarray(frame)
     assert picture.shape == (64, 48, 3)
     assert picture[:32].mean() > 150 and picture[32:].mean() < 50  # what was left is above
@@ -160,4 +160,19 @@ def test_a_path_that_leaves_the_root_is_refused(tmp_path):
     write_video(tmp_path / "a.mp4", count=2)
     (tmp_path / "in" / "a.mp4").symlink_to(tmp_path / "a.mp4")
     with pytest.raises(ImageProblem):
-        open_video(VideoSource(path="a.mp4"), tmp_path / "in", data())
+        open_video(VideoSource(path="a.mp4"), ImageRoots(base=str(tmp_path / "in")), data())
+
+
+def test_absolute_paths_of_files_and_frames_need_a_root(tmp_path):
+    (tmp_path / "more").mkdir()
+    write_video(tmp_path / "more" / "a.mp4", count=2)
+    Image.new("RGB", (8, 6)).save(tmp_path / "more" / "0.png")
+    frame = str(tmp_path / "more" / "0.png")
+    sources = (
+        VideoSource(path=str(tmp_path / "more" / "a.mp4")),
+        VideoSource(path=frame, frames=(ImageSource(path=frame),) * 2),
+    )
+    for source in sources:
+        assert open_video(source, ImageRoots(base="x", more=(str(tmp_path / "more"),)), data()).size[1] >= 6
+        with pytest.raises(DataError, match=r"data\.image_roots"):
+            open_video(source, ImageRoots(base="x"), data())

@@ -1,14 +1,16 @@
 """Images of rows, opened with suspicion: path checked, sized from the header, decoded to plain RGB.
 
-PNG, JPEG and WEBP only, from files under one root or from bytes embedded in the row. Nothing is fetched.
+PNG, JPEG and WEBP only, from files under the recipe's roots or from bytes embedded in the row. Nothing is fetched.
 """
 
+import os
 import re
 import stat
 import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BufferedReader, BytesIO
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from tiercel.errors import DataError, EnvironmentProblem
-from tiercel.types import ImageSource, Size
+from tiercel.types import ImageRoots, ImageSource, Size
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 
@@ -71,18 +73,18 @@ class ImageProblem(DataError):
         return ImageProblem, (self.path, self.reason, self.field)
 
 
-def open_header(source: ImageSource, root: Path, max_pixels: int) -> Size:
+def open_header(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
     """(width, height) in pixels of the upright picture, from the header alone.
 
-    Raises ImageProblem where the path leaves `root`, the file is missing, empty, of another format, animated,
+    Raises ImageProblem where the path leaves `roots`, the file is missing, empty, of another format, animated,
     or claims more than `max_pixels`.
     """
-    with _opened(source, root, max_pixels) as image:
+    with _opened(source, roots, max_pixels) as image:
         width, height = image.size
         return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
 
 
-def decode(source: ImageSource, root: Path, max_pixels: int) -> Image.Image:
+def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Image:
     """The upright picture in 8-bit RGB, without metadata.
 
     Transparent pixels are laid on white; 16-bit greyscale keeps its high byte; CMYK is converted without a
@@ -93,7 +95,7 @@ def decode(source: ImageSource, root: Path, max_pixels: int) -> Image.Image:
             "some imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES, so images cut short would pass as whole; "
             "set it back to False"
         )
-    with _opened(source, root, max_pixels) as image:
+    with _opened(source, roots, max_pixels) as image:
         # Before load(), so that header and picture agree even where metadata follow the pixels.
         transposition = _UPRIGHT.get(_orientation(image))
         image.load()
@@ -119,11 +121,37 @@ def path_problem(path: str) -> str | None:
     if "://" in path or path.lower().startswith(("data:", "file:")):
         return "is a URL; nothing is fetched: give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
-    if parts[0] == "" or (len(parts[0]) == 2 and parts[0][1] == ":"):
-        return "is an absolute path; give it relative to data.image_root"
+    if path[0] == "\\" or (len(parts[0]) == 2 and parts[0][1] == ":"):
+        return "is an absolute path of Windows; give it relative to data.image_root"
     if ".." in parts:
         return "contains '..'; give it relative to data.image_root"
     return None
+
+
+def stray_problem(path: str, roots: ImageRoots) -> str | None:
+    """Why an absolute path is refused; None for any other, and where its directory leads under a root, for then the
+    file is judged when it is opened."""
+    if not path.startswith("/") or _directory_is_under(os.path.dirname(path), roots):
+        return None
+    return None if _is_under(Path(os.path.realpath(path)), roots) else _stray(roots)
+
+
+@lru_cache(maxsize=4096)  # rows of a file share few directories, and the disk may be far away
+def _directory_is_under(directory: str, roots: ImageRoots) -> bool:
+    return _is_under(Path(os.path.realpath(directory)), roots)
+
+
+def _is_under(file: Path, roots: ImageRoots) -> bool:
+    """Whether a file, links followed, lies under a root. The whole file system is none."""
+    real = (Path(os.path.realpath(root)) for root in (roots.base, *roots.more))
+    return any(root != root.parent and file.is_relative_to(root) for root in real)
+
+
+def _stray(roots: ImageRoots) -> str:
+    return (
+        f"is an absolute path that leads neither under data.image_root ({roots.base}) nor under data.image_roots; add "
+        "its directory to data.image_roots, or give it relative to data.image_root"
+    )
 
 
 def shown_path(path: str) -> str:
@@ -132,18 +160,22 @@ def shown_path(path: str) -> str:
     return short if short.isprintable() else ascii(short)
 
 
-def resolve(path: str, root: Path) -> Path:
-    """The file that `path` names under `root`, symbolic links followed. Raises ImageProblem."""
+def resolve(path: str, roots: ImageRoots) -> Path:
+    """The file that `path` names under `roots`, symbolic links followed. Raises ImageProblem."""
     if problem := path_problem(path):
         raise ImageProblem(path, problem)
     try:
-        real_root = root.resolve()
-        file = (real_root / path).resolve()
-        if not file.is_relative_to(real_root):
-            raise ImageProblem(path, f"leads out of data.image_root ({root}) through a symbolic link")
+        base = Path(roots.base).resolve()
+        file = (base / path).resolve()
+        if path.startswith("/"):
+            if not _is_under(file, roots):
+                raise ImageProblem(path, _stray(roots))
+        elif not file.is_relative_to(base):
+            raise ImageProblem(path, f"leads out of data.image_root ({roots.base}) through a symbolic link")
         status = file.stat()
     except FileNotFoundError as error:
-        raise ImageProblem(path, f"no such file under data.image_root ({root})") from error
+        where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
+        raise ImageProblem(path, f"no such file{where}") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(status.st_mode):
@@ -154,11 +186,11 @@ def resolve(path: str, root: Path) -> Path:
 
 
 @contextmanager
-def _opened(source: ImageSource, root: Path, max_pixels: int) -> Iterator[Image.Image]:
+def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator[Image.Image]:
     """The image, header read and checked; faults of reading it, in the body too, become ImageProblems."""
     name = source_name(source)
     try:
-        with _stream(source, root) as stream, Image.open(stream, formats=ACCEPTED_FORMATS) as image:
+        with _stream(source, roots) as stream, Image.open(stream, formats=ACCEPTED_FORMATS) as image:
             if problem := _header_problem(image, max_pixels):
                 raise ImageProblem(name, problem)
             yield image
@@ -182,14 +214,14 @@ class _Stream(BufferedReader):
         return super().read(size)
 
 
-def _stream(source: ImageSource, root: Path) -> _Stream:
+def _stream(source: ImageSource, roots: ImageRoots) -> _Stream:
     if source.data is not None:
         if not source.data:
             raise ImageProblem(source_name(source), "the embedded image is empty (0 bytes)")
         return _Stream(BytesIO(source.data))
     if source.path is None:
         raise ImageProblem(source_name(source), "has neither a path nor bytes")
-    return _Stream(resolve(source.path, root).open("rb", buffering=0))
+    return _Stream(resolve(source.path, roots).open("rb", buffering=0))
 
 
 def _header_problem(image: Image.Image, max_pixels: int) -> str | None:

@@ -17,7 +17,7 @@ from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.errors import DataError, RunError
 from tiercel.reliability.redaction import redact_values
-from tiercel.types import RejectedRow, Row
+from tiercel.types import ImageRoots, RejectedRow, Row
 
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
@@ -73,7 +73,7 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[
     `write_bad_rows`, then call `require_few_bad`.
     """
     file = Path(path)
-    root = image_root(path, config)
+    roots = image_roots(path, config)
     try:
         records = records_of(file)
         first = list(islice(records, _DETECTION_ROWS))
@@ -83,8 +83,8 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[
         reading = Reading(
             file=str(file),
             purpose=purpose,
-            image_root=str(root),
-            image_size=partial(open_header, root=root, max_pixels=config.max_image_pixels),
+            image_roots=roots,
+            image_size=partial(open_header, roots=roots, max_pixels=config.max_image_pixels),
             prompt=config.prompt,
             last_turn_only=purpose == "sft" and config.train_turns == "last",
         )
@@ -111,14 +111,15 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[
     )
 
 
-def image_root(path: str | Path, config: Data) -> Path:
-    """The directory that images of a row file resolve under. Raises DataError where there is none."""
+def image_roots(path: str | Path, config: Data) -> ImageRoots:
+    """Where images of a row file may lie. Raises DataError where data.image_root is no directory."""
     if config.image_root is None:
-        return Path(path) if Path(path).is_dir() else Path(path).parent
-    root = Path(config.image_root)
-    if not root.is_dir():
-        raise DataError(f"data.image_root: {root} is no directory; images resolve under it")
-    return root
+        base = Path(path) if Path(path).is_dir() else Path(path).parent
+    else:
+        base = Path(config.image_root)
+        if not base.is_dir():
+            raise DataError(f"data.image_root: {base} is no directory; images resolve under it")
+    return ImageRoots(base=str(base), more=config.image_roots)
 
 
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:

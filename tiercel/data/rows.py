@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any, Literal
 
-from tiercel.data.images import path_problem, shown_path
+from tiercel.data.images import path_problem, shown_path, stray_problem
 from tiercel.errors import DataError
-from tiercel.types import Box, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
+from tiercel.types import Box, ImageRoots, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
 
 Purpose = Literal["sft", "grpo"]
 Role = Literal["system", "user", "assistant"]
@@ -240,7 +240,7 @@ class Reading:
 
     file: str
     purpose: Purpose
-    image_root: str
+    image_roots: ImageRoots
     image_size: ImageSize  # (width, height) of an image, or DataError
     prompt: str | None = None  # data.prompt
     last_turn_only: bool = False  # data.train_turns
@@ -256,6 +256,7 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
     if reading.prompt is not None:
         messages = fill_prompt(messages, reading.prompt, draft.columns)
     messages = fill_references(messages, draft.references)
+    require_under_roots(draft, reading.image_roots)
     messages = place_marks(messages, VIDEO_MARK, len(draft.videos), field)
     messages = place_marks(messages, IMAGE_MARK, len(draft.images), field)
     if pixels is not None and draft.videos and not draft.images:
@@ -278,8 +279,18 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
         columns=draft.columns,
         file=reading.file,
         line=line,
-        image_root=reading.image_root,
+        image_roots=reading.image_roots,
     )
+
+
+def require_under_roots(draft: Draft, roots: ImageRoots) -> None:
+    """Raises DataError where an absolute path leads elsewhere: a file of such rows is refused as it is read."""
+    files = [(f"images[{number}]", image) for number, image in enumerate(draft.images)]
+    for number, video in enumerate(draft.videos):
+        files += [(f"videos[{number}]", file) for file in video.frames or [ImageSource(path=video.path)]]
+    for field, file in files:
+        if file.data is None and file.path is not None and (problem := stray_problem(file.path, roots)):
+            raise DataError(f"{shown_path(file.path)}: {problem}", field=field)
 
 
 def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:

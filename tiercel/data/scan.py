@@ -6,7 +6,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TypeAlias
 
 from tiercel.config.schema import Data
@@ -14,11 +13,11 @@ from tiercel.data.images import ImageProblem, open_header
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
 from tiercel.errors import DataError
-from tiercel.types import ImageSource, RejectedRow, Row, Size
+from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row, Size
 
 PERCENTILES = (0, 50, 90, 99, 100)
 
-_Place: TypeAlias = "tuple[str, ImageSource]"  # the directory that an image resolves under, and the image
+_Place: TypeAlias = "tuple[ImageRoots, ImageSource]"
 _BLOCK_ROWS = 256
 _HEADER_THREADS = 8  # headers wait for the disk or the network, not for the processor
 
@@ -105,7 +104,7 @@ def _prompt_length(
 ) -> int:
     row_sizes = []
     for image in row.images:
-        size = sizes[row.image_root, image]
+        size = sizes[row.image_roots, image]
         if isinstance(size, ImageProblem):
             raise size.with_traceback(None)  # one problem may speak for many rows
         row_sizes.append(size)
@@ -126,16 +125,16 @@ def _sizes(
     threads: Executor,
 ) -> dict[_Place, Size | ImageProblem]:
     """The size of each distinct image of the rows, or what is wrong with it."""
-    images = dict.fromkeys((row.image_root, image) for row in rows for image in row.images)
+    images = dict.fromkeys((row.image_roots, image) for row in rows for image in row.images)
     unknown = [image for image in images if image not in known]
     found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))
     return {image: found[image] if image in found else known[image] for image in images}
 
 
 def _size(place: _Place, max_pixels: int) -> Size | ImageProblem:
-    root, image = place
+    roots, image = place
     try:
-        return open_header(image, Path(root), max_pixels)
+        return open_header(image, roots, max_pixels)
     except ImageProblem as problem:
         return problem
 

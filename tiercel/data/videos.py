@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -16,7 +15,7 @@ from PIL import Image
 from tiercel.config.schema import Data
 from tiercel.data.images import ImageProblem, decode, open_header, resolve
 from tiercel.errors import EnvironmentProblem
-from tiercel.types import Size, VideoSource
+from tiercel.types import ImageRoots, Size, VideoSource
 
 _HEAD_BYTES = 16
 
@@ -30,15 +29,15 @@ class VideoHeader:
     fps: float  # of these frames
 
 
-def open_video(source: VideoSource, root: Path, data: Data) -> VideoHeader:
+def open_video(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
     """Size and frames of a video: of a list every frame's header, of a file its first frame. Raises ImageProblem, and
     EnvironmentProblem where a file needs PyAV."""
-    return _header_of_list(source, root, data) if source.frames else _header_of_file(source, root, data)
+    return _header_of_list(source, roots, data) if source.frames else _header_of_file(source, roots, data)
 
 
-def decode_video(source: VideoSource, root: Path, data: Data, header: VideoHeader) -> Iterator[Image.Image]:
+def decode_video(source: VideoSource, roots: ImageRoots, data: Data, header: VideoHeader) -> Iterator[Image.Image]:
     """The frames in RGB, one after the other, for many large ones fill a memory. Raises ImageProblem."""
-    frames = _frames_of_list(source, root, data) if source.frames else _frames_of_file(source, root, header)
+    frames = _frames_of_list(source, roots, data) if source.frames else _frames_of_file(source, roots, header)
     for frame in frames:
         if frame.size != header.size:
             raise _problem(source, f"has frames of {frame.size} among frames of {header.size} pixels")
@@ -49,12 +48,12 @@ def _problem(source: VideoSource, reason: str) -> ImageProblem:
     return ImageProblem(source.path, reason, field="videos")
 
 
-def _header_of_list(source: VideoSource, root: Path, data: Data) -> VideoHeader:
+def _header_of_list(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
     count = len(source.frames)
     if count > data.video.max_frames:
         raise _problem(source, f"has {count} frames, more than data.video.max_frames = {data.video.max_frames}")
     try:
-        sizes = [open_header(frame, root, data.max_image_pixels) for frame in source.frames]
+        sizes = [open_header(frame, roots, data.max_image_pixels) for frame in source.frames]
     except ImageProblem as problem:
         raise ImageProblem(problem.path, problem.reason, field="videos") from None
     if odd := [size for size in sizes if size != sizes[0]]:
@@ -62,16 +61,16 @@ def _header_of_list(source: VideoSource, root: Path, data: Data) -> VideoHeader:
     return VideoHeader(size=sizes[0], frame_numbers=tuple(range(count)), fps=source.fps or data.video.fps)
 
 
-def _frames_of_list(source: VideoSource, root: Path, data: Data) -> Iterator[Image.Image]:
+def _frames_of_list(source: VideoSource, roots: ImageRoots, data: Data) -> Iterator[Image.Image]:
     for frame in source.frames:
         try:
-            yield decode(frame, root, data.max_image_pixels)
+            yield decode(frame, roots, data.max_image_pixels)
         except ImageProblem as problem:
             raise ImageProblem(problem.path, problem.reason, field="videos") from None
 
 
-def _header_of_file(source: VideoSource, root: Path, data: Data) -> VideoHeader:
-    with _opened(source, root) as (container, stream):
+def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
+    with _opened(source, roots) as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > data.max_image_pixels:
             reason = f"{width} x {height} pixels are more than data.max_image_pixels = {data.max_image_pixels}"
@@ -82,7 +81,7 @@ def _header_of_file(source: VideoSource, root: Path, data: Data) -> VideoHeader:
             raise _problem(source, "has no frame that can be decoded")
         size = _upright(first).size
     if not count:
-        with _opened(source, root) as (container, stream):
+        with _opened(source, roots) as (container, stream):
             count = sum(1 for packet in container.demux(stream) if packet.size)
     if not count or not rate:
         raise _problem(source, "says neither how many frames it has nor how fast they are")
@@ -90,9 +89,9 @@ def _header_of_file(source: VideoSource, root: Path, data: Data) -> VideoHeader:
     return VideoHeader(size=size, frame_numbers=numbers, fps=fps)
 
 
-def _frames_of_file(source: VideoSource, root: Path, header: VideoHeader) -> Iterator[Image.Image]:
+def _frames_of_file(source: VideoSource, roots: ImageRoots, header: VideoHeader) -> Iterator[Image.Image]:
     wanted, taken = set(header.frame_numbers), 0
-    with _opened(source, root) as (container, stream):
+    with _opened(source, roots) as (container, stream):
         for number, frame in enumerate(container.decode(stream)):
             if number in wanted:
                 yield _upright(frame)
@@ -125,10 +124,10 @@ def _kind(head: bytes) -> str | None:
 
 
 @contextmanager
-def _opened(source: VideoSource, root: Path) -> Iterator[tuple[Any, Any]]:
+def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]:
     """The container and its first stream of pictures."""
     try:
-        path = resolve(source.path, root)
+        path = resolve(source.path, roots)
     except ImageProblem as problem:
         raise ImageProblem(problem.path, problem.reason, field="videos") from None
     try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe
 from tiercel.data.images import decode
@@ -35,15 +34,15 @@ def conversation_encoder(family: Family, data: Data) -> Callable[[Row, int], Enc
 
 def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
     """A row's images and videos in the order of their marks, decoded and resized. Raises DataError."""
-    root = Path(row.image_root)
+    roots = row.image_roots
     encoded = []
     for source in row.visuals:
         if isinstance(source, VideoSource):
-            header = open_video(source, root, data)
-            frames = decode_video(source, root, data, header)
+            header = open_video(source, roots, data)
+            frames = decode_video(source, roots, data, header)
             encoded.append(family.encode_video(frames, _video_plan(family, data, header)))
         else:
-            encoded.append(family.encode_image(decode(source, root, data.max_image_pixels), row.pixels))
+            encoded.append(family.encode_image(decode(source, roots, data.max_image_pixels), row.pixels))
     return encoded
 
 
@@ -53,7 +52,7 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
     plans = []
     for source in row.visuals:
         if isinstance(source, VideoSource):
-            plans.append(_video_plan(family, data, open_video(source, Path(row.image_root), data)))
+            plans.append(_video_plan(family, data, open_video(source, row.image_roots, data)))
         else:
             plans.append(family.plan_image(next(left), row.pixels))
     return plans
