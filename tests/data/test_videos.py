@@ -174,5 +174,5 @@ def test_absolute_paths_of_files_and_frames_need_a_root(tmp_path):
     )
     for source in sources:
         assert open_video(source, ImageRoots(base="x", more=(str(tmp_path / "more"),)), data()).size[1] >= 6
-        with pytest.raises(DataError, match=r"data\.image_roots"):
+        with pytest.raises(ImageProblem, match=r"data\.image_roots"):
             open_video(source, ImageRoots(base="x"), data())

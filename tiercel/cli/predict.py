@@ -14,7 +14,7 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.directory import load_run_recipe, require_no_redaction
 from tiercel.training.setup import training_device
-from tiercel.types import ImageSource, Message, Row
+from tiercel.types import ImageRoots, ImageSource, Message, Row
 
 
 def predict(model: str, prompt: str, images: Sequence[Path], adapter: Path | None, max_new_tokens: int) -> str:
@@ -37,10 +37,11 @@ def predict(model: str, prompt: str, images: Sequence[Path], adapter: Path | Non
         file="command line",
         line=1,
     )
-    encoded = [
-        policy.family.encode_image(decode(ImageSource(path=image.name), image.parent, recipe.data.max_image_pixels))
-        for image in images
-    ]
+    encoded = []
+    for image in images:
+        roots = ImageRoots(base=str(image.parent))
+        picture = decode(ImageSource(path=image.name), roots, recipe.data.max_image_pixels)
+        encoded.append(policy.family.encode_image(picture))
     limit = recipe.data.max_prompt_tokens
     request = encode_prompt(policy.family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
     rollout = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
