@@ -121,6 +121,18 @@ def test_check_of_an_sft_recipe(tiny_checkpoints, tmp_path, capsys):
     assert "valid SFT recipe" in capsys.readouterr().out
 
 
+def test_check_says_how_many_rows_are_held_out(tiny_checkpoints, tmp_path, capsys):
+    changes = {"data": {"eval": {"fraction": 0.25}}}
+    recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", **changes)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/rows.jsonl: 9 rows in tiercel format" in out
+    assert f"held out of {tmp_path}/rows.jsonl: 3 rows in tiercel format" in out
+    assert main(["check", str(tmp_path / "recipe.yaml"), "data.eval.fraction=0.01"]) == 2
+    assert "data.eval: fraction 0.01 of 12 usable training rows is no row" in capsys.readouterr().err
+
+
 def test_check_names_a_missing_image_and_a_broken_reward(tiny_checkpoints, tmp_path, capsys):
     rows = write_rows(tmp_path)
     recipe = tmp_path / "recipe.yaml"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tiercel.config.row_sources import RowSource
 from tiercel.config.schema import Data
 from tiercel.data.images import decode
 from tiercel.data.reading import (
@@ -111,9 +112,10 @@ def test_files_that_are_refused(tmp_path, name, content, words):
 def test_missing_file_and_missing_image_root(tmp_path):
     with pytest.raises(DataError, match=r"rows\.jsonl: cannot be read"):
         read(tmp_path / "rows.jsonl")
+    source = RowSource(path=str(tmp_path / "rows.jsonl"))
     with pytest.raises(DataError, match=r"data\.image_root"):
-        image_roots(tmp_path / "rows.jsonl", config(image_root=str(tmp_path / "none")))
-    assert image_roots(tmp_path / "rows.jsonl", config()) == ImageRoots(base=str(tmp_path))
+        image_roots(source, config(image_root=str(tmp_path / "none")))
+    assert image_roots(source, config()) == ImageRoots(base=str(tmp_path))
 
 
 def test_format_can_be_set(tmp_path):

@@ -8,8 +8,9 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config.schema import HeldOut
 from tiercel.data.order import RowOrder
-from tiercel.data.reading import read_training_rows
+from tiercel.data.reading import read_heldout_rows, read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
@@ -103,6 +104,38 @@ def test_three_grpo_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path
         for image in line["images"]:
             assert (run / "images" / f"{image['sha256']}.png").is_file()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
+
+
+def test_held_out_rows_are_scored_and_never_trained_on(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    data, train = {"eval": {"fraction": 0.25}}, {"steps": 3, "eval_every": 1}
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data=data, train=train)
+    run = run_grpo(recipe)
+    heldout = {row.id for row in read_heldout_rows(recipe.data, "grpo").rows}
+    trained = ids_of(run, "rollouts")
+    assert len(heldout) == 3 and len(trained) == 9 and not trained & heldout
+    assert ids_of(run, "evaluations") == heldout
+    assert [row["eval/count"] for row in read_metrics(run)] == [3, 3, 3, 3]
+    other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": HeldOut(count=3)})})
+    with pytest.raises(RunError, match=r"another recipe(.*\n)*.*data\.eval\.count: None there, 3 now"):
+        run_grpo(other)
+
+
+def ids_of(run: Path, folder: str) -> set[str]:
+    files = sorted((run / folder).iterdir())
+    return {json.loads(line)["id"] for file in files for line in file.read_text().splitlines()}
+
+
+def test_a_run_goes_on_with_the_split_it_had(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+    recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": {"count": 3}})
+    losses = [row["eval/loss"] for row in read_metrics(run_sft(recipe)) if "eval/loss" in row]
+    assert len(losses) == 2
+    (heldout, *_) = read_heldout_rows(recipe.data, "sft").rows
+    rows.write_text(rows.read_text().replace(f'"{heldout.id}"', '"row-another"'))
+    longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 4})})
+    with pytest.raises(DataError, match="the run would go on with other rows"):
+        run_sft(longer)
 
 
 def test_two_files_mixed_and_worded_by_the_recipe(tiny_checkpoints, tmp_path):

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
-from tiercel.data.reading import RowTable, read_rows, read_training_rows, require_few_bad, write_fix_report
+from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.rows import Purpose
 from tiercel.data.scan import ScanReport, scan
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
@@ -38,13 +38,11 @@ def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) 
         f"model: {family.name} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
     )
     purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
-    train = read_training_rows(recipe.data, purpose)
-    tables = [train]
-    if recipe.data.eval is not None:
-        tables.append(read_rows(recipe.data.eval, recipe.data, purpose))
-    for table in tables:
+    rows = read_run_rows(recipe.data, purpose)
+    train = rows.train
+    for table in rows.tables:
         require_readable(recipe, table)
-    reports = [_scanned(recipe, family, table, console) for table in tables]
+    reports = [_scanned(recipe, family, table, console) for table in rows.tables]
     if fix_report is not None:
         count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
         console.print(f"{fix_report}: {count:,} rejected rows with their reasons")

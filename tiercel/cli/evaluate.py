@@ -14,7 +14,7 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import load_run_recipe, require_no_redaction
 from tiercel.training.ending import launched_ranks
-from tiercel.training.evaluation import evaluate, heldout_loss, loaded_model, loss_in_words
+from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loaded_model, loss_in_words
 from tiercel.training.setup import set_up_numerics, training_device
 
 
@@ -64,7 +64,8 @@ def _score(recipe: SftRecipe | GrpoRecipe, model: str, adapter: Path | None, ran
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     policy = load_for_inference(chosen, training_device(), adapter)
     if isinstance(chosen, SftRecipe):
-        return loss_in_words(heldout_loss(loaded_model(policy, chosen, ranks), chosen))
+        rows = heldout_rows(chosen, "sft", ranks)
+        return loss_in_words(heldout_loss(loaded_model(policy, chosen, ranks), chosen, rows))
     sampler = LocalSampler(policy, VisionStore(policy, 0), prepacked_bytes=chosen.rollout.prepacked_bytes)
     with Scorer(chosen.rewards, chosen.reliability, policy.family.coordinate_space) as scorer:
         evaluation = evaluate(sampler, policy.family, chosen, scorer, ranks)

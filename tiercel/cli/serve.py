@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiercel.config import GrpoRecipe, detect_kind, load_recipe
-from tiercel.data.reading import read_training_rows
+from tiercel.data.reading import read_run_rows
 from tiercel.errors import RecipeError
 from tiercel.models.loading import load_family
 from tiercel.reliability.redaction import redact
@@ -33,8 +33,8 @@ def serve_recipe(
     if not isinstance(recipe, GrpoRecipe) or recipe.lora is None:
         raise RecipeError([f"{path}: a server samples for GRPO with lora; this recipe has no use for one"])
     family = load_family(recipe.model, recipe.data.template)
-    rows = read_training_rows(recipe.data, "grpo").rows
-    images, port = images_per_prompt(recipe, rows), server_port(recipe, port)
+    rows = read_run_rows(recipe.data, "grpo").every
+    images, port = images_per_prompt(rows), server_port(recipe, port)
     if only_print:
         print(redact(shell_line([*server_arguments(recipe, family, images), *more], port)))
         return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tiercel.config.row_sources import RowSource
 from tiercel.errors import DataError, EnvironmentProblem
 
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # of a file that is a part of a data set
@@ -24,15 +25,22 @@ class Record:
     problem: str | None = None
 
 
-def records_of(path: Path) -> Iterator[Record]:
-    """The records of a file or directory, in its order. Raises DataError where it is none that can be read, and
-    EnvironmentProblem where it needs pyarrow, which is not there."""
+def records_of(source: RowSource) -> Iterator[Record]:
+    """The records of what a recipe names, in their order, all of them. Raises DataError where they cannot be read, and
+    EnvironmentProblem where they need a package that is not there."""
+    path = Path(source.path)
     if path.is_dir():
         return read_directory(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: rows are read from {', '.join(READERS)} files, not {path.suffix or 'this'}")
     return reader(path)
+
+
+def files_of(source: RowSource) -> list[Path]:
+    """The files that hold the rows, by name."""
+    path = Path(source.path)
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def read_json_lines(file: Path) -> Iterator[Record]:

@@ -1,15 +1,17 @@
-"""Row files to rows: what cannot be used is rejected, recorded and counted."""
+"""What a recipe names to rows, trained on or held out: what cannot be used is rejected, recorded and counted."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.schema import Data
+from tiercel.config.row_sources import RowSource, row_source
+from tiercel.config.schema import Data, HeldOut
+from tiercel.data.choice import chosen
 from tiercel.data.formats import FormatName, default_id, detect_format, expanded, parse_record
 from tiercel.data.images import open_header
 from tiercel.data.order import RowOrder
@@ -25,7 +27,7 @@ _REASONS_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowTable:
-    """A row file as read: every row of it is in `rows` or in `rejected`."""
+    """Rows of one or more files as read: every one is in `rows` or in `rejected`."""
 
     file: str
     format: str
@@ -46,8 +48,79 @@ class RowTable:
         return {"counts": list(self.counts), "sha256": hashlib.sha256(places.encode()).hexdigest()}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRows:
+    """The rows of a recipe."""
+
+    train: RowTable
+    heldout: RowTable | None  # None: the recipe has no data.eval
+
+    @property
+    def tables(self) -> tuple[RowTable, ...]:
+        return (self.train,) if self.heldout is None else (self.train, self.heldout)
+
+    @property
+    def every(self) -> tuple[Row, ...]:
+        """All rows, those held out at the end."""
+        return tuple(row for table in self.tables for row in table.rows)
+
+
+def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
+    """The rows that are trained on, and those held out. Raises as `read_rows`."""
+    rows = _rows_of_training(config, purpose, beat)
+    if isinstance(config.eval, str):
+        return replace(rows, heldout=read_rows(config.eval, config, purpose, beat))
+    return rows
+
+
 def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """The rows of data.train and data.mix, file after file. Raises as `read_rows`."""
+    """The rows of data.train and data.mix that are trained on, file after file. Raises as `read_rows`."""
+    return _rows_of_training(config, purpose, beat).train
+
+
+def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable | None:
+    """The rows of data.eval; None where the recipe has none. Raises as `read_rows`."""
+    if isinstance(config.eval, str):
+        return read_rows(config.eval, config, purpose, beat)
+    return None if config.eval is None else _rows_of_training(config, purpose, beat).heldout
+
+
+def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RunRows:
+    """The rows of data.train and data.mix, without and with those that data.eval holds out of them."""
+    table = _all_of_training(config, purpose, beat)
+    return hold_out(table, config.eval) if isinstance(config.eval, HeldOut) else RunRows(train=table, heldout=None)
+
+
+def hold_out(table: RowTable, held: HeldOut) -> RunRows:
+    """The table in two, by the ids of its usable rows. Raises DataError where one side would be empty."""
+    given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
+    count = held.count if held.count is not None else round((held.fraction or 0) * len(table.rows))
+    places = chosen(table.rows, count, "held out")
+    if not places:
+        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is no row; write {{count: 1}}")
+    counts = []
+    for end, size in zip(accumulate(table.counts), table.counts, strict=True):
+        counts.append(sum(place not in places for place in range(end - size, end)))
+        if not counts[-1]:
+            raise DataError(
+                f"data.eval: {given} holds out all {size} usable rows of {table.rows[end - 1].file}; hold out fewer"
+            )
+    rows = tuple(row for place, row in enumerate(table.rows) if place not in places)
+    heldout = tuple(row for place, row in enumerate(table.rows) if place in places)
+    return RunRows(
+        train=replace(table, rows=rows, counts=tuple(counts), total=len(rows) + len(table.rejected)),
+        heldout=RowTable(
+            file=f"held out of {table.file}",
+            format=table.format,
+            rows=heldout,
+            rejected=(),
+            total=len(heldout),
+            counts=(len(heldout),),
+        ),
+    )
+
+
+def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
     tables = [read_rows(config.train, config, purpose, beat)]
     for more in config.mix:
         own = {"format": more.format or config.format, "image_root": more.image_root or config.image_root}
@@ -65,23 +138,24 @@ def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] 
     )
 
 
-def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """Every row of a file or directory, in its order. `beat` hears of each.
+def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+    """Every row of what a recipe names, in its order; with #N, as many of them. `beat` hears of each.
 
-    Raises DataError where the file is missing, empty, of no known format or has no usable row at all, and
-    EnvironmentProblem where it needs pyarrow, which is not there. Rejected rows do not raise: record them with
-    `write_bad_rows`, then call `require_few_bad`.
+    Raises DataError where the file is missing, empty, of no known format or has no usable row at all, or fewer rows
+    than are asked for, and EnvironmentProblem where it needs a package that is not there. Rejected rows do not raise:
+    record them with `write_bad_rows`, then call `require_few_bad`.
     """
-    file = Path(path)
-    roots = image_roots(path, config)
+    source = _source(str(given))
+    file = source.name
+    roots = image_roots(source, config)
     try:
-        records = records_of(file)
+        records = records_of(source)
         first = list(islice(records, _DETECTION_ROWS))
         if not first:
             raise DataError(f"{file}: the file has no rows")
-        format = _format(first, config, str(file))
+        format = _format(first, config, file)
         reading = Reading(
-            file=str(file),
+            file=file,
             purpose=purpose,
             image_roots=roots,
             image_size=partial(open_header, roots=roots, max_pixels=config.max_image_pixels),
@@ -96,13 +170,15 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[
         rows, rejected = _parsed(chain(first, records), format, reading, beat)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
+    if source.count is not None:
+        rows, rejected = _part(rows, rejected, source.count, file)
     if not rows:
         raise DataError(
             f"{file}: none of its {len(rejected)} rows can be used as {format} rows for {purpose}:\n"
             + first_reasons(rejected)
         )
     return RowTable(
-        file=str(file),
+        file=str(given),
         format=format,
         rows=tuple(rows),
         rejected=tuple(rejected),
@@ -111,10 +187,30 @@ def read_rows(path: str | Path, config: Data, purpose: Purpose, beat: Callable[[
     )
 
 
-def image_roots(path: str | Path, config: Data) -> ImageRoots:
+def _source(given: str) -> RowSource:
+    try:
+        return row_source(given)
+    except ValueError as error:
+        raise DataError(f"{given}: {error}") from error
+
+
+def _part(
+    rows: Sequence[Row], rejected: Sequence[RejectedRow], count: int, file: str
+) -> tuple[list[Row], list[RejectedRow]]:
+    """So many of a file's rows, usable or not, so that the rejected ones are in proportion."""
+    every: list[Row | RejectedRow] = [*rows, *rejected]
+    if count > len(every):
+        raise DataError(f"{file}#{count}: {count} rows are asked for, and there are {len(every)}; write at most these")
+    places = chosen(every, count, "part of a file")
+    kept = [row for place, row in enumerate(rows) if place in places]
+    return kept, [row for place, row in enumerate(rejected, start=len(rows)) if place in places]
+
+
+def image_roots(source: RowSource, config: Data) -> ImageRoots:
     """Where images of a row file may lie. Raises DataError where data.image_root is no directory."""
     if config.image_root is None:
-        base = Path(path) if Path(path).is_dir() else Path(path).parent
+        path = Path(source.path)
+        base = path if path.is_dir() else path.parent
     else:
         base = Path(config.image_root)
         if not base.is_dir():
@@ -150,7 +246,7 @@ def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
     records = {
         (file, record.line): record.value
         for file in sorted({file for file, _ in wanted})
-        for record in records_of(Path(file))
+        for record in records_of(_source(file))
         if (file, record.line) in wanted
     }
     try:

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 
 from tiercel.config import recipe_to_yaml
+from tiercel.config.row_sources import row_source
 from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.data.readers import files_of
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
@@ -59,22 +61,21 @@ def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
         found["driver"] = str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     found["recipe"] = hashlib.sha256(recipe_to_yaml(recipe).encode()).hexdigest()[:16]
-    named = {
+    rows = {
         "data.train": recipe.data.train,
         **{f"data.mix.{number}": more.path for number, more in enumerate(recipe.data.mix)},
-        "data.eval": recipe.data.eval,
+        **({"data.eval": recipe.data.eval} if isinstance(recipe.data.eval, str) else {}),
+    }
+    found |= {key: fingerprint(files_of(row_source(given))) for key, given in rows.items()}
+    named = {
         "lora.init": f"{recipe.lora.init}/adapter_model.safetensors" if recipe.lora and recipe.lora.init else None,
         "train.deepspeed.config": recipe.train.deepspeed.config,
     }
-    found |= {key: fingerprint(_files_of(Path(file))) for key, file in named.items() if file is not None}
+    found |= {key: fingerprint([Path(file)]) for key, file in named.items() if file is not None}
     directory = resolve(recipe.model)
     files = [path for suffix in ("json", "safetensors", "jinja", "txt") for path in directory.glob(f"*.{suffix}")]
     found["model files"] = fingerprint(sorted(files))
     return found
-
-
-def _files_of(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def fingerprint(files: Sequence[Path]) -> str:

@@ -10,7 +10,7 @@ import torch
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import RowOrder
-from tiercel.data.reading import RowTable, read_rows, require_few_bad
+from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.learner.forms import chosen_form
@@ -77,19 +77,17 @@ def evaluate(
 ) -> Evaluation | None:
     """Greedy completions of every row of data.eval, scored; None where the recipe has no such rows. With ranks, each
     takes its share, and the first has the result."""
-    if recipe.data.eval is None:
+    table = heldout_rows(recipe, "grpo", ranks)
+    if table is None:
         return None
-    scored, rejected = heldout_groups(sampler, family, recipe, scorer, ranks)
+    scored, rejected = heldout_groups(sampler, family, recipe, scorer, ranks, table)
     return judge([group for group, _ in gathered_groups(ranks, scored, [[None]] * len(scored))], rejected)
 
 
 def heldout_groups(
-    sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks
+    sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks, table: RowTable
 ) -> tuple[list[ScoredGroup], int]:
     """This rank's share of the held-out rows, completed and scored, and how many rows all ranks rejected."""
-    if recipe.data.eval is None:
-        return [], 0
-    table = heldout_rows(recipe, "grpo", ranks)
     params = greedy_params(recipe.rollout)
     encode = prompt_encoder(family, recipe.data)
     scored: list[ScoredGroup] = []
@@ -117,13 +115,12 @@ def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
     )
 
 
-def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable:
-    """The rows of data.eval. Raises DataError where too many cannot be used."""
-    assert recipe.data.eval is not None
-    file = recipe.data.eval
-    table = ranks.together(lambda: read_rows(file, recipe.data, purpose, ranks.pulse.beat))
-    ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
-    require_readable(recipe, table)
+def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable | None:
+    """The rows of data.eval; None where the recipe has none. Raises DataError where too many cannot be used."""
+    table = ranks.together(lambda: read_heldout_rows(recipe.data, purpose, ranks.pulse.beat))
+    if table is not None:
+        ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
+        require_readable(recipe, table)
     return table
 
 
@@ -152,12 +149,11 @@ def loss_in_words(row: Mapping[str, float]) -> str:
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) on {row['eval/count']} held-out rows"
 
 
-def heldout_loss(engine: Passes, recipe: SftRecipe) -> dict[str, float]:
-    """`eval/loss`, mean negative logprob per scored token of data.eval; nothing where there are no such rows."""
-    if recipe.data.eval is None:
+def heldout_loss(engine: Passes, recipe: SftRecipe, table: RowTable | None) -> dict[str, float]:
+    """`eval/loss`, mean negative logprob per scored token of the held-out rows; nothing where there are none."""
+    if table is None:
         return {}
     ranks = engine.ranks
-    table = heldout_rows(recipe, "sft", ranks)
     encode = conversation_encoder(engine.policy.family, recipe.data)
     sums = {"loss": 0.0, "tokens": 0.0}
     with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():

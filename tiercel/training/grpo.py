@@ -24,7 +24,6 @@ from tiercel.rewards.metrics import FailureStats, count_failures, reward_statist
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler
 from tiercel.runs.directory import RunDirectory
-from tiercel.runs.progress import Progress
 from tiercel.training import setup
 from tiercel.training.advantages import step_advantages
 from tiercel.training.before import before_updates
@@ -63,12 +62,12 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         with (
             Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
             StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader,
-            open_sampler(recipe, engine, run, session.table.rows, say) as (sampler, sync),
+            open_sampler(recipe, engine, run, session.read.every, say) as (sampler, sync),
         ):
             rollouts = Rollouts(sampler, recipe, ranks, setup.pending_of(session.found))
             guard = FiniteGuard(run, recipe, engine, say)
             sync.load(start)
-            if start == 0 and (row := evaluation_row(run, 0, sampler, engine, recipe, scorer, session.progress)):
+            if start == 0 and (row := evaluation_row(session, 0, sampler, engine, recipe, scorer)):
                 setup.is_best(run, recipe, 0, row)  # names a metric that no evaluation will have
                 session.record({"step": 0, **row})
             clock = Clock(ranks.pulse)
@@ -125,7 +124,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 }
                 is_to_save = setup.is_due(step + 1, recipe.train.save_every, steps)
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
-                    row |= evaluation_row(run, step + 1, sampler, engine, recipe, scorer, session.progress)
+                    row |= evaluation_row(session, step + 1, sampler, engine, recipe, scorer)
                     is_to_save |= setup.is_best(run, recipe, step + 1, row)
                 session.record(row)
                 session.diagnose(row)
@@ -222,26 +221,21 @@ def require_few_failures(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: Gr
 
 
 def evaluation_row(
-    run: RunDirectory,
-    step: int,
-    sampler: Sampler,
-    engine: Engine,
-    recipe: GrpoRecipe,
-    scorer: Scorer,
-    progress: Progress,
+    session: setup.Session, step: int, sampler: Sampler, engine: Engine, recipe: GrpoRecipe, scorer: Scorer
 ) -> dict[str, float]:
     """Evaluate, keep the completions, say the score."""
-    if recipe.data.eval is None:
+    table = session.read.heldout
+    if table is None:
         return {}
     started = time.perf_counter()
     engine.ranks.pulse.begin("evaluation", step)
     with sampler.awake():
-        scored, rejected = heldout_groups(sampler, engine.policy.family, recipe, scorer, engine.ranks)
+        scored, rejected = heldout_groups(sampler, engine.policy.family, recipe, scorer, engine.ranks, table)
     engine.vision.end_step()
     no_advantages = [[None] for _ in scored]
-    everyone = run.record_groups("evaluations", step, engine.policy.family, scored, no_advantages)
+    everyone = session.run.record_groups("evaluations", step, engine.policy.family, scored, no_advantages)
     evaluation = judge(everyone, rejected)
-    progress.say(f"held out, step {step}: {evaluation.summary()}")
+    session.progress.say(f"held out, step {step}: {evaluation.summary()}")
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 

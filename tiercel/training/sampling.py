@@ -11,7 +11,6 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.data.reading import read_rows
 from tiercel.errors import EnvironmentProblem
 from tiercel.models.saving import save_adapter
 from tiercel.rollout.local import LocalSampler
@@ -89,17 +88,16 @@ def _local(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callabl
 
 
 def _process(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
-    return ProcessSampler(engine.policy.family, recipe, engine.ranks, images_per_prompt(recipe, rows))
+    return ProcessSampler(engine.policy.family, recipe, engine.ranks, images_per_prompt(rows))
 
 
 def _server(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
     return connect(recipe, engine.policy.family, engine.ranks, say)
 
 
-def images_per_prompt(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
-    """The most pictures of a training or held-out row, and one at least."""
-    heldout = read_rows(recipe.data.eval, recipe.data, "grpo").rows if recipe.data.eval is not None else ()
-    return max((len(row.images) for row in (*rows, *heldout)), default=1) or 1
+def images_per_prompt(rows: Sequence[Row]) -> int:
+    """The most pictures of a row, and one at least."""
+    return max((len(row.images) for row in rows), default=1) or 1
 
 
 def _has_room(engine: Engine) -> bool:

@@ -16,7 +16,7 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.data import reading
 from tiercel.data.loader import Encoded, StepBatch, StepLoader, StepOrder
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
-from tiercel.data.reading import RowTable, require_few_bad, write_bad_rows
+from tiercel.data.reading import RowTable, RunRows, require_few_bad, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
@@ -62,14 +62,19 @@ class Session:
 
     run: RunDirectory
     ranks: Ranks
-    table: RowTable
-    rows: Mapping[str, Any]  # the table's identity
+    read: RunRows
+    rows: Mapping[str, Any]  # the training rows' identity
     length: Length
     found: FoundCheckpoint | None
     progress: Progress
     stop: StopRequest
     diagnosis: Diagnosis
     trackers: Trackers  # none but on the first rank
+
+    @property
+    def table(self) -> RowTable:
+        """The rows that are trained on."""
+        return self.read.train
 
     @property
     def start(self) -> int:
@@ -97,10 +102,10 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
     """Read the rows, find the newest valid checkpoint, cut off what is past it."""
     set_up_numerics(recipe)
     ranks = run.ranks
-    table = ranks.together(lambda: read_training_rows(recipe, purpose, run))
-    rows = table.identity()
+    read = ranks.together(lambda: read_run_rows(recipe, purpose, run))
+    rows = read.train.identity()
     require_same_rows(ranks, rows)
-    length = run_length(recipe, len(table.rows))
+    length = run_length(recipe, len(read.train.rows))
     log = run.path / "log.txt" if ranks.is_first else None
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(log, length.steps, recipe.train.log_every))
@@ -114,7 +119,7 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
         session = Session(
             run=run,
             ranks=ranks,
-            table=table,
+            read=read,
             rows=rows,
             length=length,
             found=found,
@@ -141,14 +146,15 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
     torch.use_deterministic_algorithms(recipe.train.deterministic)
 
 
-def read_training_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RowTable:
-    """The training rows; rejected ones are recorded before they can stop the run."""
-    table = reading.read_training_rows(recipe.data, purpose, run.ranks.pulse.beat)
-    require_readable(recipe, table)
-    if run.ranks.is_first:
-        write_bad_rows(table.rejected, run.bad_rows_file)
-    require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
-    return table
+def read_run_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RunRows:
+    """The run's rows; rejected ones are recorded before they can stop the run."""
+    rows = reading.read_run_rows(recipe.data, purpose, run.ranks.pulse.beat)
+    for table in rows.tables:
+        require_readable(recipe, table)
+        if run.ranks.is_first:
+            write_bad_rows(table.rejected, run.bad_rows_file)
+        require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+    return rows
 
 
 def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
         engine = setup.build_engine(recipe, session.found, 1.0, session.progress.say, ranks)
         guard = FiniteGuard(run, recipe, engine, session.progress.say)
         ranks.pulse.begin("evaluation", start)
-        if start == 0 and (row := heldout_loss(engine, recipe)):
+        if start == 0 and (row := heldout_loss(engine, recipe, session.read.heldout)):
             setup.is_best(run, recipe, 0, row)  # names a metric that no evaluation will have
             session.record({"step": 0, **row})
             session.progress.step({"step": 0, **row})
@@ -64,7 +64,7 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
                 is_to_save = setup.is_due(step + 1, recipe.train.save_every, steps)
                 if setup.is_due(step + 1, recipe.train.eval_every, steps):
                     ranks.pulse.begin("evaluation", step + 1)
-                    row |= heldout_loss(engine, recipe)
+                    row |= heldout_loss(engine, recipe, session.read.heldout)
                     is_to_save |= setup.is_best(run, recipe, step + 1, row)
                 session.record(row)
                 session.diagnose(row)
