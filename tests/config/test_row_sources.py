@@ -17,7 +17,7 @@ from tiercel.config.schema import HeldOut
         ("a#b.jsonl#20", RowSource(path="a#b.jsonl", count=20)),
         ("rows.jsonl#some", RowSource(path="rows.jsonl#some")),
         ("hf:org/name", RowSource(path="org/name", split="train")),
-        ("hf:name:test", RowSource(path="name", split="test")),
+        ("hf:org/name:test", RowSource(path="org/name", split="test")),
         ("hf:org/name/en-GB:validation#7", RowSource(path="org/name", config="en-GB", split="validation", count=7)),
         ("hf:org/name:train[10:20]", RowSource(path="org/name", split="train[10:20]")),
         ("hf:/data/one/two/three:test", RowSource(path="/data/one/two/three", split="test")),

@@ -331,6 +331,7 @@ WRONG = [
     grpo("data.eval='rows.jsonl#many'", "data.eval", "no such file"),
     grpo("data.mix=[{path: 'rows.jsonl#0'}]", "data.mix.0.path", "write a number above 0"),
     grpo("data.train='hf:'", "data.train", "write hf:ORGANISATION/NAME"),
+    grpo("data.train=hf:json", "data.train", "write hf:ORGANISATION/NAME"),
     grpo("data.train=hf:a/b/c/d", "data.train", "with /CONFIG, :SPLIT and #N"),
     grpo("data.train=hf:a/b:train#x", "data.train", "'x' after # is no number of rows"),
     grpo("data.train=hf:./nowhere", "data.train", "no such directory"),

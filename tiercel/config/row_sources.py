@@ -1,6 +1,7 @@
 """What data.train, data.eval and data.mix may name: a file, a directory, or a data set of the hub, whole or in part.
 
-The forms are PATH, PATH#N, hf:NAME, hf:NAME/CONFIG, hf:NAME:SPLIT and any of these with #N.
+The forms are PATH, hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/CONFIG, hf:./FOLDER, the last three with :SPLIT too, and
+any of these with #N.
 """
 
 import re
@@ -19,7 +20,7 @@ _PART = re.compile(r"\w[\w.-]*")
 class RowSource:
     """Where rows come from."""
 
-    path: str  # a file or directory; of the hub, ORGANISATION/NAME or NAME
+    path: str  # a file or directory; of the hub, ORGANISATION/NAME or the folder of a downloaded copy
     config: str | None = None  # of a data set of the hub
     split: str | None = None  # the same; None: a file or directory, read by tiercel itself
     count: int | None = None  # so many of its rows; None: all
@@ -59,6 +60,6 @@ def _is_folder(path: str) -> bool:
 
 def _name_and_config(path: str) -> tuple[str, str | None]:
     parts = path.split("/")
-    if len(parts) > 3 or not all(_PART.fullmatch(part) for part in parts):
+    if not 2 <= len(parts) <= 3 or not all(_PART.fullmatch(part) for part in parts):
         raise ValueError(f"is no data set of the hub; write {HUB_FORM}")
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None

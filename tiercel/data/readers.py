@@ -1,4 +1,4 @@
-"""Files to records: JSON Lines, a JSON list, COCO's annotations, Parquet, directories of Hugging Face's datasets."""
+"""Files to records: JSON Lines, a JSON list, COCO's annotations, Parquet, and what Hugging Face's datasets holds."""
 
 import json
 import math
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tiercel.config.row_sources import RowSource
+from tiercel.data.hub import cached_files, read_batches
 from tiercel.errors import DataError, EnvironmentProblem
 
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # of a file that is a part of a data set
-_PARQUET_ROWS = 256  # read at once; rows with embedded images are large
+_BATCH_ROWS = 256  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # of a data set, and of several, as save_to_disk writes them
 
 
@@ -28,6 +29,8 @@ class Record:
 def records_of(source: RowSource) -> Iterator[Record]:
     """The records of what a recipe names, in their order, all of them. Raises DataError where they cannot be read, and
     EnvironmentProblem where they need a package that is not there."""
+    if source.is_hub:
+        return _records_of_batches(read_batches(source, _BATCH_ROWS))
     path = Path(source.path)
     if path.is_dir():
         return read_directory(path)
@@ -38,7 +41,9 @@ def records_of(source: RowSource) -> Iterator[Record]:
 
 
 def files_of(source: RowSource) -> list[Path]:
-    """The files that hold the rows, by name."""
+    """The files that hold the rows, by name. Raises as `records_of`."""
+    if source.is_hub:
+        return cached_files(source)
     path = Path(source.path)
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
@@ -81,7 +86,7 @@ def read_parquet(file: Path) -> Iterator[Record]:
     pyarrow = _pyarrow(file)
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            yield from _records_of_batches(table.iter_batches(_PARQUET_ROWS))
+            yield from _records_of_batches(table.iter_batches(_BATCH_ROWS))
     except pyarrow.ArrowException as error:
         raise DataError(f"{file}: is no readable Parquet file: {error}") from error
 

@@ -13,6 +13,7 @@ from tiercel.config.row_sources import RowSource, row_source
 from tiercel.config.schema import Data, HeldOut
 from tiercel.data.choice import chosen
 from tiercel.data.formats import FormatName, default_id, detect_format, expanded, parse_record
+from tiercel.data.hub import places_of_files
 from tiercel.data.images import open_header
 from tiercel.data.order import RowOrder
 from tiercel.data.readers import Record, records_of
@@ -208,14 +209,16 @@ def _part(
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
     """Where images of a row file may lie. Raises DataError where data.image_root is no directory."""
-    if config.image_root is None:
-        path = Path(source.path)
-        base = path if path.is_dir() else path.parent
+    if source.is_hub:
+        own = places_of_files(source)
     else:
-        base = Path(config.image_root)
-        if not base.is_dir():
-            raise DataError(f"data.image_root: {base} is no directory; images resolve under it")
-    return ImageRoots(base=str(base), more=config.image_roots)
+        path = Path(source.path)
+        own = (str(path if path.is_dir() else path.parent),)
+    if config.image_root is None:
+        return ImageRoots(base=own[0], more=(*config.image_roots, *own[1:]))
+    if not Path(config.image_root).is_dir():
+        raise DataError(f"data.image_root: {config.image_root} is no directory; images resolve under it")
+    return ImageRoots(base=config.image_root, more=(*config.image_roots, *(own if source.is_hub else ())))
 
 
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:

@@ -40,6 +40,9 @@ OPTIONALS = {
     "pyarrow": OptionalPackage(
         imports="pyarrow.parquet", needed_for="Parquet data", remedy="pip install --force-reinstall pyarrow"
     ),
+    "datasets": OptionalPackage(
+        imports="datasets", needed_for="data sets of the hub by name", remedy="pip install --upgrade datasets"
+    ),
 }
 
 

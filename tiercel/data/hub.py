@@ -1,0 +1,83 @@
+"""Data sets of the Hugging Face hub by name, through the package datasets, which downloads and caches them.
+
+No code of a data set is run and nothing is unpickled: datasets 4 has no scripts any more, only builders of plain files
+are let through, and rows are taken from the Arrow files of its cache as they lie, pictures as their bytes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
+from tiercel.errors import DataError, EnvironmentProblem
+
+OLDEST = 4  # major version of datasets: the first that refuses scripts
+# Of its builders, those that read plain files. `cache` reads what another one made.
+BUILDERS = frozenset({"arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset"})
+_LONGEST_REASON = 500  # characters
+
+
+def read_batches(source: RowSource, batch_rows: int) -> Iterator[Any]:
+    """The rows as Arrow tables of so many at most. Raises as `load`."""
+    yield from load(source).with_format("arrow").iter(batch_size=batch_rows)
+
+
+def cached_files(source: RowSource) -> list[Path]:
+    """The Arrow files that hold the rows. Raises as `load`."""
+    return sorted(Path(file["filename"]) for file in load(source).cache_files)
+
+
+def places_of_files(source: RowSource) -> tuple[str, ...]:
+    """The directories that hold a data set's own pictures, where its rows name files."""
+    if Path(source.path).is_dir():
+        return (source.path,)
+    from huggingface_hub.constants import HF_HUB_CACHE  # here, for most runs read files
+
+    return HF_HUB_CACHE, str(_datasets(source).config.HF_DATASETS_CACHE)
+
+
+def load(source: RowSource) -> Any:
+    """The split, a `datasets.Dataset`, downloaded where the cache has it not.
+
+    Raises DataError where it cannot be had, and EnvironmentProblem where the package is missing or too old.
+    """
+    datasets = _datasets(source)
+    try:
+        builder = datasets.load_dataset_builder(source.path, source.config)
+        kind = type(builder).__module__.rpartition(".")[2]
+        if kind not in BUILDERS:
+            raise DataError(f"{source.name}: is made of {kind} files; save it as Parquet, and name that")
+        builder.download_and_prepare()
+        return builder.as_dataset(split=source.split)
+    except ConnectionError as error:
+        raise DataError(
+            f"{source.name}: the hub cannot be reached, and the cache ({datasets.config.HF_DATASETS_CACHE}) does not "
+            "hold this data set; run `tiercel check` once where there is a connection, or copy such a cache and name "
+            f"it by HF_HOME, or write the folder of a downloaded copy, {HUB}./FOLDER"
+        ) from error
+    except (datasets.exceptions.DatasetsError, OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{source.name}: {_reason(error)} (a data set is named {HUB_FORM})") from error
+
+
+def _reason(error: Exception) -> str:
+    """Its own message and that of its cause, on one line."""
+    if "scripts are no longer supported" in str(error):
+        return "is a script, and no code of a data set is run; save it as Parquet, and name that"
+    texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
+    text = ": ".join(["cannot be read", *(" ".join(text.split()).rstrip(".") for text in texts)])
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+
+
+def _datasets(source: RowSource) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{source.name}: this needs a package that is not installed: pip install 'datasets>={OLDEST}'"
+        ) from error
+    if int(datasets.__version__.partition(".")[0]) < OLDEST:
+        raise EnvironmentProblem(
+            f"{source.name}: datasets {datasets.__version__} may run the code of a data set: "
+            f"pip install 'datasets>={OLDEST}'"
+        )
+    return datasets
