@@ -1,5 +1,6 @@
 """The commands on a tiny run, through the real command line."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -119,6 +120,50 @@ def test_check_of_an_sft_recipe(tiny_checkpoints, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == 0
     assert "valid SFT recipe" in capsys.readouterr().out
+
+
+def cut_short(path: Path) -> None:
+    """Its header stays whole."""
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def test_check_decodes_pictures_and_frames_where_it_is_asked_to(tiny_checkpoints, tmp_path, capsys):
+    rows = write_rows(tmp_path)
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text(rows.read_text().splitlines()[1] + "\n")
+    video = {"videos": [["4-0.png", "4-0.png"]], "messages": [{"role": "user", "content": "?"}]}
+    with rows.open("a") as stream:
+        stream.write(json.dumps({"id": "frames", **video, "answer": "7"}) + "\n")
+    data = {"eval": str(heldout), "max_bad_fraction": 1.0}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_to_yaml(grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data=data)))
+    assert main(["check", str(recipe), "--decode"]) == 0
+    out = capsys.readouterr().out
+    assert "every picture decoded: 12 images of 13 rows are whole" in out and "1 images of 1 rows" in out
+    cut_short(tmp_path / "1-0.png")
+    cut_short(tmp_path / "4-0.png")
+    assert main(["check", str(recipe)]) == 0
+    assert f"{rows}: 13 rows in tiercel format, 0 rejected" in capsys.readouterr().out
+    assert main(["check", str(recipe), "--decode"]) == 0
+    out = capsys.readouterr().out
+    assert f"{rows}: 13 rows in tiercel format, 3 rejected" in out
+    assert f"{heldout}: 1 rows in tiercel format, 1 rejected" in out
+    assert all(f"({name})" in out for name in ("row-1", "row-4", "frames")) and "4-0.png: cannot be read" in out
+    assert main(["check", str(recipe), "--decode", "data.max_bad_fraction=0.01"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "override"), [("deepspeed", "train.strategy=deepspeed"), ("vllm", "rollout.engine=vllm")]
+)
+def test_check_says_of_a_missing_package_what_a_run_says(tiny_checkpoints, tmp_path, capsys, package, override):
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_to_yaml(grpo_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run")))
+    for verb in ("check", "grpo"):
+        assert main([verb, str(recipe), override]) == 2
+        assert f"needs the package {package}; pip install {package}, or write" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_check_says_how_many_rows_are_held_out(tiny_checkpoints, tmp_path, capsys):

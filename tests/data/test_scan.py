@@ -7,7 +7,7 @@ from PIL import Image
 
 from tiercel.config.schema import Data
 from tiercel.data.reading import read_rows
-from tiercel.data.scan import percentiles, scan
+from tiercel.data.scan import decoded_size, percentiles, scan, undecodable
 from tiercel.errors import DataError
 
 
@@ -48,6 +48,25 @@ def test_scan_counts_lengths_images_and_rejections(tmp_path):
     assert "none.png: no such file" in reasons["r6"][1]
     assert reasons["r7"][0] == "images[0]"
     assert seen == [(7, 7)]
+
+
+def cut_short(path, size=(40, 40)):
+    """A picture whose header is whole and whose pixels are not."""
+    Image.effect_noise(size, 60).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def test_a_picture_that_is_cut_short_is_found_where_pixels_are_decoded(tmp_path):
+    Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
+    cut_short(tmp_path / "cut.png")
+    config = Data(train="rows.jsonl")
+    table = read_rows(write_rows(tmp_path, [["a.png"], ["a.png", "cut.png"], [], ["cut.png"]]), config, "grpo")
+    assert scan(table, area, config).rejected == ()
+    decoded = scan(table, area, config, measure=decoded_size)
+    assert [(row.id, row.field) for row in decoded.rejected] == [("r1", "images"), ("r3", "images")]
+    assert (decoded.accepted, decoded.prompt_token_percentiles[100]) == (2, 13)
+    assert undecodable(table.rows, config) == list(decoded.rejected)
+    assert undecodable(table.rows[:1], config) == []
 
 
 def test_sizes_come_in_the_order_of_the_row(tmp_path):

@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.rows import Purpose
-from tiercel.data.scan import ScanReport, scan
+from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
@@ -19,20 +20,22 @@ from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
 from tiercel.trackers.opening import require_packages
-from tiercel.training.encoding import require_readable, row_images, row_plans
-from tiercel.types import Row
+from tiercel.training.encoding import decode_videos, require_readable, row_images, row_plans
+from tiercel.training.packages import require_installed
+from tiercel.types import Row, Size
 
 Recipe = SftRecipe | GrpoRecipe
 SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
-def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) -> None:
+def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None, *, decodes: bool = False) -> None:
     """Print what was found. Raises TiercelError at the first thing that would end the run. `fix_report`: a file for the
-    rejected rows, each with its reason and as it was read."""
+    rejected rows, each with its reason and as it was read; `decodes`: every picture, not its header alone."""
     console = Console(highlight=False, soft_wrap=True)
     recipe = load_recipe(detect_kind(path, overrides), path, overrides)
     console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
     require_packages(recipe.trackers)
+    require_installed(recipe)
     family = load_family(recipe.model, recipe.data.template)
     console.print(
         f"model: {family.name} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
@@ -42,7 +45,7 @@ def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) 
     train = rows.train
     for table in rows.tables:
         require_readable(recipe, table)
-    reports = [_scanned(recipe, family, table, console) for table in rows.tables]
+    reports = [_scanned(recipe, family, table, console, decodes) for table in rows.tables]
     if fix_report is not None:
         count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
         console.print(f"{fix_report}: {count:,} rejected rows with their reasons")
@@ -57,20 +60,29 @@ def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None) 
     console.print("check passed")
 
 
-def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console) -> ScanReport:
+def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console, decodes: bool) -> ScanReport:
     file = table.file
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
 
-    def plan(row: Row, sizes) -> int:
+    def plan(row: Row, sizes: list[Size]) -> int:
+        if decodes:
+            decode_videos(recipe.data, row)
         return length(family, row, row_plans(family, recipe.data, row, sizes), recipe.data.system)
 
-    with console.status(f"{file}: scanning {len(table.rows):,} rows"):
-        report = scan(table, plan, recipe.data)
+    doing = "decoded" if decodes else "scanned"
+    with console.status(f"{file}: {len(table.rows):,} rows") as status:
+
+        def progress(done: int, total: int) -> None:
+            status.update(f"{file}: {doing} {done:,} of {total:,} rows")
+
+        report = scan(table, plan, recipe.data, progress, decoded_size if decodes else open_header)
     rejected = report.rejected
     tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
     images = ", ".join(f"{rows:,} rows with {count}" for count, rows in report.rows_by_image_count.items())
     console.print(f"{file}: {table.total:,} rows in {table.format} format, {len(rejected):,} rejected")
     console.print(f"  tokens of a prompt: {tokens}; images: {images}")
+    if decodes:
+        console.print(f"  every picture decoded: {report.image_count:,} images of {report.accepted:,} rows are whole")
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
     return report

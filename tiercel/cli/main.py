@@ -91,6 +91,7 @@ def _commands_before_a_run(commands) -> None:
         commands, "check", "everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
     )
     _recipe_arguments(check)
+    check.add_argument("--decode", action="store_true", help="decode every picture; without it headers are read")
     check.add_argument("--fix-report", action="store_true", help="write every rejected row with its reason to a file")
     check.add_argument(
         "--report-file", type=Path, default=Path("rejected_rows.jsonl"), metavar="FILE", help="(rejected_rows.jsonl)"
@@ -265,7 +266,8 @@ def _demo(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     from tiercel.cli.check import check
 
-    check(arguments.recipe, arguments.overrides, arguments.report_file if arguments.fix_report else None)
+    report = arguments.report_file if arguments.fix_report else None
+    check(arguments.recipe, arguments.overrides, report, decodes=arguments.decode)
 
 
 def _data(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What `tiercel check` knows of a row file before a GPU is paid for: every image's header, every prompt's length."""
+"""What is known of rows before a GPU is paid for: every image's header or picture, every prompt's length."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from tiercel.config.schema import Data
-from tiercel.data.images import ImageProblem, open_header
+from tiercel.data.images import ImageProblem, decode, open_header
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
 from tiercel.errors import DataError
@@ -17,14 +17,15 @@ from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row, Size
 
 PERCENTILES = (0, 50, 90, 99, 100)
 
+Measure: TypeAlias = Callable[[ImageSource, ImageRoots, int], Size]  # of an image; raises ImageProblem
 _Place: TypeAlias = "tuple[ImageRoots, ImageSource]"
 _BLOCK_ROWS = 256
-_HEADER_THREADS = 8  # headers wait for the disk or the network, not for the processor
+_THREADS = 8  # headers wait for the disk or the network, and Pillow decodes without holding the interpreter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanReport:
-    """A row file's rows, judged without decoding a picture."""
+    """The rows of a table, judged."""
 
     file: str
     total: int  # rows of the file
@@ -41,8 +42,10 @@ def scan(
     plan_prompt: Callable[[Row, list[Size]], int],
     config: Data,
     progress: Callable[[int, int], None] | None = None,
+    measure: Measure = open_header,
 ) -> ScanReport:
-    """Judge every row by its images' headers and by `plan_prompt(row, sizes)`, its prompt's length in tokens.
+    """Judge every row by its images, which `measure` opens, and by `plan_prompt(row, sizes)`, its prompt's length in
+    tokens.
 
     `plan_prompt` may raise DataError; so rejected are also prompts above data.max_prompt_tokens. `progress` is
     called with (rows done, rows to do).
@@ -53,9 +56,9 @@ def scan(
     longest: tuple[int, str | None] = (-1, None)
     known: dict[_Place, Size | ImageProblem] = {}
     done = 0
-    with ThreadPoolExecutor(_HEADER_THREADS) as threads:
+    with ThreadPoolExecutor(_THREADS) as threads:
         for block in _blocks(table.rows):
-            sizes = _sizes(block, known, partial(_size, max_pixels=config.max_image_pixels), threads)
+            sizes = _sizes(block, known, partial(_size, measure, config.max_image_pixels), threads)
             known.update({place: size for place, size in sizes.items() if place[1].data is None})
             for row in block:
                 try:
@@ -80,6 +83,24 @@ def scan(
         prompt_token_percentiles=percentiles(rows_by_length),
         longest_row=longest[1],
     )
+
+
+def decoded_size(image: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
+    """As `open_header`, with every pixel decoded. Raises ImageProblem."""
+    return decode(image, roots, max_pixels).size
+
+
+def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
+    """Those of the rows with an image that cannot be decoded."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        sizes = _sizes(rows, {}, partial(_size, decoded_size, config.max_image_pixels), threads)
+    found = []
+    for row in rows:
+        problems = (sizes[row.image_roots, image] for image in row.images)
+        problem = next((problem for problem in problems if isinstance(problem, ImageProblem)), None)
+        if problem is not None:
+            found.append(reject(row, problem))
+    return found
 
 
 def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
@@ -131,10 +152,10 @@ def _sizes(
     return {image: found[image] if image in found else known[image] for image in images}
 
 
-def _size(place: _Place, max_pixels: int) -> Size | ImageProblem:
+def _size(measure: Measure, max_pixels: int, place: _Place) -> Size | ImageProblem:
     roots, image = place
     try:
-        return open_header(image, roots, max_pixels)
+        return measure(image, roots, max_pixels)
     except ImageProblem as problem:
         return problem
 

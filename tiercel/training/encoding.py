@@ -46,6 +46,13 @@ def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
     return encoded
 
 
+def decode_videos(data: Data, row: Row) -> None:
+    """Every frame that a run would take. Raises DataError."""
+    for source in row.videos:
+        for _ in decode_video(source, row.image_roots, data, open_video(source, row.image_roots, data)):
+            pass
+
+
 def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> list[ImagePlan]:
     """The same from the headers alone; `sizes` are the images'. Raises DataError."""
     left = iter(sizes)

@@ -32,12 +32,13 @@ from tiercel.training.encoding import prompt_encoder
 from tiercel.training.evaluation import heldout_groups, judge
 from tiercel.training.finite import require_finite_advantages
 from tiercel.training.guard import FiniteGuard
+from tiercel.training.packages import require_installed
 from tiercel.training.parity import check_parity
 from tiercel.training.penalty import kl_penalties, penalises_reward
 from tiercel.training.replay import keep_groups
 from tiercel.training.resampling import filled_up
 from tiercel.training.rollouts import Rollouts
-from tiercel.training.sampling import open_sampler, require_engine
+from tiercel.training.sampling import open_sampler
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import balanced, minibatch_shares, padding_item, passes_to_add
 from tiercel.training.spreading import cut_for_all
@@ -47,7 +48,7 @@ from tiercel.types import EncodedPrompt, Group, ScoredGroup
 
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
-    require_engine(recipe)
+    require_installed(recipe)
     with setup.open_session(recipe, "grpo", run) as session:
         start, steps = session.start, session.steps
         if start >= steps:

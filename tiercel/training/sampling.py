@@ -5,13 +5,11 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.errors import EnvironmentProblem
 from tiercel.models.saving import save_adapter
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import Sampler
@@ -53,12 +51,6 @@ class PolicySync:
         self.sampler.close()
         if not self.sampler.shares_weights and self.engine.ranks.is_first:
             self.publisher.close()
-
-
-def require_engine(recipe: GrpoRecipe) -> None:
-    """Before any weight is loaded. Raises EnvironmentProblem where the recipe's engine is not installed."""
-    if recipe.rollout.engine == "vllm" and find_spec("vllm") is None:
-        raise EnvironmentProblem("rollout.engine: vllm needs the package vllm; pip install vllm, or write local")
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from tiercel.trackers.opening import Trackers, open_trackers, require_packages
 from tiercel.training.choice import chosen_strategy
 from tiercel.training.encoding import require_readable
 from tiercel.training.finite import require_finite_weights
+from tiercel.training.first_rows import try_first_rows
 from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
 
@@ -128,6 +129,8 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
             diagnosis=Diagnosis(kept),
             trackers=trackers,
         )
+        if not is_over:
+            try_first_rows(recipe, read.train, run, session.start * recipe.optim.prompts_per_step, progress.say)
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
         progress.say(f"{run.path}: {origin}, {length.steps} steps{many}")

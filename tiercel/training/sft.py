@@ -10,6 +10,7 @@ from tiercel.training import setup
 from tiercel.training.encoding import conversation_encoder
 from tiercel.training.evaluation import heldout_loss
 from tiercel.training.guard import FiniteGuard
+from tiercel.training.packages import require_installed
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import conversation_passes
 from tiercel.training.update import NO_UPDATE, sft_update
@@ -17,6 +18,7 @@ from tiercel.training.update import NO_UPDATE, sft_update
 
 def train(recipe: SftRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    require_installed(recipe)
     with setup.open_session(recipe, "sft", run) as session:
         start, steps = session.start, session.steps
         if start >= steps:
