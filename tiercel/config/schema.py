@@ -214,7 +214,8 @@ class Reward(Section):
     name: RewardName | None = None
     """A built-in reward."""
     call: str | None = None
-    """Your own: file.py:function or package.module:function, taking a Sample, answering a number or None."""
+    """Your own: file.py:function or package.module:function, taking a Sample, answering a number or None; a function
+    written for TRL or a class written for ms-swift is taken too (docs/rewards.md)."""
     weight: FiniteFloat = 1.0
     """Factor of this reward in the sum."""
     pattern: str | None = None

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from tiercel.reliability.redaction import redact
+from tiercel.rewards import forms
 from tiercel.rewards.wire import LARGEST_VALUE, decode_sample
 from tiercel.samples import Sample
 
@@ -80,7 +81,7 @@ def file_limit(file_mb: float) -> str:
 
 
 def load_function(call: str) -> Callable[..., Any]:
-    """The function that `file.py:function` or `package.module:function` names. Raises CannotLoad.
+    """What scores samples, of what `file.py:function` or `package.module:function` names. Raises CannotLoad.
 
     A file's own directory, or for a module the working directory, comes first on the import path.
     """
@@ -88,17 +89,45 @@ def load_function(call: str) -> Callable[..., Any]:
     if not source or not name.isidentifier():
         raise CannotLoad(f"{call!r} given; write file.py:function or package.module:function")
     try:
-        module = _load_module(source)
+        module = _load_with_stand_in(source)
     except CannotLoad:
         raise
     except BaseException as error:  # whatever the user's code raises
         raise CannotLoad(f"{source} cannot be imported for its function {name}:\n{failure_text(error)}") from error
-    function = getattr(module, name, None)
-    if function is None or not callable(function):
-        found = ", ".join(_functions_of(module)) or "none"
-        kind = "no function" if function is None else "no function, but something else, called"
-        raise CannotLoad(f"{source} has {kind} {name}; its functions are: {found}")
-    return function
+    found = getattr(module, name, _registered(module, name))
+    if found is None or not callable(found):
+        there = ", ".join(_functions_of(module)) or "none"
+        kind = "no function" if found is None else "no function, but something else, called"
+        raise CannotLoad(f"{source} has {kind} {name}; its functions are: {there}")
+    try:
+        return forms.as_reward(found)
+    except forms.NoReward as error:
+        raise CannotLoad(f"{source}: {name} {error}") from error
+
+
+def _registered(module: ModuleType, name: str) -> Any:
+    """What a plugin of ms-swift's has registered by that name."""
+    orms = getattr(module, "orms", None)
+    return orms.get(name) if isinstance(orms, dict) else None
+
+
+def _load_with_stand_in(source: str) -> ModuleType:
+    """The module. Where it needs ms-swift, which is not installed, it finds stand-ins for what plugins need."""
+    try:
+        return _load_module(source)
+    except ImportError as error:
+        if not forms.is_swifts(error) or importlib.util.find_spec("swift") is not None:
+            raise
+    forms.stand_in_for_swift()
+    try:
+        return _load_module(source)
+    except ImportError as error:
+        if not forms.is_swifts(error):
+            raise
+        raise CannotLoad(
+            f"{source} imports more of ms-swift, which is not installed, than {', '.join(forms.STOOD_IN)} of "
+            f"swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
+        ) from error
 
 
 def _load_module(source: str) -> ModuleType:
@@ -120,7 +149,8 @@ def _load_module(source: str) -> ModuleType:
 
 def _functions_of(module: ModuleType) -> Iterator[str]:
     for name, value in vars(module).items():
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+        is_reward = inspect.isfunction(value) or (inspect.isclass(value) and "__call__" in vars(value))
+        if is_reward and value.__module__ == module.__name__ and not name.startswith("_"):
             yield name
 
 
@@ -131,16 +161,16 @@ def score_batch(
 
     Whatever the function raises is a failure, KeyboardInterrupt and the like included.
     """
-    is_async = inspect.iscoroutinefunction(function)
     if getattr(function, "batched", False):
         try:
-            values = loop.run_until_complete(function(list(samples))) if is_async else function(list(samples))
+            values = function(list(samples))
+            values = loop.run_until_complete(values) if inspect.isawaitable(values) else values
             replies = [_checked(value) for value in _as_list(values, len(samples))]
         except BaseException as error:
             replies = [{"failure": failure_text(error)}] * len(samples)
         for index, fields in enumerate(replies):
             report(index, fields)
-    elif is_async:
+    elif inspect.iscoroutinefunction(function):
         calls = (_score_async(function, index, sample, report) for index, sample in enumerate(samples))
         loop.run_until_complete(_gather(calls))
     else:
@@ -204,7 +234,7 @@ def _brief(value: Any) -> str:
 def failure_text(error: BaseException) -> str:
     """The tail of an exception's traceback, without this file's frames and without secrets."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, forms.__file__):
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     text = redact("\n".join(text.splitlines()[-TRACEBACK_LINES:]))[-LONGEST_FAILURE:]

@@ -1,0 +1,119 @@
+"""The forms that a reward of the user's may have, by what the object is; each becomes a function of samples.
+
+- tiercel's own: it takes a sample, or with `batched = True` a list of them, and is left as it is;
+- TRL's: a function with a parameter `completions`, called by keyword with `prompts` and every column of the rows, each
+  a list with an entry for every completion; VLM-R1's are such, too;
+- ms-swift's: a class, or an object of one, whose `__call__` has that parameter.
+
+Loaded in the process of a reward; imports nothing heavy.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
+
+from tiercel.samples import Sample
+
+STOOD_IN = ("ORM", "AsyncORM", "orms")  # of swift.plugin and swift.rewards
+
+
+class NoReward(TypeError):
+    """What the recipe names is no reward; the message says why."""
+
+
+def as_reward(found: Any) -> Callable[..., Any]:
+    """What to call with a sample, or, where it has `batched = True`, with a list of them. Raises NoReward."""
+    if inspect.isclass(found):
+        found = _made(found)
+    if not callable(found):
+        raise NoReward(f"is a {type(found).__name__}, which cannot be called")
+    if getattr(found, "batched", False) or not _takes_completions(found):
+        return found
+    is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
+    return _of_lists(found, is_conversational=getattr(found, "conversational", not is_of_class))
+
+
+def _made(found: type) -> Any:
+    """An object of a class, as ms-swift makes one."""
+    try:
+        return found()
+    except TypeError as error:
+        raise NoReward(f"is a class that cannot be made without arguments: {error}") from error
+
+
+def _takes_completions(found: Callable[..., Any]) -> bool:
+    parameters = _parameters(found)
+    kinds = [parameter.kind for parameter in parameters.values()]
+    return "completions" in parameters or kinds == [inspect.Parameter.VAR_KEYWORD]
+
+
+def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(found).parameters
+    except ValueError:  # a function in C that does not tell
+        return {}
+
+
+def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
+    """A function of samples for one of lists by name. It is given what it has parameters for."""
+    parameters = _parameters(found).values()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    names = [each.name for each in named]
+    needed = [each.name for each in named if each.default is each.empty]
+
+    def score(samples: Sequence[Sample]) -> Any:
+        lists = _lists(samples, is_conversational)
+        if missing := [name for name in needed if name not in lists]:
+            there = ", ".join(lists)
+            raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; there are {there}")
+        return found(**{name: values for name, values in lists.items() if takes_all or name in names})
+
+    score.batched = True  # type: ignore[attr-defined]
+    return score
+
+
+def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list[Any]]:
+    """Prompts, completions and every column of any row, `answer` among them, and `solution`, which is the answer where
+    no row has such a column; None where a row lacks a column."""
+    names = dict.fromkeys(name for sample in samples for name in sample.columns)
+    answers = [sample.answer for sample in samples]
+    lists = {"solution": answers, "answer": answers}
+    lists |= {name: [sample.columns.get(name) for sample in samples] for name in names}
+    if is_conversational:
+        lists["prompts"] = [[asdict(turn) for turn in sample.messages] for sample in samples]
+        lists["completions"] = [[{"role": "assistant", "content": sample.completion}] for sample in samples]
+    else:
+        lists["prompts"] = [sample.prompt for sample in samples]
+        lists["completions"] = [sample.completion for sample in samples]
+    return lists
+
+
+class _StandInOrm:
+    """Base class of ms-swift's rewards."""
+
+    def __init__(self, args: Any = None, **options: Any):
+        self.args = args
+
+
+def stand_in_for_swift() -> None:
+    """Make `from swift.plugin import ORM, orms`, and the same of swift.rewards, work in this process, where ms-swift
+    is not installed. Nothing else of it is there."""
+    package = ModuleType("swift")
+    package.__path__ = []  # a package without further modules
+    registry: dict[str, Any] = {}
+    for name in ("plugin", "rewards"):
+        module = ModuleType(f"swift.{name}")
+        for attribute, value in zip(STOOD_IN, (_StandInOrm, _StandInOrm, registry), strict=True):
+            setattr(module, attribute, value)
+        setattr(package, name, module)
+        sys.modules[module.__name__] = module
+    sys.modules["swift"] = package
+
+
+def is_swifts(error: ImportError) -> bool:
+    """Whether an import failed for want of ms-swift, or of something in it."""
+    return (error.name or "").partition(".")[0] == "swift"
