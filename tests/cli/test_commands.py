@@ -178,6 +178,19 @@ def test_check_says_how_many_rows_are_held_out(tiny_checkpoints, tmp_path, capsy
     assert "data.eval: fraction 0.01 of 12 usable training rows is no row" in capsys.readouterr().err
 
 
+def test_other_verbs_take_held_out_rows_and_parts_of_files(tiny_checkpoints, tmp_path, capsys):
+    rows = write_rows(tmp_path)
+    data = {"train": f"{rows}#10", "eval": {"count": 3}}
+    for kind, make in (("sft", sft_recipe), ("grpo", grpo_recipe)):
+        recipe = tmp_path / f"{kind}.yaml"
+        recipe.write_text(recipe_to_yaml(make(tiny_checkpoints["qwen2_vl"], rows, tmp_path / kind, data=data)))
+        assert main(["eval", str(recipe)]) == 0
+        assert "on 3 held-out rows" in capsys.readouterr().out
+    assert main(["data", "preview", str(recipe), "--output", str(tmp_path / "page.html")]) == 0
+    assert "page.html: 7 rows" in capsys.readouterr().out
+    assert main(["plan", str(recipe), "--gpu-memory", "80GB"]) == 0
+
+
 def test_check_names_a_missing_image_and_a_broken_reward(tiny_checkpoints, tmp_path, capsys):
     rows = write_rows(tmp_path)
     recipe = tmp_path / "recipe.yaml"
