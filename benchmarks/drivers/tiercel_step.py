@@ -37,7 +37,7 @@ from tiercel.training import setup
 from tiercel.training.advantages import step_advantages
 from tiercel.training.encoding import prompt_encoder
 from tiercel.training.grpo import learn
-from tiercel.types import Group, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
+from tiercel.types import Group, ImageRoots, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
 
 
 class TimedSampler(LocalSampler):
@@ -83,7 +83,7 @@ def make_row(file: Path) -> Row:
         columns={},
         file="rows.jsonl",
         line=1,
-        image_root=str(file.parent),
+        image_roots=ImageRoots(base=str(file.parent)),
     )
 
 

@@ -120,7 +120,8 @@ def test_a_script_is_refused_and_not_run(cache, tmp_path):
     ("name", "content", "says"),
     [
         ("train.pkl", b"cos\nsystem\n(S'touch ran'\ntR.", "hf:"),
-        ("train.h5", b"\x89HDF\r\n\x1a\n", "made of hdf5 files; save it as Parquet"),
+        ("train.h5", b"\x89HDF\r\n\x1a\n", r"^hf:\./files:train: is made of hdf5 files, .* save it as Parquet"),
+        ("train.tar", b"", r"is made of webdataset files"),
         ("train.parquet", b"PAR1", "cannot be read: "),
         ("train.jsonl", b"{broken", "cannot be read: "),
     ],

@@ -305,6 +305,7 @@ def test_the_whole_file_system_is_no_root(tmp_path):
     (tmp_path / "everything").symlink_to("/")
     for root in ("/", tmp_path / "everything"):
         assert "data.image_roots" in problem(ImageSource(path=str(outside / "a.png")), root, more=[root])
+        assert "write data.image_root" in problem(ImageSource(path=str(outside / "a.png")[1:]), root)
 
 
 def test_symbolic_links_may_not_leave_the_root(tmp_path):

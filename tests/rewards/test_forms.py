@@ -133,12 +133,17 @@ def test_a_class_of_no_base_and_an_object(reward_file):
             def __call__(self, sample):
                 return len(sample.completion)
 
+        class Waiting:
+            async def __call__(self, sample):
+                return len(sample.completion)
+
         tens = Length(10)
         """
     call = reward_file(source)
     assert numbers(score(named(call, "Length"))) == [3.0, 3.0, 3.0]
     assert numbers(score(named(call, "tens"))) == [30.0, 30.0, 30.0]
     assert numbers(score(named(call, "Own"))) == [3.0, 3.0, 3.0]
+    assert numbers(score(named(call, "Waiting"))) == [3.0, 3.0, 3.0]
 
 
 @without_swift

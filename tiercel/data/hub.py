@@ -12,14 +12,19 @@ from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
 from tiercel.errors import DataError, EnvironmentProblem
 
 OLDEST = 4  # major version of datasets: the first that refuses scripts
-# Of its builders, those that read plain files. `cache` reads what another one made.
-BUILDERS = frozenset({"arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset"})
+# Of its builders, those that read plain files; WebDataset's would take tensors to torch.load. `cache` reads the Arrow
+# files that another one made.
+BUILDERS = frozenset({"arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "videofolder"})
 _LONGEST_REASON = 500  # characters
 
 
 def read_batches(source: RowSource, batch_rows: int) -> Iterator[Any]:
     """The rows as Arrow tables of so many at most. Raises as `load`."""
-    yield from load(source).with_format("arrow").iter(batch_size=batch_rows)
+    rows = load(source).with_format("arrow")
+    try:
+        yield from rows.iter(batch_size=batch_rows)
+    except (OSError, ValueError) as error:  # pyarrow's are such
+        raise DataError(f"{source.name}: {_reason(error)}") from error
 
 
 def cached_files(source: RowSource) -> list[Path]:
@@ -45,10 +50,9 @@ def load(source: RowSource) -> Any:
     try:
         builder = datasets.load_dataset_builder(source.path, source.config)
         kind = type(builder).__module__.rpartition(".")[2]
-        if kind not in BUILDERS:
-            raise DataError(f"{source.name}: is made of {kind} files; save it as Parquet, and name that")
-        builder.download_and_prepare()
-        return builder.as_dataset(split=source.split)
+        if kind in BUILDERS:
+            builder.download_and_prepare()
+            return builder.as_dataset(split=source.split)
     except ConnectionError as error:
         raise DataError(
             f"{source.name}: the hub cannot be reached, and the cache ({datasets.config.HF_DATASETS_CACHE}) does not "
@@ -57,6 +61,7 @@ def load(source: RowSource) -> Any:
         ) from error
     except (datasets.exceptions.DatasetsError, OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source.name}: {_reason(error)} (a data set is named {HUB_FORM})") from error
+    raise DataError(f"{source.name}: is made of {kind} files, which are not read; save it as Parquet, and name that")
 
 
 def _reason(error: Exception) -> str:

@@ -170,6 +170,10 @@ def resolve(path: str, roots: ImageRoots) -> Path:
         if path.startswith("/"):
             if not _is_under(file, roots):
                 raise ImageProblem(path, _stray(roots))
+        elif base == base.parent:
+            raise ImageProblem(
+                path, "would lie anywhere in the file system; write data.image_root, the images' directory"
+            )
         elif not file.is_relative_to(base):
             raise ImageProblem(path, f"leads out of data.image_root ({roots.base}) through a symbolic link")
         status = file.stat()

@@ -95,7 +95,8 @@ def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) 
 def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     """The table in two, by the ids of its usable rows. Raises DataError where one side would be empty."""
     given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
-    count = held.count if held.count is not None else round((held.fraction or 0) * len(table.rows))
+    count = held.count if held.fraction is None else round(held.fraction * len(table.rows))
+    assert count is not None  # a rule of the recipe
     places = chosen(table.rows, count, "held out")
     if not places:
         raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is no row; write {{count: 1}}")

@@ -30,9 +30,11 @@ def as_reward(found: Any) -> Callable[..., Any]:
         found = _made(found)
     if not callable(found):
         raise NoReward(f"is a {type(found).__name__}, which cannot be called")
-    if getattr(found, "batched", False) or not _takes_completions(found):
+    if getattr(found, "batched", False):
         return found
     is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
+    if not _takes_completions(found):
+        return found.__call__ if is_of_class else found  # the method tells whether it is async
     return _of_lists(found, is_conversational=getattr(found, "conversational", not is_of_class))
 
 

@@ -9,7 +9,7 @@ from tiercel.data.scan import undecodable
 from tiercel.errors import DataError
 from tiercel.runs.directory import RunDirectory
 
-FIRST_ROWS = 32  # a photograph of a megapixel takes 15 ms to decode, so these take half a second on one core
+FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so one in each row is half a second on one core
 
 
 def try_first_rows(
