@@ -39,11 +39,10 @@ def as_reward(found: Any) -> Callable[..., Any]:
 
 
 def _made(found: type) -> Any:
-    """An object of a class, as ms-swift makes one."""
-    try:
-        return found()
-    except TypeError as error:
-        raise NoReward(f"is a class that cannot be made without arguments: {error}") from error
+    """An object of a class, as ms-swift makes one. Raises whatever its constructor does."""
+    if names := [each.name for each in _named(found) if each.default is each.empty]:
+        raise NoReward(f"is a class that takes {', '.join(names)}; a reward's class is made without arguments")
+    return found()
 
 
 def _takes_completions(found: Callable[..., Any]) -> bool:
@@ -59,13 +58,16 @@ def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
+def _named(found: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Its parameters but for *args and **kwargs."""
+    return [each for each in _parameters(found).values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+
+
 def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
     """A function of samples for one of lists by name. It is given what it has parameters for."""
-    parameters = _parameters(found).values()
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
-    names = [each.name for each in named]
-    needed = [each.name for each in named if each.default is each.empty]
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
+    names = [each.name for each in _named(found)]
+    needed = [each.name for each in _named(found) if each.default is each.empty]
 
     def score(samples: Sequence[Sample]) -> Any:
         lists = _lists(samples, is_conversational)

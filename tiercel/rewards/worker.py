@@ -103,6 +103,8 @@ def load_function(call: str) -> Callable[..., Any]:
         return forms.as_reward(found)
     except forms.NoReward as error:
         raise CannotLoad(f"{source}: {name} {error}") from error
+    except BaseException as error:  # of the constructor of a class
+        raise CannotLoad(f"{source}: {name} cannot be made:\n{failure_text(error)}") from error
 
 
 def _registered(module: ModuleType, name: str) -> Any:
