@@ -4,6 +4,7 @@
 # make lint types      ruff, mypy
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
+# make test-lowest     the tests with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
 # make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
@@ -20,11 +21,12 @@ OLDEST_TRANSFORMERS := 5.17.0
 NEWEST_TRANSFORMERS := 5.23.0
 NEWEST_PILLOW := 13.0.0
 DEEPSPEED := 0.19.8
+UV := 0.13.9
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-catalogue test-families test-scale vllm-env test-vllm faults faults-short docs \
-	bench-exact bench-learner bench-scaling bench-rollout bench-peers clean
+.PHONY: venv demo test lint types test-catalogue test-families test-lowest test-scale vllm-env test-vllm faults \
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-peers clean
 
 venv: .venv/.made
 
@@ -85,6 +87,15 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 		torchvision==$(TORCHVISION)
 	touch $@
 
+test-lowest: .venv-lowest/.made
+	.venv-lowest/bin/python -m pytest
+
+.venv-lowest/.made: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
+	touch $@
+
 test-scale: .venv-scale/.made
 	.venv-scale/bin/python -m pytest -m scale
 
@@ -134,4 +145,4 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	touch $@
 
 clean:
-	rm -rf .venv .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.flops import (
@@ -49,6 +50,9 @@ def test_windows_at_the_edges_of_a_picture_are_smaller():
     assert vision_forward(config, (1, 68, 68)).vision == attention + linear
 
 
+@pytest.mark.skipif(
+    transformers.__version__ < "5.23", reason="older ones make rotary angles by a product of matrices, which is counted"
+)
 @pytest.mark.parametrize("is_checkpointed", (False, True))
 @pytest.mark.parametrize("is_shared", (True, False))
 def test_operations_of_an_update_are_those_that_torch_counts(is_shared, is_checkpointed):
