@@ -1,8 +1,13 @@
 """Commands of shell scripts."""
 
-import pytest
+from pathlib import Path
 
-from tiercel.importing.launches import launch_of, parsed_flags
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiercel.importing.arithmetic import evaluated
+from tiercel.importing.launches import Foreign, launch_of, parsed_flags
 from tiercel.importing.shell import commands
 
 
@@ -37,7 +42,7 @@ def test_variables_of_the_script_are_filled_in():
 
 def test_variables_before_a_command_are_its_own():
     (first, second) = commands("A=1 B=2 run --x\nrun --y")
-    assert first.variables == {"A": "1", "B": "2"} and second.variables == {}
+    assert first.environment == {"A": "1", "B": "2"} and second.environment == {}
 
 
 def test_an_open_quote_is_refused():
@@ -45,10 +50,70 @@ def test_an_open_quote_is_refused():
         commands('train --a "open')
 
 
+def test_only_what_is_exported_reaches_a_command():
+    first, second = commands("A=1\nexport B=2 C\nC=3\nrun\nD=4 env E=5 run")
+    assert first.environment == {"B": "2", "C": "3"}
+    assert second.environment == {"B": "2", "C": "3", "D": "4", "E": "5"}
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("n=4\nrun $(expr 16 / $n) $((16 / n)) `expr 2 + 3` $(( (n+1) * -2 ))", ["4", "4", "5", "-10"]),
+        ('run $((7 / 0)) $(nproc) $((a ** 2)) "$(date +%F)"', ["$((7 / 0))", "$(nproc)", "$((a ** 2))", "$(date +%F)"]),
+        (
+            'A=(1 "two words")\nA+=(3)\nrun "${A[@]}" ${A[1]} ${#A[@]} $A',
+            ["1", "two words", "3", "two", "words", "3", "1"],
+        ),
+        ('L="--a 1"\nrun $L "$L" ${U:-d} ${L:+yes} ${U:+no} ${L%1}', ["--a", "1", "--a 1", "d", "yes", "", "${L%1}"]),
+        ("run a > out.txt 2>&1 b <in", ["a", "b"]),
+        ("run --host <node_ip> --root <your-root> c", ["--host", "<node_ip>", "--root", "<your-root>", "c"]),
+        ("run $'a' \"x\\\"y\" z\\ z ''", ["a", 'x"y', "z z", ""]),
+        ("D=$(dirname /a/b/c.sh)\nrun $D $(basename $D) $(cd $D/.. && pwd)", ["/a/b", "b", "/a"]),
+    ],
+)
+def test_what_a_shell_would_fill_in(script, found):
+    assert words(script)[-1] == ["run", *[word for word in found if word or "''" in script]]
+
+
+def test_a_script_knows_where_it_lies():
+    script = 'ROOT="$( cd "$( dirname "${BASH_SOURCE[0]}" )/.." && pwd )"\nrun $ROOT/out'
+    assert commands(script, Path("/home/me/run/x.sh"))[-1].words == ("run", "/home/me/out")
+
+
+def test_the_inside_of_a_here_document_is_no_command():
+    assert words("cat > f << EOL\nswift sft --model m\nEOL\nrun") == [["cat"], ["run"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("16 / 3", 5), ("-7 / 2", -3), ("-7 % 2", -1), ("2*(n+1)", 8), ("08", None), ("__import__('os')", None),
+     ("2**99", None), ("n.real", None), ("1.5", None), ("", None), ("9" * 300, None), ("True", None)],
+)  # fmt: skip
+def test_arithmetic_is_of_whole_numbers_only(text, value):
+    assert evaluated(text, {"n": "3"}) == value
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="aA1=$(){}[]\"'`\\ \n\t;|&<>#@*:-+/%", max_size=30))
+def test_any_text_is_read_or_refused(script):
+    try:
+        found = commands(script)
+    except ValueError:
+        return
+    assert all(command.words for command in found)
+
+
+@pytest.mark.parametrize("script", ("run " + "$(" * 3000 + ")" * 3000, "run " + "${a:-" * 3000 + "}" * 3000))
+def test_what_is_nested_too_deeply_is_refused(script):
+    with pytest.raises(ValueError, match="nested too deeply"):
+        commands(script)
+
+
 def test_flags_of_every_form():
-    assert parsed_flags(["stray", "--a", "1", "--b=x=y", "--c", "--d-e", "1", "2", "-1"]) == {
-        "a": ("1",), "b": ("x=y",), "c": ("true",), "d_e": ("1", "2", "-1"),
-    }  # fmt: skip
+    parsed = parsed_flags(["stray", "--a", "1", "--b=x=y", "--c", "--d-e", "1", "2", "-1", "--a", "2"])
+    assert parsed.flags == {"a": ("2",), "b": ("x=y",), "c": (), "d_e": ("1", "2", "-1")}
+    assert (parsed.earlier, parsed.strays) == (("--a 1",), ("stray",))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +138,27 @@ def test_who_is_started_on_how_many_processes(line, framework, kind, processes):
     assert (launch.framework, launch.kind, launch.processes) == (framework, kind, processes)
 
 
-@pytest.mark.parametrize("line", ("swift rlhf --rlhf_type dpo --model m", "swift deploy --model m", "ls -l", "python"))
+@pytest.mark.parametrize(
+    "line", ("swift deploy --model m", "swift rollout --model m", "ls -l", "python", "python a.py")
+)
 def test_what_trains_nothing_known_is_passed_over(line):
     assert launch_of(commands(line)[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("swift rlhf --rlhf_type dpo --model m", "--rlhf_type dpo"),
+        ("swift rlhf --model m", "--rlhf_type dpo"),  # the default there
+        ("megatron rlhf --rlhf_type grpo --model m", "megatron rlhf"),
+        ("swift pt --model m", "swift pt"),
+        ("trl dpo --model_name_or_path m", "trl dpo"),
+        ("accelerate launch examples/scripts/dpo_vlm.py --model_name_or_path m", "dpo_vlm.py"),
+        ("python online_dpo_vlm.py --model_name_or_path m", "online_dpo_vlm.py"),
+        ("python train.py --model_name_or_path m", "train.py"),
+    ],
+)
+def test_another_method_is_named_and_no_grpo(line, flag):
+    found = launch_of(commands(line)[0])
+    assert isinstance(found, Foreign)
+    assert found.told().startswith(flag) and "nearest: " in found.told()

@@ -5,37 +5,57 @@ from pathlib import Path
 
 from tiercel.config.loading import problems_of_text
 from tiercel.errors import RecipeError
-from tiercel.importing.conversion import draft_of
-from tiercel.importing.launches import launch_of
+from tiercel.importing.conversion import draft_of, refusals
+from tiercel.importing.launches import Foreign, Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
 
 
 def import_command(given: str, output: Path | None) -> None:
-    """Print the recipe, or write it where `output` says. Raises RecipeError where there is no command to be found, or a
-    number of it is none."""
-    script = Path(given).read_text(encoding="utf-8") if Path(given).is_file() else given
+    """Print the recipe, or write it where `output` says, and tell what is left to do.
+
+    Raises:
+        RecipeError: there is no command to be found, it asks for a method that is not here, or a number of it is none.
+    """
+    text, problems = imported(given)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+        print(output)
+    for problem in problems:
+        print(f"still to do: {problem}", file=sys.stderr)
+
+
+def imported(given: str) -> tuple[str, list[str]]:
+    """The recipe's text, and a line for each problem that it has. Raises as `import_command` does."""
+    file = Path(given) if len(given) < 4096 and "\n" not in given and Path(given).is_file() else None
+    script = given if file is None else file.read_text(encoding="utf-8")
     try:
-        launches = [launch for launch in map(launch_of, commands(script)) if launch is not None]
-        if not launches:
-            raise RecipeError(
-                ["no command of `swift rlhf --rlhf_type grpo`, `swift sft`, `trl grpo`, or of a training script under "
-                 "torchrun or accelerate was found; write it in quotes, or name the file of a shell script"]
-            )  # fmt: skip
-        launch = launches[0]
+        found = [launch for command in commands(script, file) if (launch := launch_of(command, file)) is not None]
+        launch = first_launch(found)
+        if lines := refusals(launch):
+            raise RecipeError(lines)
         draft = draft_of(launch)
     except ValueError as error:
         if isinstance(error, RecipeError):
             raise
         raise RecipeError([f"the command cannot be read: {error}"]) from error
     draft.values.setdefault("output", "runs/imported")
-    text = recipe_text(launch, draft)
-    if len(launches) > 1:
-        text = f"# The first of {len(launches)} training commands.\n{text}"
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text, encoding="utf-8")
-        print(output)
-    for problem in problems_of_text(text, launch.kind):
-        print(f"still to do: {problem}", file=sys.stderr)
+    text = recipe_text(draft)
+    if len(found) > 1:
+        text = f"# The first of {len(found)} training commands.\n{text}"
+    return text, problems_of_text(text, launch.kind)
+
+
+def first_launch(found: list[Launch | Foreign]) -> Launch:
+    """The first command that can be taken over. Raises RecipeError where none is, with what each asks for."""
+    launches = [launch for launch in found if isinstance(launch, Launch)]
+    if launches:
+        return launches[0]
+    if found:
+        raise RecipeError([each.told() for each in found if isinstance(each, Foreign)])
+    raise RecipeError(
+        ["no command of `swift rlhf --rlhf_type grpo`, `swift sft`, `trl grpo`, or of a training script under "
+         "torchrun or accelerate was found; write it in quotes, or name the file of a shell script"]
+    )  # fmt: skip

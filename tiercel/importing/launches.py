@@ -1,88 +1,287 @@
-"""Which framework a command starts, on how many processes, with which flags."""
+"""Which peer's program a command starts, on how many processes, with which flags; and what asks for a method that is
+not here."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
-from tiercel.importing.shell import Command
+from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.importing.accelerate import Accelerate, accelerate_of
+from tiercel.importing.shell import Command, quoted
+from tiercel.importing.table import Framework, Method, Row, environment_row, rows_of
 
-Framework = Literal["ms-swift", "TRL", "VLM-R1"]
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
+METHODS: dict[str, Method] = {"grpo": "grpo", "gspo": "grpo", "rloo": "rloo", "sft": "sft"}
+OTHER_METHODS = (
+    "dpo", "mpo", "kto", "orpo", "cpo", "bco", "simpo", "ppo", "gkd", "gold", "ssd", "sdft", "sdpo", "tpo", "xpo",
+    "nash", "prm", "rm", "reward", "distillation", "pt", "rlhf", "harbor",
+)  # fmt: skip
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_PARENTS = 8  # folders above a script in which a relative path is looked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foreign:
+    """A training command of a method that is not in this version."""
+
+    flag: str  # what says so
+    nearest: str = "tiercel sft and tiercel grpo"
+    is_known: bool = True
+
+    def told(self) -> str:
+        fault = "is no method of this version" if self.is_known else "does not say by its name what it trains"
+        return f"{self.flag} {fault}; nearest: {self.nearest}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """A training command. Flags are named without dashes, `-` as `_`; the last one of a name counts."""
+    """A training command. Flags are named without dashes, `-` as `_`; the last one of a name counts, and one without
+    values is a switch that is on."""
 
     framework: Framework
-    kind: Kind
-    processes: int
+    method: Method
+    script: str  # name of the Python file, where there is one
     flags: dict[str, tuple[str, ...]]
+    earlier: tuple[str, ...]  # flags that were given again later, with their values
+    strays: tuple[str, ...]  # words that belong to no flag
+    launcher: dict[str, tuple[str, ...]]
+    environment: dict[str, str]
+    folders: tuple[Path, ...]  # in which relative paths are looked for
+    accelerate: Accelerate | None
+
+    @property
+    def kind(self) -> Kind:
+        return "sft" if self.method == "sft" else "grpo"
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        return rows_of(self.framework, self.method)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The values that are given for a flag, or else its default."""
+        given = self.flags.get(name)
+        return given if given is not None else self.rows[name].default if name in self.rows else ()
 
     def text(self, *names: str) -> str | None:
-        """The first value of the first of these flags that is given."""
-        return next((self.flags[name][0] for name in names if self.flags.get(name)), None)
+        """The first value of the first of these flags that is given, or that has a default."""
+        given = [name for name in names if name in self.flags]
+        for name in (*given, *names):
+            if words := self.words(name) or (("true",) if name in self.flags else ()):
+                return words[0]
+        return None
 
-    def number(self, name: str, default: int) -> int:
-        """Raises ValueError where the flag's value is no whole number above 0."""
+    def is_true(self, name: str) -> bool:
+        return (self.text(name) or "false").lower() in ("true", "1", "yes")
+
+    def number(self, name: str) -> int | None:
+        """A whole number above 0; None where none is given. Raises ValueError for anything else."""
         value = self.text(name)
-        if value is not None and int(value) < 1:
+        if value is None:
+            return None
+        if not re.fullmatch(r"\+?\d+", value):
+            raise ValueError(f"--{name} {value} is no whole number; write the number in its place")
+        if int(value) < 1:
             raise ValueError(f"--{name} {value} is not above 0")
-        return default if value is None else int(value)
+        return int(value)
+
+    def real(self, name: str) -> float | None:
+        """Raises ValueError where the flag's value is no number."""
+        value = self.text(name)
+        if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
+            raise ValueError(f"--{name} {value} is no number; write the number in its place")
+        return None if value is None else float(value)
+
+    def file(self, path: str) -> Path | None:
+        """The file of this name, from the working directory or the folders of the script."""
+        if "\0" in path or len(path) > 1024 or any(len(part) > 255 for part in path.split("/")):
+            return None
+        return next((place for folder in self.folders if (place := folder / path).is_file()), None)
+
+    @property
+    def process_labels(self) -> tuple[str, ...]:
+        """What says how many processes there are."""
+        given = self.given
+        names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
+        labels = [f"launcher --{name}" for name in names] + ["NPROC_PER_NODE", "NNODES"]
+        return tuple(label for label in labels if label in given)
+
+    @property
+    def processes(self) -> int:
+        """Of all machines; 1 where nothing says otherwise. Raises ValueError where that is no number."""
+        if "num_processes" in self.launcher:
+            return self._count("launcher --num_processes", self.launcher["num_processes"][0])
+        if "include" in self.launcher:  # host:0,1@host:2
+            return max(
+                1, sum(len(part.partition(":")[2].split(",")) for part in self.launcher["include"][0].split("@"))
+            )
+        each = self._of_launcher(("nproc_per_node", "num_gpus"), "NPROC_PER_NODE")
+        if each is None and self.accelerate is not None and self.accelerate.processes:
+            return self.accelerate.processes
+        return (each or 1) * (self._of_launcher(("nnodes", "num_nodes"), "NNODES") or 1)
+
+    def _of_launcher(self, names: Sequence[str], variable: str) -> int | None:
+        for name in names:
+            if self.launcher.get(name):
+                return self._count(f"launcher --{name}", self.launcher[name][0])
+        given = self.environment.get(variable) if self.framework == "ms-swift" else None
+        return None if given is None else self._count(variable, given)
+
+    @staticmethod
+    def _count(label: str, text: str) -> int:
+        """1 where only the machine knows: a note tells it."""
+        if "$" in text or text in ("gpu", "auto"):
+            return 1
+        if not re.fullmatch(r"[1-9]\d*", text):
+            raise ValueError(
+                f"{label.removeprefix('launcher ')} {text} is no whole number; write the number in its place"
+            )
+        return int(text)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Everything that the command sets, as it is written, by a label: `--flag`, `launcher --flag`, `VARIABLE`."""
+        flags = {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in self.flags.items()}
+        launcher = {
+            f"launcher --{name}": f"the launcher's --{name} {quoted(words)}".strip()
+            for name, words in self.launcher.items()
+        }
+        return {**flags, **launcher, **{name: f"{name}={value}" for name, value in self.environment.items()}}
 
 
-def launch_of(command: Command) -> Launch | None:
-    """None where the command trains nothing that is known here."""
+def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | None:
+    """None where the command trains nothing; `file` is the script that it comes from."""
     words = list(command.words)
     start = _start(words)
-    if start is None:
-        return None
-    place, framework, kind = start
-    flags = parsed_flags(words[place:])
-    if flags.get("rlhf_type", ("grpo",))[0] != "grpo":
-        return None
-    return Launch(framework=framework, kind=kind, processes=_processes(words[:place], command.variables), flags=flags)
+    if start is None or isinstance(start, Foreign):
+        return start
+    place, framework, method = start
+    parsed = parsed_flags(words[place:])
+    flags = parsed.flags
+    if framework == "ms-swift" and method == "grpo" and (asked := (flags.get("rlhf_type") or ("dpo",))[0]) != "grpo":
+        return Foreign(flag=f"--rlhf_type {asked}")
+    folders = _folders(file)
+    launcher = parsed_flags(_launcher(words[:place])).flags
+    if framework == "TRL":  # its own program hands such flags on
+        own = rows_of(framework, method)
+        launcher |= {
+            name: flags.pop(name) for name in list(flags) if name not in own and environment_row(f"launcher {name}")
+        }
+    script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
+    named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
+    before = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
+    launch = Launch(
+        framework=framework,
+        method=method,
+        script=script,
+        flags=flags,
+        earlier=parsed.earlier,
+        strays=parsed.strays,
+        launcher=launcher,
+        environment={**command.environment, **before},
+        folders=folders,
+        accelerate=None,
+    )
+    found = launch.file(named[0]) if named else None
+    launch = replace(launch, accelerate=accelerate_of(found) if found else None)
+    return _with_config(launch)
 
 
-def _start(words: Sequence[str]) -> tuple[int, Framework, Kind] | None:
+def _with_config(launch: Launch) -> Launch:
+    """With the flags of --config's YAML file, which those of the command come before."""
+    path = launch.file(config) if (config := launch.text("config")) else None
+    if path is None:
+        return launch
+    try:
+        tree = parse(path.read_text(encoding="utf-8"))[0]
+    except (OSError, UnicodeDecodeError, YamlProblem):
+        return launch
+    if not isinstance(tree, dict):
+        return launch
+    return replace(launch, flags={**{str(name): _flag_words(value) for name, value in tree.items()}, **launch.flags})
+
+
+def _flag_words(value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (str(value).lower(),)
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+
+
+def _folders(file: Path | None) -> tuple[Path, ...]:
+    here = Path.cwd()
+    return (here,) if file is None else (here, *list(file.resolve().parents)[:_PARENTS])
+
+
+def _start(words: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | None:
     """Where the flags begin, whose they are, and what they start."""
     for i, word in enumerate(words[:-1] if words else []):
         name, following = PurePath(word).name, words[i + 1]
-        if name == "swift" and following in ("rlhf", "sft"):
+        if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
+            if name == "megatron" or following == "pt":
+                return Foreign(flag=f"{name} {following}", nearest="the flags of `swift rlhf` or `swift sft`")
             return i + 2, "ms-swift", "grpo" if following == "rlhf" else "sft"
-        if name == "trl" and following in ("grpo", "sft"):
-            return i + 2, "TRL", "grpo" if following == "grpo" else "sft"
+        if name == "trl" and following in (*METHODS, *OTHER_METHODS):
+            known = METHODS.get(following)
+            return (i + 2, "TRL", known) if known else Foreign(flag=f"trl {following}")
         if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
             return i + 1, "ms-swift", "grpo" if name == "rlhf.py" else "sft"
-        if name in VLM_R1_SCRIPTS:
+        if name in VLM_R1_SCRIPTS or (name == "grpo.py" and "open_r1" in PurePath(word).parts):
             return i + 1, "VLM-R1", "grpo"
         if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
-            return i + 1, "TRL", "sft" if "sft" in name else "grpo"
+            return _by_script(i, name, words[i + 1 :])
     return None
 
 
-def parsed_flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`--name value ...`, `--name=value`, `--name` (true); what stands before the first flag is left out."""
+def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | None:
+    """A script is taken for one with TRL's flags; its name, or its flags, say what it trains."""
+    parts = re.split(r"[^a-z0-9]+", name.lower().removesuffix(".py"))
+    if any(part in OTHER_METHODS for part in parts):
+        return Foreign(flag=name)
+    method = next((METHODS[part] for part in parts if part in METHODS), None)
+    if method is None and "--num_generations" in after:
+        method = "grpo"
+    is_training = any(word.partition("=")[0] in ("--model_name_or_path", "--output_dir") for word in after)
+    if method is None:
+        return Foreign(flag=name, is_known=False) if is_training else None
+    return place + 1, "TRL", method
+
+
+def _launcher(words: Sequence[str]) -> list[str]:
+    """The launcher's words without scripts and variables, which belong to no flag."""
+    return [word for word in words if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """Words as flags; see Launch."""
+
+    flags: dict[str, tuple[str, ...]]
+    earlier: tuple[str, ...]
+    strays: tuple[str, ...]
+
+
+def parsed_flags(words: Sequence[str]) -> Parsed:
+    """Flags with their values, from `--name value ...`, `--name=value` and `--name`."""
     flags: dict[str, tuple[str, ...]] = {}
+    earlier: list[str] = []
+    strays: list[str] = []
     name: str | None = None
     for word in words:
-        if word.startswith("--"):
+        if re.match(r"--[A-Za-z]", word):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
+            if name in flags:
+                earlier.append(f"--{name} {quoted(flags[name])}".strip())
             flags[name] = (value,) if equals else ()
-        elif name is not None and word not in (">", ">>", "2>&1", "&"):
+        elif name is not None:
             flags[name] = (*flags[name], word)
-    return {name: values or ("true",) for name, values in flags.items()}
+        else:
+            strays.append(word)
+    return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))
 
 
-def _processes(launcher: Sequence[str], variables: dict[str, str]) -> int:
-    """Of all machines; 1 where nothing says otherwise. Raises ValueError where that is no number."""
-    flags = parsed_flags(launcher)
-    if "num_processes" in flags:
-        return int(flags["num_processes"][0])
-    nodes = flags.get("nnodes", (variables.get("NNODES", "1"),))[0]
-    each = flags.get("nproc_per_node", flags.get("num_gpus", (variables.get("NPROC_PER_NODE", "1"),)))[0]
-    return int(nodes) * int(each)
+def variable_row(label: str) -> Row | None:
+    """The table's row for a variable, or for a flag of a launcher."""
+    return environment_row(label.replace("launcher --", "launcher "))

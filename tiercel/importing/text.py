@@ -1,27 +1,32 @@
-"""A draft as the text of a recipe: a comment for what each value came from, and one for every flag that has no key."""
+"""A draft as the text of a recipe: a comment for what each value came from, and one for all that has no key."""
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from tiercel.config.keys import keys_of
 from tiercel.config.yaml_text import render
-from tiercel.importing.conversion import Draft
-from tiercel.importing.launches import Launch
+from tiercel.importing.draft import Draft, Note
+from tiercel.importing.table import VERSIONS
 
-SECTIONS = (
-    "model", "lora", "freeze", "data", "rewards", "rollout", "algorithm", "learner", "optim", "train", "reliability",
-    "output",
-)  # fmt: skip
 COMMENT_COLUMN = 48
+_PLAIN = re.compile(r"[\w./-]+(:[\w./-]+)*")
 
 
-def recipe_text(launch: Launch, draft: Draft) -> str:
+def recipe_text(draft: Draft) -> str:
     """YAML with comments."""
-    lines = [f"# Made from a command of {launch.framework}. tiercel check RECIPE says what is still missing."]
+    launch = draft.launch
+    lines = [
+        f"# Made from a command of {launch.framework}. tiercel check RECIPE says what is still missing.",
+        f"# Flags and defaults are those of {launch.framework} {VERSIONS[launch.framework]}.",
+    ]
     if launch.processes > 1:
         lines.append(f"# It ran {launch.processes} processes: tiercel {launch.kind} RECIPE --nproc {launch.processes}")
-    if draft.notes:
-        lines += ["#", "# Flags with another meaning, or without an equivalent:"]
-        lines += [f"#   {_one_line(flag)}: {note}" for flag, note in draft.notes]
+    lines += _noted(
+        "Look at these: another meaning, or no equivalent.", [note for note in draft.notes if note.is_change]
+    )
+    lines += _noted("Nothing to do about these.", [note for note in draft.notes if not note.is_change])
     lines.append("")
     tree: dict[str, Any] = {}
     for key, value in draft.values.items():
@@ -30,24 +35,54 @@ def recipe_text(launch: Launch, draft: Draft) -> str:
         for name in sections:
             branch = branch.setdefault(name, {})
         branch[leaf] = value
-    for section in SECTIONS:
-        if section in tree:
-            lines += _lines(section, tree[section], section, draft, 0)
+    for section in sorted(tree, key=_place):
+        lines += _lines(section, tree[section], section, draft, 0)
     return "\n".join(lines) + "\n"
+
+
+def _noted(heading: str, notes: list[Note]) -> Iterator[str]:
+    if notes:
+        yield "#"
+        yield f"# {heading}"
+        yield from (f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes)
 
 
 def _lines(name: str, value: Any, key: str, draft: Draft, depth: int) -> list[str]:
     indent = "  " * depth
-    if isinstance(value, dict):
+    comment = _comment(draft, key)
+    if isinstance(value, dict) and key not in draft.origins:
         ordered = sorted(value.items(), key=lambda item: _place(f"{key}.{item[0]}"))
         below = [line for leaf, inner in ordered for line in _lines(leaf, inner, f"{key}.{leaf}", draft, depth + 1)]
         return [f"{indent}{name}:", *below]
     if isinstance(value, list) and value and isinstance(value[0], dict):
         entries = [f"{indent}  - {_inline(entry)}" for entry in value]
-        return [f"{indent}{name}:", *entries]
-    line = f"{indent}{name}: {_inline(value)}"
+        return [_beside(f"{indent}{name}:", comment), *entries]
+    return [_beside(f"{indent}{name}: {_inline(value)}", comment)]
+
+
+def _beside(line: str, comment: str) -> str:
+    """A comment begins after a blank, or it would be part of the value."""
+    return f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line
+
+
+def _comment(draft: Draft, key: str) -> str:
+    """What was given, without the value where it stands in the line as it was given."""
     origin = draft.origins.get(key)
-    return [f"{line:<{COMMENT_COLUMN}}# {_one_line(origin)}" if origin else line]
+    if origin is None:
+        return ""
+    shown = [_short(draft, key, label) for label in origin.labels]
+    return _one_line("; ".join(part for part in (", ".join(shown), origin.remark) if part))
+
+
+def _short(draft: Draft, key: str, label: str) -> str:
+    """As it was given where the line does not show it, the first time."""
+    given, value = draft.shown(label), draft.values[key]
+    first = next(each for each, origin in draft.origins.items() if label in origin.labels)
+    if "launcher" in label:
+        return given
+    name, _, words = given.partition("=" if "--" not in label else " ")
+    rendered = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return name if key != first or words.strip("'\"") in (rendered, _inline(value)) else given
 
 
 def _one_line(text: str) -> str:
@@ -58,10 +93,17 @@ def _one_line(text: str) -> str:
 def _inline(value: Any) -> str:
     """One line of YAML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_inline(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_in_brackets(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_inline(inner) for inner in value) + "]"
-    return render(value).strip().removesuffix("...").strip()
+        return "[" + ", ".join(_in_brackets(inner) for inner in value) + "]"
+    text = render(value).strip().removesuffix("...").strip()
+    return json.dumps(value, ensure_ascii=False) if "\n" in text else text
+
+
+def _in_brackets(value: Any) -> str:
+    """Between brackets a comma or a bracket of a text would end it."""
+    text = _inline(value)
+    return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(value, ensure_ascii=False)
 
 
 def _place(key: str) -> int:

@@ -1,0 +1,187 @@
+"""What is trained: adapters, parts, rates, precision, sharding."""
+
+import pytest
+
+from tests.importing.helpers import GRPO, REC, SFT, TRL, drafted, told, values_of
+from tests.importing.shapes import SWIFT_LORA_LLM
+
+ABSENT = "absent"
+
+
+def check(line: str, expected: dict[str, object]) -> None:
+    values = values_of(line)
+    assert {key: values.get(key, ABSENT) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "targets", "freeze"),
+    [
+        ("--target_modules all-linear --freeze_vit true", "language", ABSENT),
+        ("", "language", ABSENT),
+        ("--freeze_vit false --freeze_aligner false", "all", ABSENT),
+        ("--freeze_llm true --freeze_vit false", "vision", ABSENT),
+        ("--target_modules q_proj v_proj", r"(.*\.)?(q_proj|v_proj)", ABSENT),
+        ("--target_regex 'model[.]x.*'", "model[.]x.*", ABSENT),
+        ("--tuner_type lora_llm", "language", []),
+        ("--tuner_type full", ABSENT, ["vision", "projector"]),
+        ("--tuner_type full --freeze_vit false", ABSENT, ["projector"]),
+        ("--tuner_type full --freeze_vit false --freeze_aligner false --freeze_llm true", ABSENT, ["language"]),
+    ],
+)
+def test_parts_of_ms_swift(flags, targets, freeze):
+    check(f"{SFT} {flags}", {"lora.targets": targets, "freeze": freeze})
+
+
+def test_two_of_three_parts_are_told():
+    draft = drafted(f"{SFT} --freeze_vit false")
+    assert draft.values["lora.targets"] == "all" and "only vision and language there" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("words", "targets"),
+    [
+        ('"q_proj", "v_proj"', r"(.*\.)?(q_proj|v_proj)"),
+        ("q_proj v_proj", r"(.*\.)?(q_proj|v_proj)"),
+        ("down_proj, o_proj", r"(.*\.)?(down_proj|o_proj)"),
+        ("all-linear", "all"),
+    ],
+)
+def test_layers_of_trl(words, targets):
+    check(f"{TRL} --use_peft --lora_target_modules {words}", {"lora.targets": targets})
+
+
+@pytest.mark.parametrize(
+    ("line", "freeze"),
+    [
+        (REC, []),
+        (f"{REC} --freeze_vision_modules true", ["vision", "projector"]),
+        (f"{REC} --freeze_vision_modules true".replace("Qwen2-VL", "InternVL2"), ["vision"]),
+        (f"{REC} --freeze_vision_modules true --use_peft true", ABSENT),
+        (TRL, []),
+    ],
+)
+def test_parts_of_vlm_r1_and_trl(line, freeze):
+    check(line, {"freeze": freeze})
+
+
+def test_rates_of_parts_and_a_tower_that_is_trained_whole():
+    expected = {"lora.targets": "language", "freeze": [], "optim.part_lr.vision": 1e-5, "optim.part_lr.projector": 2e-5}
+    check(SWIFT_LORA_LLM, expected | {"optim.lr": 1e-4, "lora.dropout": ABSENT, "train.strategy": "fsdp2"})
+    draft = drafted(f"{SFT} --vit_lr 1e-5")
+    assert "optim.part_lr.vision" not in draft.values and "--vit_lr 1e-5" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--deepspeed zero3_offload", ("deepspeed", 3, True, True)),
+        ("--deepspeed zero2_offload", ("deepspeed", 2, ABSENT, True)),
+        ("--deepspeed zero3", ("deepspeed", 3, ABSENT, ABSENT)),
+        ("--deepspeed zero1", ("deepspeed", 2, ABSENT, ABSENT)),
+        ("--deepspeed zero0", ("ddp", ABSENT, ABSENT, ABSENT)),
+        ("--fsdp fsdp2", ("fsdp2", ABSENT, ABSENT, ABSENT)),
+        ("--offload_optimizer true --offload_model true", (ABSENT, ABSENT, ABSENT, ABSENT)),
+        ("""--deepspeed '{"zero_optimization": {"stage": 2}}'""", ("deepspeed", 2, ABSENT, ABSENT)),
+    ],
+)
+def test_sharding(flags, expected):
+    keys = ("train.strategy", "train.deepspeed.stage", "train.deepspeed.offload_parameters",
+            "train.deepspeed.offload_optimizer")  # fmt: skip
+    check(f"NPROC_PER_NODE=2 {GRPO} {flags}", dict(zip(keys, expected, strict=True)))
+
+
+def test_a_stage_that_is_not_here_is_told_beside_the_value():
+    origin = drafted(f"{GRPO} --deepspeed zero1").origins["train.deepspeed.stage"]
+    assert "stage 1 divides the optimiser's state only" in origin.remark
+    draft = drafted(f"{GRPO} --offload_optimizer true --offload_model true")
+    assert "while the engine works" in told(draft)
+
+
+def test_a_deepspeed_file_is_read_where_it_is_there(tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}')
+    script = tmp_path / "scripts" / "run.sh"
+    draft = drafted(f"{GRPO} --deepspeed ds.json", script)
+    assert draft.values["train.deepspeed.stage"] == 3
+    assert draft.values["train.deepspeed.offload_parameters"] is True
+    assert "train.deepspeed.offload_optimizer" not in draft.values
+    draft = drafted(f"{GRPO} --deepspeed nowhere/zero2.json")
+    assert draft.values["train.deepspeed.stage"] == 2 and "taken from its name" in told(draft)
+    draft = drafted(f"{GRPO} --deepspeed nowhere/mine.json")
+    assert "train.strategy" not in draft.values and "write train.strategy: deepspeed" in told(draft)
+
+
+def test_full_fine_tuning_with_a_penalty_keeps_its_start_under_fsdp2():
+    draft = drafted(f"NPROC_PER_NODE=4 {GRPO} --tuner_type full --deepspeed zero3 --beta 0.04 --use_vllm true")
+    values = draft.values
+    assert values["model.reference"] == "device" and values["train.strategy"] == "fsdp2"
+    assert values["rollout.engine"] == "local" and "takes adapters on the language model only" in told(draft)
+    assert "train.deepspeed.stage" not in values
+
+
+def test_the_reference_of_full_fine_tuning_stays():
+    draft = drafted(f"{GRPO} --tuner_type full --sync_ref_model true")
+    assert "algorithm.kl.sync_every" not in draft.values and "moves beside an adapter only" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("line", "checkpointing"),
+    [
+        (f"{SFT} --gradient_checkpointing true --vit_gradient_checkpointing false", True),
+        (f"{SFT} --vit_gradient_checkpointing false", True),
+        (f"{SFT} --gradient_checkpointing false", False),
+    ],
+)
+def test_checkpointing_of_the_tower_is_no_checkpointing_of_the_decoder(line, checkpointing):
+    check(line, {"learner.gradient_checkpointing": checkpointing})
+
+
+@pytest.mark.parametrize(
+    ("line", "dtype"),
+    [
+        (TRL, "bfloat16"),
+        (f"{TRL} --bf16 false", "float32"),
+        (f"{TRL} --bf16 false --dtype bfloat16", "bfloat16"),
+        (f"{TRL} --fp16", "float16"),
+        (REC, "float32"),
+        (f"{REC} --bf16", "bfloat16"),
+        (f"{GRPO} --torch_dtype float16", "float16"),
+    ],
+)
+def test_what_is_computed_in(line, dtype):
+    check(line, {"model.dtype": dtype})
+
+
+def test_pixels_and_frames_come_from_the_environment():
+    variables = "MAX_PIXELS=1003520 VIDEO_MAX_PIXELS=50176 FPS_MAX_FRAMES=12 FPS=1 "
+    expected = {
+        "model.max_pixels": 1003520,
+        "data.video.max_pixels": 50176,
+        "data.video.max_frames": 12,
+        "data.video.fps": 1,
+    }
+    check(variables + SFT, expected)
+    check(f"IMAGE_MAX_TOKEN_NUM=1024 {SFT.replace('org/m', 'org/Qwen3-VL')}", {"model.max_pixels": 1024 * 32 * 32})
+    check(f"IMAGE_MAX_TOKEN_NUM=1024 {SFT.replace('org/m', 'org/Qwen2.5-VL')}", {"model.max_pixels": 1024 * 28 * 28})
+
+
+def test_tiles_are_no_pixels_and_processes_that_convert_no_workers():
+    values = values_of(f"{REC} --max_anyres_num 6".replace("Qwen2-VL", "InternVL2"))
+    assert "model.max_pixels" not in values
+    assert "data.workers" not in values_of(f"{SFT} --dataset_num_proc 64")
+
+
+@pytest.mark.parametrize(
+    ("value", "trackers", "noted"),
+    [
+        ("swanlab", ["swanlab"], []),
+        ("tensorboard trackio", ["tensorboard", "trackio"], []),
+        ("none", [], []),
+        ("mlflow wandb", ["wandb"], ["--report_to mlflow"]),
+        ("all", [], ["--report_to all"]),
+    ],
+)
+def test_trackers_are_taken_over_by_name(value, trackers, noted):
+    draft = drafted(f"{TRL} --report_to {value}")
+    assert draft.values["trackers"] == trackers
+    assert [note.subject for note in draft.notes if "report_to" in note.subject] == noted

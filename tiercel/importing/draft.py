@@ -1,0 +1,219 @@
+"""A recipe in the making. Every flag and variable of the command ends in it: at a key, or in a note."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from tiercel.config.keys import allowed_words, keys_of
+from tiercel.config.suggestions import nearest_key
+from tiercel.config.synonyms import VALUE_SYNONYMS
+from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.importing.launches import Launch, variable_row
+from tiercel.importing.table import Row
+from tiercel.reliability.redaction import is_secret_name, redact
+
+_COUNT = re.compile(r"\d{1,7}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a value comes from: labels of what was given, and what else there is to say."""
+
+    labels: tuple[str, ...]
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """What there is to say about something given."""
+
+    labels: tuple[str, ...]
+    subject: str
+    text: str
+    is_change: bool  # whether the user should look at it
+
+
+@dataclass(slots=True)
+class Draft:
+    """Values by key, what each came from, and notes."""
+
+    launch: Launch
+    given: dict[str, str]
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    def set(self, key: str, value: Any, *labels: str, remark: str = "") -> None:
+        """`labels` are what the value depends on; those that the command does not give are left out."""
+        known = keys_of(self.launch.kind).get(key)
+        given = tuple(label for label in labels if label in self.given)
+        if known is not None and (given or remark or known.field.default != value):
+            self.values[key] = value
+            self.origins[key] = Origin(labels=given, remark=remark)
+
+    def drop(self, key: str) -> None:
+        self.values.pop(key, None)
+        self.origins.pop(key, None)
+
+    def default(self, key: str, value: Any, flag: str) -> None:
+        """A default of the peer's, where the recipe's own is another."""
+        known = keys_of(self.launch.kind).get(key)
+        if key not in self.values and known is not None and known.field.default != value:
+            self.set(key, value, remark=f"{self.launch.framework}'s default of --{flag}")
+
+    def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
+        given = tuple(label for label in labels if label in self.given)
+        unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
+        shown = ", ".join(filter(None, (subject, *unsaid)))
+        if shown:
+            self.notes.append(Note(labels=given, subject=shown, text=text, is_change=is_change))
+
+    def shown(self, label: str) -> str:
+        """What was given, as it is written; a secret without its value, an address without its credentials."""
+        return label.replace("launcher ", "the launcher's ") if self.is_secret(label) else redact(self.given[label])
+
+    def is_secret(self, label: str) -> bool:
+        """By its name, where the tables do not name it; but not a number of tokens."""
+        name = label.rpartition("--")[2]
+        known = self.launch.rows.get(name) if label.startswith("--") else variable_row(label)
+        value = self.given[label].partition(" " if "--" in label else "=")[2]
+        is_named = known is not None and "*" not in known.name
+        is_count = "token" in name.lower() and _COUNT.fullmatch(value) is not None
+        return is_secret_name(name) and not is_named and not is_count
+
+    def account(self) -> None:
+        """A note for everything given that no key and no note speaks of."""
+        spoken = {label for origin in self.origins.values() for label in origin.labels}
+        spoken |= {label for note in self.notes for label in note.labels}
+        for label in [label for label in self.given if label not in spoken]:
+            self._account_for(label)
+        for label, text in self.given.items():
+            if re.search(r"[$`]", text) and not self.is_secret(label):
+                self.note("holds what only the shell knows; write its value", label)
+
+    def _account_for(self, label: str) -> None:
+        name = label.rpartition("--")[2]
+        is_flag = label.startswith("--")
+        row = self.launch.rows.get(name) if is_flag else variable_row(label)
+        if self.is_secret(label):
+            self.note("a secret stays out of the recipe; export it as an environment variable", label, is_change=False)
+        elif row is not None:
+            is_default = is_flag and _same(self.launch.flags[name], row.default)
+            is_change = row.treatment in ("nearest", "none") and not is_default
+            self.note(row.told(), label, is_change=is_change)
+        elif is_flag:
+            self.note(f"is not known; {self._nearest(name)}", label)
+        else:
+            text = (
+                "no flag that is known"
+                if "launcher" in label
+                else "tiercel does not read it; export it where yours does"
+            )
+            self.note(text, label, is_change="launcher" in label)
+
+    def _nearest(self, name: str) -> str:
+        """Of the peer's own flags, or of the keys."""
+        flags = get_close_matches(name, list(self.launch.rows), n=1, cutoff=0.8)
+        if flags:
+            return f"--{flags[0]} was perhaps meant"
+        near = nearest_key(name)
+        return f"nearest is {near.key}" if near.key else "has no equivalent"
+
+
+def _same(given: tuple[str, ...], default: tuple[str, ...]) -> bool:
+    """Whether words mean the same: true is True, and 1 is 1.0."""
+    return tuple(map(_plain, given or ("true",))) == tuple(map(_plain, default))
+
+
+def _plain(word: str) -> str:
+    try:
+        return repr(float(word))
+    except ValueError:
+        return {"none": "", "null": ""}.get(word.lower(), word.lower())
+
+
+def set_by_rows(draft: Draft) -> None:
+    """Keys that take a flag's, or a variable's, value as it is."""
+    launch = draft.launch
+    for name, words in launch.flags.items():
+        row = launch.rows.get(name)
+        if row is not None and row.treatment == "set":
+            _set_by_row(draft, row, f"--{name}", words)
+    for name, value in launch.environment.items():
+        row = variable_row(name)
+        if row is not None and row.treatment == "set":
+            _set_by_row(draft, row, name, (value,))
+
+
+def defaults_by_rows(draft: Draft) -> None:
+    """Defaults of the peer, for keys that take a flag's value as it is."""
+    for name, row in draft.launch.rows.items():
+        if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
+            value = _value(row.key, name, row.default)
+            draft.default(row.key, value, name)
+
+
+def _set_by_row(draft: Draft, row: Row, label: str, words: tuple[str, ...]) -> None:
+    key = row.key
+    if key is None or key not in keys_of(draft.launch.kind):
+        return
+    if not words and "true or false" not in _type(key):
+        draft.note("is given without a value", label)
+        return
+    value = _value(key, label, words or ("true",))
+    if value is None:
+        draft.note(f"its default there; {key} keeps its own", label, is_change=False)
+        return
+    word = VALUE_SYNONYMS.get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
+    draft.set(key, value if word is None else word, label, remark=row.remark)
+    if word is None:
+        draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
+
+
+def _annotation(key: str) -> Any:
+    return keys_of("grpo")[key].field.annotation
+
+
+def _type(key: str) -> str:
+    annotation = str(_annotation(key))
+    return "true or false" if annotation == "<class 'bool'>" else annotation
+
+
+def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
+    """A flag's words as the key's type; None for the word that says there is no value. Raises ValueError where a number
+    or a switch is asked for and the word is none."""
+    kind = _type(key)
+    if len(words) == 1 and words[0].lower() in ("none", "null"):
+        return None
+    if kind.startswith("tuple"):
+        return list(words)
+    if kind == "true or false":
+        if words[0].lower() not in ("true", "false", "1", "0"):
+            raise ValueError(f"{label} {words[0]} is neither true nor false; write one in its place")
+        return words[0].lower() in ("true", "1")
+    if re.search(r"\bfloat\b", kind):
+        return number_of(label, words[0])
+    if re.search(r"\bint\b", kind):
+        return whole_number_of(label, words[0])
+    return " ".join(words)
+
+
+def number_of(label: str, word: str) -> int | float:
+    """Raises ValueError with the label where the word is no number."""
+    try:
+        value = parse(word)[0]
+    except YamlProblem:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{label} {word} is no number; write the number in its place")
+    return value
+
+
+def whole_number_of(label: str, word: str) -> int:
+    """Raises ValueError with the label where the word is no whole number; 3.0 is one."""
+    value = number_of(label, word)
+    if value != int(value):
+        raise ValueError(f"{label} {word} is no whole number; write the number in its place")
+    return int(value)

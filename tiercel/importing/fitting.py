@@ -1,0 +1,82 @@
+"""Pairs that go together there and not here: the nearest pair is taken, and told."""
+
+from tiercel.importing.draft import Draft
+
+_ENGINE_LABELS = (
+    "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
+    "--vllm_enable_sleep_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port",
+    "--vllm_server_timeout", "--async_generate",
+)  # fmt: skip
+_ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
+
+
+def fit(draft: Draft) -> None:
+    """Raises nothing: what does not fit is told."""
+    _engine(draft)
+    _reference(draft)
+    _sharding(draft)
+    _sampling(draft)
+
+
+def _trains_whole(draft: Draft) -> bool:
+    return "lora.rank" not in draft.values or draft.values.get("freeze") == []
+
+
+def _trains_vision(draft: Draft) -> bool:
+    targets, stays = draft.values.get("lora.targets"), draft.values.get("freeze", ["vision", "projector"])
+    return targets in ("all", "vision", "projector") or not {"vision", "projector"} <= set(stays)
+
+
+def _engine(draft: Draft) -> None:
+    """An engine gets the policy as an adapter on the language model."""
+    engine = draft.values.get("rollout.engine", "local")
+    if engine == "local" or not (_trains_whole(draft) or _trains_vision(draft)):
+        if engine == "vllm-server":
+            draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "--vllm_mode")
+        return
+    for key in [key for key in draft.values if key.startswith(_ENGINE_KEYS)]:
+        draft.drop(key)
+    draft.set("rollout.engine", "local", "--use_vllm", remark=f"{engine} takes adapters on the language model only")
+    draft.note(f"{engine} takes adapters on the language model only; here local samples", *_ENGINE_LABELS)
+
+
+def _reference(draft: Draft) -> None:
+    """Only an adapter's reference moves."""
+    if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
+        draft.drop("algorithm.kl.sync_every")
+        draft.drop("algorithm.kl.sync_mix")
+        labels = ("--sync_ref_model", "--ref_model_sync_steps", "--ref_model_mixup_alpha")
+        draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
+
+
+def _sharding(draft: Draft) -> None:
+    """Under ZeRO ranks hold parts of each weight, so no copy of the start, and no reference that moves, is kept; and a
+    vision part that is trained would wait for every rank at each picture."""
+    has_penalty = bool(draft.values.get("algorithm.kl.coef"))
+    keeps = has_penalty and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
+    if draft.values.get("train.strategy") != "deepspeed" or not (keeps or _trains_vision(draft)):
+        return
+    labels = draft.origins["train.strategy"].labels
+    for key in [key for key in draft.values if key.startswith("train.deepspeed.")]:
+        draft.drop(key)
+    draft.set("train.strategy", "fsdp2", *labels, remark="see above")
+    draft.note(
+        "here fsdp2, which divides the model over ranks as ZeRO-3 does, without offloading: ZeRO trains no vision "
+        "part, and keeps no copy of the start for the KL penalty",
+        *labels,
+    )
+
+
+def _sampling(draft: Draft) -> None:
+    """Several updates of a rollout take the whole distribution."""
+    updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
+    if updates == 1:
+        return
+    for key, flag, whole in (("rollout.top_p", "--top_p", 1.0), ("rollout.top_k", "--top_k", 0)):
+        if draft.values.get(key, whole) not in (whole, 0):
+            draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
+            draft.note(
+                f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes; "
+                f"{key} is {whole} here",
+                flag,
+            )

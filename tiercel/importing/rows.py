@@ -1,0 +1,293 @@
+"""Rows: data sets, what is held out, system messages, question templates, limits of length."""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.importing.draft import Draft, number_of
+
+_FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
+_READ = (".json", ".jsonl", ".parquet")
+_EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
+
+# VLM-R1 adds a request to every question. The tags are what its rewards look for; the wording is tiercel's.
+_THINK_FIRST = (
+    "Think the question through inside <think> </think>, then give only your answer inside <answer> </answer>."
+)
+_TEMPLATES = {
+    "rec": "{prompt} " + _THINK_FIRST + " Write the answer as JSON.",
+    "ic": "{prompt} " + _THINK_FIRST + " Write the answer as JSON.",
+    "odLength": _THINK_FIRST + "\n{prompt}",
+}
+_THOUGHTS_OF_TRL = "Put your reasoning between <think> and </think>, and your answer after it."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Rows of one file or data set, as data.train names them."""
+
+    path: str
+    rows: int | None  # how many are taken
+    image_root: str | None = None
+
+    @property
+    def named(self) -> str:
+        return self.path if self.rows is None else f"{self.path}#{self.rows}"
+
+
+def set_rows(draft: Draft) -> None:
+    """Where rows come from, and what is done with them."""
+    readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1}
+    readers[draft.launch.framework](draft)
+    _held_out(draft)
+    _intervals(draft)
+    _system(draft)
+    _template(draft)
+    _limits(draft)
+    _turns(draft)
+
+
+def _swift(draft: Draft) -> None:
+    words = draft.launch.words("dataset")
+    sources = [_swift_source(draft, word, "--dataset") for word in words]
+    shares = [float(number_of("--interleave_prob", share)) for share in draft.launch.words("interleave_prob")]
+    if len(shares) == len(sources) > 1 and min(shares) > 0:
+        weights = [round(share / shares[0], 12) for share in shares]
+        _mix(draft, sources, weights, "--dataset", "--interleave_prob")
+        note = "an epoch there ends with the first file that is through; here it is as many rows as all files have"
+        draft.note(note, "--interleave_prob")
+    else:
+        _end_to_end(draft, sources, "--dataset")
+
+
+def _swift_source(draft: Draft, word: str, label: str) -> Source:
+    """`path#N`, or `id:subset#N`, with HF:: or MS:: before it."""
+    text, mark, count = word.rpartition("#")
+    text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
+    hub, mark, rest = text.partition("::")
+    text = rest if mark and hub.upper() in ("HF", "MS") else text
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w./-]+)?", text) is not None
+    if not is_id or PurePath(text).suffix in _FILES or text.startswith((".", "~")) or draft.launch.file(text):
+        if PurePath(text).suffix in _FILES and PurePath(text).suffix not in _READ:
+            draft.note(
+                f"{text} is no file of rows here; write .jsonl, .json or .parquet", label, subject=f"{label} {word}"
+            )
+        return Source(path=text, rows=rows)
+    name, _, subset = text.partition(":")
+    several = "/" in subset
+    parts = [f"one subset a source: {subset} are several"] if several else []
+    if hub.upper() != "HF" and not draft.launch.is_true("use_hf"):
+        parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that the same rows are there")
+    if parts:
+        draft.note(f"{'; '.join(parts)}; or save the rows to a file", label, subject=f"{label} {word}")
+    return Source(path=f"hf:{name}/{subset}" if subset and not several else f"hf:{name}", rows=rows)
+
+
+def _trl(draft: Draft) -> None:
+    launch = draft.launch
+    labels: tuple[str, ...] = ("--dataset_name", "--dataset_config", "--dataset_train_split")
+    name, split = launch.text("dataset_name"), launch.text("dataset_train_split") or "train"
+    if launch.script in _EXAMPLE_SCRIPTS:
+        if name:
+            draft.note(f"{launch.script} does not read it; write data.train", "--dataset_name")
+        name, labels = "lmms-lab/multimodal-open-r1-8k-verified", ()
+        draft.note(
+            "takes lmms-lab/multimodal-open-r1-8k-verified, holds 100 rows out, leaves out pictures of 512 pixels and "
+            "more a side (no key does: filter the rows), and asks for <think> tags in a system message of its own",
+            subject=launch.script,
+        )
+        draft.set("data.eval", {"count": 100}, remark=f"of {launch.script}")
+        draft.set(
+            "data.system", _THOUGHTS_OF_TRL, remark=f"{launch.script} asks for these tags; the wording is tiercel's"
+        )
+    if name is None:
+        return
+    is_local = PurePath(name).suffix in _READ or name.startswith((".", "/", "~")) or "/" not in name
+    subset = f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
+    path = name if is_local else f"hf:{name}{subset}:{split}"
+    remark = f"of {launch.script}" if launch.script in _EXAMPLE_SCRIPTS else ""
+    draft.set("data.train", path, *labels, remark=remark)
+
+
+def _vlm_r1(draft: Draft) -> None:
+    launch = draft.launch
+    words = launch.words("data_file_paths")
+    if words:
+        files, roots = words[0].split(":"), ":".join(launch.words("image_folders")).split(":")
+        if len(roots) == len(files) and all(roots):
+            sources = [Source(path=path, rows=None, image_root=root) for path, root in zip(files, roots, strict=True)]
+        else:
+            sources = [Source(path=path, rows=None) for path in files]
+            draft.note("not one folder for each file; write data.image_root", "--image_folders")
+        _end_to_end(draft, sources, "--data_file_paths", "--image_folders")
+        if "dataset_name" in launch.flags:
+            draft.note("is not read: --data_file_paths names the rows", "--dataset_name", is_change=False)
+    elif name := launch.text("dataset_name"):
+        _listed(draft, name)
+
+
+def _listed(draft: Draft, name: str) -> None:
+    """The files of grpo_rec.py's YAML file, or a data set of grpo.py."""
+    file = draft.launch.file(name)
+    try:
+        tree = parse(file.read_text(encoding="utf-8"))[0] if file is not None else None
+    except (YamlProblem, UnicodeDecodeError):
+        tree = None
+    entries = tree.get("datasets") if isinstance(tree, dict) else None
+    files = [entry["json_path"] for entry in entries or [] if isinstance(entry, dict) and "json_path" in entry]
+    if files:
+        _end_to_end(draft, [Source(path=str(path), rows=None) for path in files], "--dataset_name")
+        if any("sampling_strategy" in entry for entry in entries or []):
+            draft.note("its sampling_strategy is not taken over; write path#N in data.train", "--dataset_name")
+    elif name.endswith(".yaml"):
+        draft.set("data.train", name, "--dataset_name")
+        draft.note("the list of files is not here; write the files into data.train and data.mix", "--dataset_name")
+    else:
+        draft.set("data.train", f"hf:{name}", "--dataset_name")
+
+
+def _end_to_end(draft: Draft, sources: list[Source], *labels: str) -> None:
+    """Files lie one after the other there: each weighs its number of rows against the first's, where it is known."""
+    counts = [source.rows or _counted(draft, source.path) for source in sources]
+    known = [count for count in counts if count]
+    if len(known) == len(sources):
+        _mix(draft, sources, [round(count / known[0], 6) for count in known], *labels)
+        return
+    _mix(draft, sources, [1.0] * len(sources), *labels)
+    if len(sources) > 1:
+        note = (
+            f"{draft.launch.framework} lays the files end to end, tiercel takes equal parts until data.mix.N.weight is "
+            "set: each file's number of rows / that of the first"
+        )
+        draft.note(note, *labels)
+
+
+def _counted(draft: Draft, path: str) -> int | None:
+    """Rows of a file of lines that is here."""
+    file = draft.launch.file(path) if path.endswith(".jsonl") else None
+    if file is None:
+        return None
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+def _mix(draft: Draft, sources: list[Source], weights: list[float], *labels: str) -> None:
+    if not sources:
+        return
+    draft.set("data.train", sources[0].named, *labels)
+    if root := sources[0].image_root:
+        draft.set("data.image_root", root, "--image_folders")
+    more: list[dict[str, Any]] = []
+    for source, weight in zip(sources[1:], weights[1:], strict=True):
+        own_root = {"image_root": source.image_root} if source.image_root else {}
+        more.append({"path": source.named, "weight": weight, **own_root})
+    if more:
+        draft.set("data.mix", more, *labels)
+
+
+def _held_out(draft: Draft) -> None:
+    launch = draft.launch
+    if words := launch.words("val_dataset"):
+        draft.set("data.eval", _swift_source(draft, words[0], "--val_dataset").named, "--val_dataset")
+        if len(words) > 1:
+            draft.note("data.eval is one file; put the rows into one", "--val_dataset")
+        return
+    for name in ("split_dataset_ratio", "val_split_ratio"):
+        share = launch.real(name) if name in launch.flags else None
+        if share:
+            draft.set("data.eval", {"fraction": share}, f"--{name}")
+        elif share == 0:
+            draft.note("no rows are held out, as here", f"--{name}", is_change=False)
+    asked = (launch.text("eval_strategy", "evaluation_strategy") or "no").lower()
+    if launch.framework == "TRL" and asked != "no" and launch.method == "sft" and launch.text("dataset_name"):
+        split = launch.text("dataset_test_split")
+        draft.set("data.eval", f"hf:{launch.text('dataset_name')}:{split}", "--eval_strategy", "--dataset_test_split")
+
+
+def _intervals(draft: Draft) -> None:
+    """When rows that are held out are evaluated; without any there is nothing to ask for."""
+    launch = draft.launch
+    labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
+    asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
+    given = [label for label in labels if label in draft.given]
+    if "data.eval" not in draft.values:
+        if given:
+            text = "no rows are held out, so there is nothing to evaluate; data.eval names some"
+            draft.note(text, *given, is_change=asked not in ("", "no") and "eval_steps" not in launch.flags)
+        return
+    if asked == "epoch":
+        draft.note("train.eval_every is a number of steps", *given)
+    elif asked != "no" and (launch.framework == "ms-swift" or asked == "steps"):
+        every = launch.real("eval_steps") or launch.real("save_steps") or 500
+        updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
+        remark = "" if "eval_steps" in launch.flags else "as --save_steps, the default there"
+        draft.set("train.eval_every", max(1, round(every / updates)), *labels, remark=remark)
+    elif given:
+        draft.note("rows that are held out are evaluated at the start and the end here", *given)
+
+
+def _system(draft: Draft) -> None:
+    launch = draft.launch
+    if launch.framework != "ms-swift" or not (text := launch.text("system")):
+        return
+    file = launch.file(text)
+    if file is not None:
+        draft.set("data.system", file.read_text(encoding="utf-8").strip(), "--system", remark="its text")
+    elif re.fullmatch(r"\S+\.(txt|md|json|jinja)", text):
+        draft.note("the file is not here; put its text into data.system", "--system")
+    else:
+        draft.set("data.system", text, "--system")
+
+
+def _template(draft: Draft) -> None:
+    """VLM-R1's own request in every question."""
+    launch = draft.launch
+    if launch.framework != "VLM-R1":
+        return
+    task = launch.text("task_type") or ("rec" if launch.script.startswith("grpo_rec") else "")
+    is_qwen = "qwen" in str(draft.values.get("model.path", "")).lower()
+    text = _TEMPLATES.get(task) if is_qwen else None
+    remark = "VLM-R1 adds a request for the tags its rewards need; the wording is tiercel's"
+    draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "--task_type", remark=remark)
+
+
+def _limits(draft: Draft) -> None:
+    launch = draft.launch
+    limit = launch.number("max_length") if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
+    if limit is not None:
+        remark = "" if "max_length" in launch.flags else f"{launch.framework}'s default"
+        draft.set("data.max_prompt_tokens", limit, "--max_length", remark=remark)
+        cuts = launch.text("truncation_strategy") or ("left" if launch.kind == "grpo" else "delete")
+        is_cut = launch.framework == "TRL" or cuts != "delete"
+        text = "a longer row is cut there; here it is rejected whole" if is_cut else "a longer row is left out, as here"
+        draft.note(text, "--max_length", "--truncation_strategy", is_change=is_cut)
+        if "max_length" not in launch.flags:
+            draft.note(text, subject=f"more than {limit} tokens", is_change=is_cut)
+    elif "data.max_prompt_tokens" not in draft.values:
+        draft.note(
+            "there is no limit there; data.max_prompt_tokens is 4096 here, and a longer row is rejected",
+            subject="length of prompts",
+        )
+
+
+def _turns(draft: Draft) -> None:
+    launch = draft.launch
+    if launch.kind == "sft" and (scale := launch.text("loss_scale")):
+        if scale in ("last_round", "default"):
+            draft.set("data.train_turns", "last" if scale == "last_round" else "all", "--loss_scale")
+        else:
+            draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "--loss_scale")
+    elif "loss_scale" in launch.flags:
+        draft.note("what is sampled is learnt", "--loss_scale", is_change=False)
+    if launch.framework == "TRL" and launch.kind == "sft":
+        asked = launch.is_true("assistant_only_loss") or launch.is_true("completion_only_loss")
+        text = (
+            "assistant turns are learnt, as here"
+            if asked
+            else "theirs learns whole conversations; here their assistant turns"
+        )
+        labels = ("--assistant_only_loss", "--completion_only_loss")
+        given = any(label in draft.given for label in labels)
+        draft.note(text, *labels, subject="" if given else "which tokens are learnt", is_change=not asked)

@@ -1,0 +1,134 @@
+"""Sizes and lengths: per-device batches become prompts of a step, and counts of updates become counts of steps."""
+
+import math
+
+from tiercel.importing.draft import Draft
+
+_BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
+_LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
+
+
+def set_sizes(draft: Draft) -> None:
+    """They count completions there, and what one device computes at once is no matter of the recipe."""
+    launch = draft.launch
+    each = launch.number("per_device_train_batch_size") or 1
+    processes = launch.processes
+    accumulated = launch.number("gradient_accumulation_steps")
+    if accumulated is None:
+        fills = launch.framework == "ms-swift" and launch.kind == "sft"
+        accumulated = max(1, math.ceil(16 / (each * processes))) if fills else 1
+    update = each * processes * accumulated
+    origin = f"{each} per device x {processes} processes x {accumulated} accumulated"
+    labels = (*_BATCH, *launch.process_labels)
+    if launch.kind == "sft":
+        draft.set("optim.prompts_per_step", update, *labels, remark=origin)
+        return
+    group = launch.number("num_generations") or 8
+    rollout = launch.number("generation_batch_size")
+    if rollout is None:
+        rollout = each * processes * (launch.number("steps_per_generation") or accumulated)
+    labels = (*labels, "--generation_batch_size", "--steps_per_generation")
+    draft.set("rollout.group_size", group, "--num_generations", remark=_default(draft, "num_generations"))
+    size = max(rollout, update)
+    prompts = max(1, size // group)
+    draft.set(
+        "optim.prompts_per_step", prompts, *labels, remark=f"{size} completions a rollout / {group} a group; {origin}"
+    )
+    if size % group:
+        draft.note(f"{size} completions are no whole groups of {group}; {prompts} prompts are taken", *labels)
+    if launch.method == "grpo" and rollout > update:
+        minibatches = math.gcd(max(1, rollout // update), prompts)
+        draft.set("optim.minibatches", minibatches, *labels, remark=f"{rollout} completions / {update} an update")
+        if minibatches * update != rollout:
+            draft.note(f"an update of {update} completions holds part of a group; here whole groups", *labels)
+    elif rollout > update:
+        draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
+
+
+def updates_per_step(draft: Draft) -> int:
+    """A step is a rollout here, an update there."""
+    return int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
+
+
+def set_lengths(draft: Draft) -> None:
+    """Length of the run, the warm-up, and what happens every so many steps."""
+    launch, updates = draft.launch, updates_per_step(draft)
+    steps = launch.real("max_steps") or -1
+    if steps > 0:
+        draft.set("train.steps", _steps(steps, updates), "--max_steps", "--num_train_epochs", remark=_per(updates))
+    else:
+        epochs = launch.real("num_train_epochs") or 1.0
+        remark = "" if "num_train_epochs" in launch.flags else f"{launch.framework}'s default of --num_train_epochs"
+        draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
+    _warmup(draft, updates)
+    if every := launch.real("logging_steps"):
+        draft.set("train.log_every", _steps(every, updates), "--logging_steps", remark=_default(draft, "logging_steps"))
+        _tell_fraction(draft, "logging_steps", every)
+    strategy = (launch.text("save_strategy") or "steps").lower()
+    if strategy != "steps":
+        draft.note("train.save_every is a number of steps, and the last step is always saved", "--save_strategy")
+    elif every := launch.real("save_steps"):
+        remark = _default(draft, "save_steps") or _per(updates)
+        draft.set("train.save_every", _steps(every, updates), "--save_steps", "--save_strategy", remark=remark)
+        _tell_fraction(draft, "save_steps", every)
+    if "train.keep" not in draft.values:
+        draft.note("all checkpoints are kept there, here the newest 3: train.keep", subject="no --save_total_limit")
+
+
+def _steps(updates: float, per_step: int) -> int:
+    return max(1, round(updates / per_step))
+
+
+def _per(updates: int) -> str:
+    return f"a step here is {updates} updates there" if updates > 1 else ""
+
+
+def _default(draft: Draft, flag: str) -> str:
+    return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
+
+
+def _tell_fraction(draft: Draft, flag: str, value: float) -> None:
+    if 0 < value < 1:
+        draft.note("a share of the run there; write a number of steps", f"--{flag}")
+
+
+def _warmup(draft: Draft, updates: int) -> None:
+    launch = draft.launch
+    labels = ("--warmup_ratio", "--warmup_steps")
+    given, ratio = launch.real("warmup_steps") or 0.0, launch.real("warmup_ratio") or 0.0
+    ratio = given if 0 < given < 1 else ratio
+    steps = _run_steps(draft)
+    if given >= 1:
+        draft.set("optim.warmup_steps", _steps(given, updates), *labels, remark=_per(updates))
+    elif ratio > 0 and steps is not None:
+        warm = math.ceil(ratio * steps)
+        draft.set("optim.warmup_steps", warm, *labels, remark=f"of {steps} steps")
+    elif ratio > 0:
+        draft.note("write optim.warmup_steps: this share of the run's steps, which tiercel plan tells", *labels)
+
+
+def _run_steps(draft: Draft) -> int | None:
+    """Steps of the run, where its length is given in steps, or where the rows are counted (`path#N`)."""
+    if "train.steps" in draft.values:
+        return int(draft.values["train.steps"])
+    sources = [draft.values.get("data.train", ""), *(entry["path"] for entry in draft.values.get("data.mix", []))]
+    counts = [source.rpartition("#")[2] for source in map(str, sources)]
+    if not all("#" in str(source) and count.isdigit() for source, count in zip(sources, counts, strict=True)):
+        return None
+    held_out = draft.values.get("data.eval")
+    share = 1 - held_out["fraction"] if isinstance(held_out, dict) and "fraction" in held_out else 1.0
+    rows = sum(map(int, counts)) * share * float(draft.values["train.epochs"])
+    return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
+
+
+def set_pack(draft: Draft) -> None:
+    """A pack has to hold the longest prompt with its completion."""
+    prompt, answer = draft.values.get("data.max_prompt_tokens", 4096), draft.values.get("rollout.max_new_tokens", 0)
+    if draft.launch.kind == "grpo" and "rollout.max_new_tokens" not in draft.values:
+        answer = 256
+    if prompt + answer > _LARGEST_PACK:
+        draft.set(
+            "learner.max_tokens_per_microbatch",
+            prompt + answer,
+            remark="the longest prompt and completion; no result depends on it",
+        )

@@ -1,0 +1,316 @@
+"""What is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
+
+import json
+import re
+from pathlib import PurePath
+
+from tiercel.config.keys import allowed_words, keys_of
+from tiercel.config.parts import PARTS
+from tiercel.importing.accelerate import Sharding, sharding_by_name, sharding_of_json
+from tiercel.importing.draft import Draft, whole_number_of
+
+_FREEZERS = {"vision": "freeze_vit", "projector": "freeze_aligner", "language": "freeze_llm"}
+_FREEZE_LABELS = tuple(f"--{name}" for name in _FREEZERS.values())
+_TUNER_LABELS = ("--tuner_type", "--train_type", "--use_peft")
+_PLAIN_TUNERS = ("lora", "lora_llm", "full")
+
+
+def set_tuning(draft: Draft) -> None:
+    """Everything but rows, sizes and sampling."""
+    for step in (_model, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
+        step(draft)
+
+
+def _model(draft: Draft) -> None:
+    launch = draft.launch
+    if path := launch.text("model"):
+        draft.set("model.path", path, "--model")
+        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
+        from_huggingface = launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true")
+        if from_huggingface:
+            draft.set("model.hub", "huggingface", "--use_hf", "USE_HF")
+        elif is_id:
+            draft.set("model.hub", "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
+        if "output" not in draft.values:
+            draft.set("output", f"output/{PurePath(path).name}", remark="ms-swift's default")
+    if (revision := launch.text("model_revision")) not in (None, "main") and launch.framework != "ms-swift":
+        draft.set("model.revision", revision, "--model_revision")
+    elif launch.framework != "ms-swift":
+        draft.note("the hub's newest, as here", "--model_revision", is_change=False)
+    if launch.framework == "VLM-R1" and "qwen" not in _name(draft):
+        for flag in ("max_pixels", "min_pixels"):
+            draft.drop(f"model.{flag}")
+            draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
+    for name, (key, unit) in _PIXELS.items():
+        if name in launch.environment:
+            side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
+            pixels = whole_number_of(name, launch.environment[name]) * side * side
+            draft.set(key, pixels, name, remark=f"{unit} of {side} x {side} pixels")
+
+
+_PIXELS = {
+    "IMAGE_MAX_TOKEN_NUM": ("model.max_pixels", "tokens"),
+    "IMAGE_MIN_TOKEN_NUM": ("model.min_pixels", "tokens"),
+    "VIDEO_MAX_TOKEN_NUM": ("data.video.max_pixels", "tokens"),
+    "VIDEO_MIN_TOKEN_NUM": ("data.video.min_pixels", "tokens"),
+}
+
+
+def tuner_of(draft: Draft) -> str:
+    """full, lora, lora_llm, or the name of another."""
+    launch = draft.launch
+    if launch.framework == "ms-swift":
+        return launch.text("tuner_type", "train_type") or "lora"
+    return "lora" if launch.is_true("use_peft") else "full"
+
+
+def _adapters(draft: Draft) -> None:
+    launch, tuner = draft.launch, tuner_of(draft)
+    names = ("lora_rank", "lora_alpha") if launch.framework == "ms-swift" else ("lora_r", "lora_alpha")
+    if tuner == "full":
+        draft.drop("lora.init")
+        return
+    for key, name, value in (
+        ("lora.rank", names[0], launch.number(names[0])),
+        ("lora.alpha", names[1], launch.real(names[1])),
+    ):
+        remark = "" if name in launch.flags else f"{launch.framework}'s default"
+        draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=remark)
+    dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
+    if tuner == "lora_llm":
+        draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
+    if dropout and launch.kind == "grpo":
+        draft.set("lora.dropout", 0.0, "--lora_dropout", remark=f"{dropout:g} there; see above")
+        draft.note(
+            f"{dropout:g} there, 0 here: completions share a prompt; to have it, write learner.form: repeated too",
+            "--lora_dropout",
+            subject=f"--lora_dropout {dropout:g}",
+        )
+    elif dropout or "lora_dropout" in launch.flags:
+        remark = "" if "lora_dropout" in launch.flags else f"{launch.framework}'s default"
+        draft.set("lora.dropout", dropout, "--lora_dropout", remark=remark)
+    _targets(draft, tuner)
+
+
+def _targets(draft: Draft, tuner: str) -> None:
+    """Which linear layers have adapters. Parts in `freeze`, and the language model, keep their own weights then."""
+    launch = draft.launch
+    names = ("target_regex", "target_modules", "lora_target_modules")
+    labels = [f"--{name}" for name in names] + list(_FREEZE_LABELS)
+    given = [
+        word.strip("'\"")
+        for name in names[1:]
+        for value in launch.words(name)
+        for word in re.split(r"[,\s\[\]]+", value)
+    ]
+    modules = [word for word in given if word]
+    if tuner == "lora_llm":
+        draft.set("lora.targets", "language", "--tuner_type", "--train_type", *labels)
+        draft.set("freeze", [], "--tuner_type", "--train_type", *labels, remark="tower and projector are trained whole")
+    elif launch.framework == "VLM-R1":
+        draft.set("lora.targets", "language", "--lora_target_modules", remark="linear layers outside the vision tower")
+        outside = ", and the projector of InternVL" if "internvl" in _name(draft) else ""
+        draft.note(f"its adapters are on lm_head{outside} too; here on the decoder's layers", subject="lora.targets")
+    elif regex := launch.text("target_regex"):
+        draft.set("lora.targets", regex, *labels)
+    elif "all-linear" in modules and launch.framework == "ms-swift":
+        _all_linear(draft, labels)
+    elif "all-linear" in modules:
+        draft.set("lora.targets", "all", *labels)
+    elif modules:
+        words = "|".join(re.escape(word) for word in modules)
+        draft.set("lora.targets", rf"(.*\.)?({words})", *labels, remark="as names end")
+    else:
+        draft.set("lora.targets", "language", remark="no layers are given")
+        draft.note("PEFT has a choice of its own by model type there", subject="no --lora_target_modules")
+
+
+def _all_linear(draft: Draft, labels: list[str]) -> None:
+    """ms-swift's all-linear: the linear layers of the parts that are not frozen."""
+    adapted = [part for part in PARTS if part not in _frozen(draft)]
+    remark = "" if "target_modules" in draft.launch.flags else "ms-swift's default, all-linear"
+    if len(adapted) in (1, 3):
+        draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *labels, remark=remark)
+    else:
+        draft.set("lora.targets", "all", *labels, remark=remark)
+        draft.note(
+            f"only {' and '.join(adapted)} there; lora.targets takes one part, all, or a regular expression", *labels,
+            subject="lora.targets: all",
+        )  # fmt: skip
+
+
+def _frozen(draft: Draft) -> list[str]:
+    """Parts that ms-swift leaves out, in the order of the schema."""
+    return [part for part in PARTS if draft.launch.is_true(_FREEZERS[part])]
+
+
+def _name(draft: Draft) -> str:
+    return str(draft.values.get("model.path", "")).lower()
+
+
+def _parts(draft: Draft) -> None:
+    """Full fine-tuning: what stays as it is."""
+    launch = draft.launch
+    if tuner_of(draft) != "full":
+        if launch.framework == "VLM-R1" and "freeze_vision_modules" in launch.flags:
+            draft.note("with LoRA the tower's own weights stay as they are", "--freeze_vision_modules", is_change=False)
+        return
+    if launch.framework == "ms-swift":
+        frozen, labels = _frozen(draft), (*_FREEZE_LABELS, *_TUNER_LABELS)
+    elif launch.is_true("freeze_vision_modules"):
+        frozen = ["vision"] if "internvl" in _name(draft) else ["vision", "projector"]
+        labels = ("--freeze_vision_modules",)
+    else:
+        frozen, labels = [], ("--freeze_vision_modules", "--use_peft")
+    remark = "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default"
+    draft.set("freeze", frozen, *labels, remark=remark)
+
+
+def _rates(draft: Draft) -> None:
+    launch, tuner = draft.launch, tuner_of(draft)
+    rate = launch.real("learning_rate")
+    if rate is None:
+        rate = 1e-5 if tuner == "full" else 1e-4
+    remark = "" if "learning_rate" in launch.flags else f"{launch.framework}'s default"
+    draft.set("optim.lr", rate, "--learning_rate", remark=remark)
+    betas = [launch.real("adam_beta1") or 0.9, launch.real("adam_beta2") or 0.999]
+    labels = ("--adam_beta1", "--adam_beta2")
+    if betas != [0.9, 0.999] or any(label in draft.given for label in labels):
+        remark = (
+            "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default of --adam_beta2"
+        )
+        draft.set("optim.betas", betas, *labels, remark=remark)
+    own = {"vision": launch.real("vit_lr"), "projector": launch.real("aligner_lr")}
+    stays = draft.values.get("freeze", ["vision", "projector"])
+    trains = {part for part in PARTS if part not in stays} if tuner != "lora" else _adapted(draft)
+    rates = {part: value for part, value in own.items() if value is not None and part in trains}
+    for part, value in rates.items():
+        draft.set(f"optim.part_lr.{part}", value, "--vit_lr" if part == "vision" else "--aligner_lr")
+    for name in ("optim", "optimizer"):
+        if name in launch.flags:
+            is_same = (launch.text(name) or "").startswith("adamw")
+            text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
+            draft.note(text, f"--{name}", is_change=not is_same)
+
+
+def _adapted(draft: Draft) -> set[str]:
+    targets = draft.values.get("lora.targets")
+    return set(PARTS) if targets == "all" else {str(targets)}
+
+
+def _precision(draft: Draft) -> None:
+    """What is computed in; TRL takes bfloat16 unless told otherwise, whatever weights are loaded in."""
+    launch = draft.launch
+    labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
+    mixed = launch.launcher.get("mixed_precision", ("",))[0] or (
+        launch.accelerate.precision if launch.accelerate else ""
+    )
+    loaded = (launch.text("dtype", "torch_dtype") or "").lower()
+    if launch.is_true("fp16") or mixed == "fp16":
+        draft.set("model.dtype", "float16", *labels)
+    elif launch.is_true("bf16") or mixed == "bf16":
+        draft.set("model.dtype", "bfloat16", *labels)
+    elif launch.framework == "TRL" and "bf16" not in launch.flags:
+        draft.set("model.dtype", "bfloat16", *labels, remark="TRL's default, --bf16")
+    elif launch.framework != "ms-swift":
+        names = {"bfloat16": "bfloat16", "float16": "float16"}
+        draft.set("model.dtype", names.get(loaded, "float32"), *labels)
+
+
+def _sharding(draft: Draft) -> None:
+    launch = draft.launch
+    labels = (
+        "--deepspeed",
+        "--fsdp",
+        "launcher --config_file",
+        "launcher --accelerate_config",
+        "launcher --zero_stage",
+    )
+    found, remark = _asked(draft)
+    if found is None:
+        return
+    if found.is_fsdp:
+        draft.set("train.strategy", "fsdp2", *labels, remark=remark)
+    elif found.stage == 0:
+        draft.set("train.strategy", "ddp", *labels, remark="stage 0 divides nothing")
+    elif found.stage is not None:
+        draft.set("train.strategy", "deepspeed", *labels, remark=remark)
+        lower = "stage 1 divides the optimiser's state only; stages 2 and 3 are here" if found.stage == 1 else remark
+        draft.set("train.deepspeed.stage", max(2, found.stage), *labels, remark=lower)
+        if found.offload_parameters and found.stage == 3:
+            draft.set("train.deepspeed.offload_parameters", True, *labels)
+        if found.offload_optimizer:
+            draft.set("train.deepspeed.offload_optimizer", True, *labels)
+    if launch.processes == 1 and not found.is_fsdp and found.stage == 0:
+        draft.drop("train.strategy")
+        draft.note("divides nothing, as a single process here", *labels, is_change=False)
+
+
+def _asked(draft: Draft) -> tuple[Sharding | None, str]:
+    """How the command shards, and a remark where it is a file's name that says so."""
+    launch = draft.launch
+    if words := launch.words("deepspeed"):
+        return _deepspeed(draft, words[0])
+    if words := launch.words("fsdp"):
+        return (Sharding(is_fsdp=True) if words[0].strip("'\"") not in ("", "no", "false") else None), ""
+    if launch.accelerate is not None:
+        return launch.accelerate.sharding, ""
+    if stage := launch.launcher.get("zero_stage"):
+        return sharding_by_name(f"zero{stage[0]}"), ""
+    if named := launch.launcher.get("config_file") or launch.launcher.get("accelerate_config"):
+        label = "launcher --config_file" if "config_file" in launch.launcher else "launcher --accelerate_config"
+        found = sharding_by_name(PurePath(named[0]).name)
+        text = "the file is not here: sharding is taken from its name" if found else "the file is not here"
+        draft.note(f"{text}; how many processes it starts is unknown: optim.prompts_per_step is that of 1", label)
+        return found, "by the file's name"
+    return None, ""
+
+
+def _deepspeed(draft: Draft, value: str) -> tuple[Sharding | None, str]:
+    if value.startswith("{"):
+        return _read(draft, value), ""
+    file = draft.launch.file(value) if value.endswith(".json") else None
+    if file is not None:
+        found = _read(draft, file.read_text(encoding="utf-8"))
+        draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "--deepspeed")
+        return found, f"read from {PurePath(value).name}"
+    found = sharding_by_name(PurePath(value).name)
+    if value.endswith(".json") and found is not None:
+        draft.note("the file is not here: its stage is taken from its name; see train.deepspeed.config", "--deepspeed")
+    elif found is None:
+        draft.note("the file is not here; write train.strategy: deepspeed with stage 2 or 3", "--deepspeed")
+    return found, ""
+
+
+def _read(draft: Draft, text: str) -> Sharding | None:
+    try:
+        found = sharding_of_json(json.loads(text))
+    except ValueError:
+        found = None
+    if found is None:
+        draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "--deepspeed")
+    return found
+
+
+def _kept_reference(draft: Draft) -> None:
+    """Full fine-tuning with a penalty keeps a copy of the start."""
+    if tuner_of(draft) == "full" and draft.values.get("algorithm.kl.coef", 0):
+        place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
+        draft.set("model.reference", place, remark="the KL reference of full fine-tuning")
+
+
+def _trackers(draft: Draft) -> None:
+    known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
+    words = draft.launch.words("report_to")
+    given = [word for value in words for word in re.split(r"[\s,'\"]+", value.strip("[]")) if word not in ("", "none")]
+    if "report_to" not in draft.launch.flags:
+        if given:
+            draft.note(
+                f"trackers: [{', '.join(given)}] writes the same", subject=f"--report_to is {given[0]} by default"
+            )
+        return
+    draft.set("trackers", [name for name in dict.fromkeys(given) if name in known], "--report_to")
+    others = [name for name in given if name not in known]
+    if others:
+        text = f"{', '.join(others)} has no equivalent; trackers are {', '.join(known)}"
+        draft.note(text, "--report_to", subject=f"--report_to {' '.join(others)}")
