@@ -10,15 +10,18 @@ from benchmarks.published import save_config
 from tiercel.cli.main import main
 from tiercel.config.schema import GrpoRecipe, Vllm
 from tiercel.errors import EnvironmentProblem
+from tiercel.planning.machine import Machine
 from tiercel.planning.memory import (
     VLLM_WORKSPACE,
+    Layout,
     Measured,
     cache_token_bytes,
     cached_rows,
     rank_memory,
     step_rollout,
 )
-from tiercel.planning.plan import Machine, gathering_problem, study
+from tiercel.planning.options import study
+from tiercel.planning.plan import gathering_problem
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.seconds import DEVICES, phase_seconds, rollout_seconds
 from tiercel.training import choice
@@ -124,9 +127,8 @@ def test_servers_take_no_memory_of_the_ranks_and_sampling_ahead_hides_behind_lea
         planned = step_rollout(subject.recipe, ranks=4, prompt_tokens=1000, memory_bytes=80 * 10**9)
         assert (planned.prompts, planned.engine_prompts) == (4, 8)
         assert (planned.awake_bytes, planned.asleep_bytes, planned.engine_bytes) == (0, 0, 72 * 10**9)
-        seconds[lookahead] = phase_seconds(
-            subject.recipe, subject.sizes, planned, DEVICES["h100"], strategy="ddp", ranks=4, tokens=16384
-        )
+        layout = Layout(strategy="ddp", ranks=4, tokens=16384, on_gpu=True)
+        seconds[lookahead] = phase_seconds(subject.recipe, subject.sizes, planned, DEVICES["h100"], layout, 80_000)
     assert seconds[1]["rollout"] == max(0, seconds[0]["rollout"] - seconds[0]["learn"])
 
 
@@ -156,10 +158,7 @@ def test_copies_that_a_cpu_decodes_from_are_counted(tmp_path, dtype, strategy, o
             sizes,
             Measured(learn=nothing, step=nothing),
             replace(step_rollout(recipe, ranks=2, prompt_tokens=100, memory_bytes=10**11), prepacked_bytes=copies),
-            strategy=strategy,
-            ranks=2,
-            tokens=1000,
-            on_gpu=on_gpu,
+            Layout(strategy=strategy, ranks=2, tokens=1000, on_gpu=on_gpu),
         )
         for copies in (asked, 0)
     )

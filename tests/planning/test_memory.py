@@ -15,8 +15,8 @@ from benchmarks.published import save_config
 from tiercel.config.schema import GrpoRecipe
 from tiercel.learner.head import GPU_TILE
 from tiercel.models.attention import route_attention
-from tiercel.planning.memory import rank_memory
-from tiercel.planning.plan import Subject, measure, study
+from tiercel.planning.memory import Layout, rank_memory
+from tiercel.planning.options import Subject, measure, study
 from tiercel.planning.probe import (
     LiveBytes,
     ProbedLearner,
@@ -121,9 +121,8 @@ def compared(name: str, directory: Path) -> tuple[int, int]:
     subject = study(recipe_of(save_config(family, size, directory), changes), None)
     recipe, sizes = subject.recipe, subject.sizes
     tokens = recipe.learner.max_tokens_per_microbatch
-    planned = rank_memory(
-        recipe, sizes, measure(subject), None, strategy="single", ranks=1, tokens=tokens, on_gpu=False
-    )
+    layout = Layout(strategy="single", ranks=1, tokens=tokens, on_gpu=False)
+    planned = rank_memory(recipe, sizes, measure(subject), None, layout)
     return planned.phases["learn"] - planned.components["optimizer moments"], real_peak(subject)
 
 

@@ -1,86 +1,148 @@
 """`tiercel plan`: memory and time of a recipe on GPUs that need not be there."""
 
 import json
-import re
-from collections.abc import Sequence
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Mapping
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from tiercel.config import detect_kind, load_recipe
+from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.errors import EnvironmentProblem
-from tiercel.planning.plan import Machine, Option, Plan, make_plan
-from tiercel.planning.seconds import DEVICES
+from tiercel.planning.machine import Machine, memory_here
+from tiercel.planning.memory import RankMemory
+from tiercel.planning.options import Option
+from tiercel.planning.plan import Plan, make_plan
+from tiercel.planning.remedies import written
+from tiercel.planning.seconds import DEVICES, Device
 
-UNITS = {"": 1, "B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+SHOWN_UNIT = 10**8  # tables have tenths of a gigabyte
 
 
-def plan_recipe(
-    recipe_file: Path,
-    overrides: Sequence[str],
-    *,
-    gpus: int,
-    gpu_memory: str,
-    device: str,
-    prompt_tokens: int | None,
-    as_json: bool,
-) -> None:
+def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
     """Print the plan. Raises EnvironmentProblem, with the nearest change, where nothing fits."""
-    kind = detect_kind(recipe_file, overrides)
-    recipe = load_recipe(kind, recipe_file, overrides, check_paths=False)
-    machine = Machine(ranks=gpus, memory_bytes=read_bytes(gpu_memory), device=DEVICES[device])
-    plan = make_plan(recipe, machine, prompt_tokens)
-    if as_json:
+    device, memory = DEVICES[arguments.device], arguments.gpu_memory
+    machine = Machine(
+        ranks=arguments.gpus,
+        memory_bytes=memory.byte_count,
+        device=device,
+        host_bytes=arguments.host_memory.byte_count if arguments.host_memory else host_memory(arguments.gpus, device),
+    )
+    plan = make_plan(recipe, machine, arguments.prompt_tokens)
+    if arguments.json:
         print(json.dumps(plan.as_json(), indent=1))
     else:
-        show(plan, str(recipe_file))
+        if memory.is_assumed:
+            print(f"--gpu-memory: no unit given, so {memory.text}")
+        show(plan, str(arguments.recipe))
     if plan.chosen is None:
         advice = f"; this fits: {plan.change}" if plan.change else ", and no change that tiercel knows makes it fit"
-        raise EnvironmentProblem(f"{recipe_file} does not fit into {gpus} GPUs of {gpu_memory}{advice}")
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {arguments.gpus} GPUs of {memory.text}{advice}")
 
 
-def read_bytes(text: str) -> int:
-    """80GB, 80GiB, 81559MiB or plain bytes."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in UNITS:
-        raise EnvironmentProblem(f"--gpu-memory: {text} given; write a size such as 80GB or 24GiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+def host_memory(gpus: int, device: Device) -> int | None:
+    """Bytes of this machine's memory where it has the GPUs that are planned for; None where that is unknown."""
+    return memory_here() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
 
 
 def show(plan: Plan, name: str) -> None:
-    """The plan as tables."""
+    """Print the plan as tables."""
     console = Console(highlight=False, soft_wrap=True)
     sizes = plan.sizes
     console.print(
         f"{name}: {sizes.weights / 1e9:.2f} billion weights, {sizes.trained / 1e6:.1f} million of them trained; "
         f"microbatches of {plan.tokens:,} tokens, prompts of {plan.prompt_tokens:,}"
     )
+    console.print(_options_table(plan))
+    for obstacle in dict.fromkeys(option.memory.obstacle for option in plan.options if option.memory.obstacle):
+        console.print(obstacle)
+    if plan.remedy is not None:
+        console.print(f"what would fit{_on_more(plan)}, to be written into the recipe:")
+        for key, value in plan.remedy.changes.items():
+            console.print(f"  {key}: {written(value)}", markup=False)
+    console.print(_parts_table(plan.shown.memory))
+    _show_host(plan, console)
+    options = plan.options if plan.remedy is None else (*plan.options, plan.remedy.option)
+    _show_seconds(plan, options, console)
+    if plan.idle_ranks:
+        prompts = plan.machine.ranks - plan.idle_ranks
+        console.print(
+            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, for a step has {prompts} prompts; raise "
+            "optim.prompts_per_step, or take fewer GPUs"
+        )
+    if plan.chosen:
+        console.print(f"train.strategy: {plan.chosen}, {plan.reason}")
+
+
+def _options_table(plan: Plan) -> Table:
+    """What each strategy holds at most."""
     table = Table("GB on each rank", *(option.memory.strategy for option in plan.options))
-    for component in dict.fromkeys(name for option in plan.options for name in option.memory.components):
-        values = [option.memory.components.get(component, 0) for option in plan.options]
-        if any(values):
-            table.add_row(component, *map(_gigabytes, values))
-    table.add_section()
     for phase in plan.options[0].memory.phases:
         table.add_row(f"most during {phase}", *(_gigabytes(option.memory.phases[phase]) for option in plan.options))
     table.add_row(f"fits into {_gigabytes(plan.machine.memory_bytes)}", *map(_verdict, plan.options))
     table.add_row("largest microbatch", *(f"{option.largest_tokens:,}" for option in plan.options))
+    return table
+
+
+def _parts_table(memory: RankMemory) -> Table:
+    """What one strategy holds in each phase, and for what; its columns add up."""
+    table = Table(f"GB on each rank, {memory.strategy}", *memory.parts)
+    columns = [in_tenths(parts) for parts in memory.parts.values()]
+    for component in memory.components:
+        values = [column.get(component, 0) for column in columns]
+        if any(values):
+            table.add_row(component, *(f"{value / 10:.1f}" for value in values))
+    table.add_section()
+    table.add_row("all", *(f"{sum(column.values()) / 10:.1f}" for column in columns))
+    return table
+
+
+def in_tenths(parts: Mapping[str, int]) -> dict[str, int]:
+    """Round bytes to tenths of a gigabyte, and their sum too: the last part, fragmentation, takes the difference."""
+    tenths = {name: round(size / SHOWN_UNIT) for name, size in parts.items()}
+    tenths[list(parts)[-1]] += round(sum(parts.values()) / SHOWN_UNIT) - sum(tenths.values())
+    return tenths
+
+
+def _show_host(plan: Plan, console: Console) -> None:
+    """What lies in the machine's own memory, where something does."""
+    memory = plan.shown.memory
+    if not memory.host:
+        return
+    machine = plan.machine if plan.remedy is None else plan.remedy.machine
+    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in memory.host.items())
+    needed = memory.host_bytes * machine.ranks_together
+    has = (
+        "not known here; --host-memory tells it"
+        if machine.host_bytes is None
+        else f"{_gigabytes(machine.host_bytes)} GB"
+    )
+    console.print(
+        f"host memory: {_gigabytes(memory.host_bytes)} GB for each rank ({parts}), {_gigabytes(needed)} GB for the "
+        f"{machine.ranks_together} of a machine, which has: {has}"
+    )
+
+
+def _show_seconds(plan: Plan, options: tuple[Option, ...], console: Console) -> None:
+    device = plan.machine.device
+    if device is None:
+        return
+    names = [option.memory.strategy for option in plan.options]
+    table = Table("seconds of a step", *names, *(["with the changes"] if plan.remedy else []))
+    for phase in dict.fromkeys(phase for option in options for phase in option.seconds):
+        table.add_row(phase, *(f"{option.seconds.get(phase, 0.0):.1f}" for option in options))
     console.print(table)
-    for obstacle in dict.fromkeys(option.memory.obstacle for option in plan.options if option.memory.obstacle):
-        console.print(obstacle)
-    if plan.options[0].seconds and plan.machine.device is not None:
-        device = plan.machine.device
-        times = Table("seconds of a step", *(option.memory.strategy for option in plan.options))
-        for phase in dict.fromkeys(phase for option in plan.options for phase in option.seconds):
-            times.add_row(phase, *(f"{option.seconds.get(phase, 0.0):.1f}" for option in plan.options))
-        console.print(times)
-        console.print(
-            f"seconds assume {device.name}: {device.reached_flops:.0%} of {device.flops / 1e12:.0f} TFLOP/s, "
-            f"{device.reached_bandwidth:.0%} of {device.bandwidth / 1e12:.2f} TB/s; images and rewards are not in them"
-        )
-    if plan.chosen:
-        console.print(f"train.strategy: {plan.chosen}, {plan.reason}")
+    console.print(
+        f"seconds assume {device.name}: {device.reached_flops:.0%} of {device.flops / 1e12:.0f} TFLOP/s, "
+        f"{device.reached_bandwidth:.0%} of {device.bandwidth / 1e12:.2f} TB/s; images and rewards are not in them"
+    )
+
+
+def _on_more(plan: Plan) -> str:
+    assert plan.remedy is not None
+    ranks = plan.remedy.machine.ranks
+    return f" on {ranks} GPUs" if ranks != plan.machine.ranks else ""
 
 
 def _gigabytes(value: int) -> str:

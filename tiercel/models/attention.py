@@ -29,9 +29,8 @@ def route_attention(language_model: nn.Module) -> None:
     config._attn_implementation = NAME
 
 
-def shared_prefix_obstacle(language_model: nn.Module) -> str | None:
-    """Why this decoder cannot run a prompt once for all its completions; None where it can."""
-    config: Any = language_model.config
+def shared_prefix_obstacle(config: Any) -> str | None:
+    """Why a decoder of this config cannot run a prompt once for all its completions; None where it can."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if other := sorted(kinds - {"full_attention"}):
         return f"its layers have {' and '.join(kind.replace('_', ' ') for kind in other)}"

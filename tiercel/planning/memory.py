@@ -4,7 +4,8 @@ Weights are counted, the learner's pass is measured on fake tensors (`probe`), t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
@@ -18,8 +19,10 @@ from tiercel.rollout.local import TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = 8  # AdamW's two, float32
+HOST_OPTIMIZER_BYTES = 16  # DeepSpeed's on the host: moments, and float32 copies of weight and gradient
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; measured on no card here, so stated
+FRAGMENTS = "fragmentation"
 FRAGMENTATION = 0.05  # of what PyTorch allocates; likewise
 SERVER_SHARE = 0.9  # of its GPU that a vLLM server takes where it is not told otherwise
 VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; likewise
@@ -37,6 +40,7 @@ class Rollout:
     tensor_parallel: int = 1  # ranks that share one vLLM engine
     awake_bytes: int = 0  # what a vLLM engine takes of this rank
     asleep_bytes: int = 0  # and while the learner works
+    moves_to_host: bool = False  # its weights, then
     engine_prompts: int = 0  # that one vLLM engine completes: of all ranks that share it, or of a server
     engine_bytes: int = 0  # of one GPU, for that engine
     lookahead: int = 0
@@ -49,20 +53,50 @@ class Rollout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How the learner's work lies on the ranks."""
+
+    strategy: str
+    ranks: int
+    tokens: int  # of a microbatch
+    on_gpu: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
     """One rank's bytes."""
 
     strategy: str
-    components: Mapping[str, int]
-    phases: Mapping[str, int]  # the most that lives at a time, in each
+    parts: Mapping[str, Mapping[str, int]]  # by phase, what lives then at its largest, by what it is for
+    host: Mapping[str, int]  # of the machine's memory, by what it is for
     obstacle: str | None = None  # what keeps it from working however much memory there is
+
+    @property
+    def components(self) -> dict[str, int]:
+        """The most of each over the phases."""
+        names = dict.fromkeys(name for parts in self.parts.values() for name in parts)
+        in_order = sorted(names, key=lambda name: name == FRAGMENTS)  # a share of all others
+        return {name: max(parts.get(name, 0) for parts in self.parts.values()) for name in in_order}
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The most that lives at a time, in each."""
+        return {phase: sum(parts.values()) for phase, parts in self.parts.items()}
 
     @property
     def peak(self) -> int:
         return max(self.phases.values())
 
+    @property
+    def host_bytes(self) -> int:
+        return sum(self.host.values())
+
     def fits(self, memory_bytes: int) -> bool:
         return self.obstacle is None and self.peak <= memory_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**asdict(self), "components": self.components, "phases": self.phases}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,86 +107,107 @@ class Measured:
     step: LinearBytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Learner:
+    """What a rank holds of the model and its training, in bytes."""
+
+    base: int  # of the language model's weights that stay on the device
+    gathered: int  # of other ranks' weights, for a pass
+    moments: int
+    passes: int
+    step: int
+    buffer: int  # in which gradients are summed
+    offloaded_weights: int
+    offloaded_optimizer: int
+
+
 def rank_memory(
-    recipe: BaseRecipe,
-    sizes: ModelSizes,
-    measured: Measured,
-    rollout: Rollout | None,
-    *,
-    strategy: str,
-    ranks: int,
-    tokens: int,
-    on_gpu: bool,
+    recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, rollout: Rollout | None, layout: Layout
 ) -> RankMemory:
-    """What a rank of `ranks` holds with microbatches of `tokens`."""
-    is_lora = recipe.lora is not None
-    weight_bytes = weights_dtype(recipe).itemsize
-    base = weight_bytes * sizes.language_weights
-    layer, root = weight_bytes * sizes.layer_weights, weight_bytes * sizes.root_weights
-    vision_bytes = BYTES["float32"] if {"vision", "projector"} & set(whole_parts(recipe)) else weight_bytes
-    vision = vision_bytes * sizes.vision_weights
-    adapter = 4 * sizes.adapter
-    moments = MOMENT_BYTES * sizes.trained
-    learn = measured.learn.at(sizes.layers, tokens)
-    step = measured.step.at(sizes.layers, tokens)
-    gathered = 0
-    if strategy in SHARDING:
-        zero = recipe.train.deepspeed
-        is_whole = strategy == "deepspeed" and zero.stage == 2
-        if not is_whole:
-            gathered = root + LAYERS_GATHERED * layer
-            base = 0 if strategy == "deepspeed" and zero.offload_parameters else -(-base // ranks)
-        if strategy == "deepspeed" or not is_lora:
-            moments = -(-moments // ranks)
-            step = -(-step // ranks)
-        if strategy == "deepspeed" and zero.offload_optimizer:
-            moments = 0
-    flat = 4 * sizes.trained if strategy == "ddp" or (strategy == "fsdp2" and is_lora) else 0
-    start = _start(recipe, sizes, ranks if strategy == "fsdp2" else 1)
-    resident = base + vision + adapter + moments + (CONTEXT_BYTES if on_gpu else 0)
-    if recipe.model.reference == "device":
-        resident += start
-    features = sampling = asleep = copies = 0
-    scorers = RewardModelBytes()
-    engine: dict[str, int] = {}
-    if rollout is not None:
-        features = BYTES[recipe.model.dtype] * sizes.feature_width * rollout.prompts * rollout.prompt_tokens
-        asleep = rollout.asleep_bytes
-        scorers = rollout.reward_models
-        resident += scorers.weights
-        engine = _engine(recipe, sizes, rollout, weight_bytes * sizes.language_weights - base)
-        sampling = sum(engine.values()) - asleep
-        if rollout.engine == "local" and not on_gpu and strategy not in SHARDING:
-            copies = _prepacked(recipe, sizes, rollout)
-            resident += copies  # those of frozen weights stay
-    phases = {
-        "rollout": resident + features + sampling,
-        "learn": resident + features + gathered + max(learn, start) + asleep,
-        "update": resident + features + max(step, flat + 4 * sizes.trained) + asleep,
+    """What a rank holds."""
+    held = _learner(recipe, sizes, measured, layout)
+    trains_vision = {"vision", "projector"} & set(whole_parts(recipe))
+    vision_width = BYTES["float32"] if trains_vision else weights_dtype(recipe).itemsize
+    start = _start(recipe, sizes, layout.ranks if layout.strategy == "fsdp2" else 1)
+    always = {
+        "weights": held.base + vision_width * sizes.vision_weights,
+        "adapter": 4 * sizes.adapter,
+        "optimizer moments": held.moments,
+        "CUDA and NCCL": CONTEXT_BYTES if layout.on_gpu else 0,
     }
-    if scorers.weights:
-        phases["reward"] = resident + features + asleep + scorers.largest_pass
+    host = {"weights, offloaded": held.offloaded_weights, "optimizer, offloaded": held.offloaded_optimizer}
+    if start and recipe.model.reference == "device":
+        always["copy of the start"] = start
+    elif start:
+        host["copy of the start"] = start
+    learn = {
+        "weights gathered for a pass": held.gathered,
+        "forward, backward and gradients": max(held.passes, start),  # a copy that changes places comes before
+    }
+    gradients = 4 * sizes.trained
+    update = {
+        "gradient buffer": held.buffer,
+        "gradients and the update": max(held.step - held.buffer, gradients),
+    }
     if rollout is None:
-        del phases["rollout"]
-    slack = 1 + (FRAGMENTATION if on_gpu else 0)
+        parts = {"learn": {**always, **learn}, "update": {**always, **update}}
+    else:
+        feature_bytes = BYTES[recipe.model.dtype] * sizes.feature_width * rollout.prompts * rollout.prompt_tokens
+        always["vision features of a step"] = feature_bytes
+        scorers = rollout.reward_models
+        if scorers.weights:
+            always["reward models"] = scorers.weights
+        if rollout.engine == "local" and not layout.on_gpu and layout.strategy not in SHARDING:
+            always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)  # of frozen ones, which stay
+        missing = weights_dtype(recipe).itemsize * sizes.language_weights - held.base
+        asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine == "vllm" else {}
+        parts = {
+            "rollout": {**always, **_engine(recipe, sizes, rollout, missing)},
+            "learn": {**always, **learn, **asleep},
+            "update": {**always, **update, **asleep},
+        }
+        if scorers.weights:
+            parts["reward"] = {**always, **asleep, "scoring": scorers.largest_pass}
+        if rollout.moves_to_host:
+            host["vLLM's weights, asleep"] = engine_weights(recipe, sizes, rollout)
+    if layout.on_gpu:
+        parts = {phase: {**each, FRAGMENTS: round(FRAGMENTATION * sum(each.values()))} for phase, each in parts.items()}
     return RankMemory(
-        strategy=strategy,
-        components={
-            "weights": base + vision,
-            "weights gathered for a pass": gathered,
-            "adapter": adapter,
-            "optimizer moments": moments,
-            **({"copy of the start": start} if start else {}),
-            "forward, backward and gradients": learn,
-            "gradient buffer": flat,
-            "vision features of a step": features,
-            **engine,
-            **({"weights prepacked for decoding": copies} if copies else {}),
-            **({"reward models": scorers.weights, "scoring": scorers.largest_pass} if scorers.weights else {}),
-            "CUDA and NCCL": CONTEXT_BYTES if on_gpu else 0,
-        },
-        phases={name: round(value * slack) for name, value in phases.items()},
-        obstacle=_obstacle(recipe, sizes, rollout, ranks),
+        strategy=layout.strategy,
+        parts=parts,
+        host={name: size for name, size in host.items() if size},
+        obstacle=_obstacle(recipe, sizes, rollout, layout.ranks),
+    )
+
+
+def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
+    """Divide what a strategy shares out, and move what it offloads."""
+    is_lora = recipe.lora is not None
+    width, ranks = weights_dtype(recipe).itemsize, layout.ranks
+    base, moments = width * sizes.language_weights, MOMENT_BYTES * sizes.trained
+    step = measured.step.at(sizes.layers, layout.tokens)
+    gathered = offloaded_weights = offloaded_optimizer = 0
+    is_zero, zero = layout.strategy == "deepspeed", recipe.train.deepspeed
+    if layout.strategy in SHARDING:
+        if not (is_zero and zero.stage == 2):
+            gathered = width * (sizes.root_weights + LAYERS_GATHERED * sizes.layer_weights)
+            base = -(-base // ranks)
+        if is_zero or not is_lora:
+            moments, step = -(-moments // ranks), -(-step // ranks)
+        if is_zero and zero.offload_parameters:
+            base, offloaded_weights = 0, base
+        if is_zero and zero.offload_optimizer:
+            moments, offloaded_optimizer = 0, -(-HOST_OPTIMIZER_BYTES * sizes.trained // ranks)
+    sums_at_once = layout.strategy == "ddp" or (layout.strategy == "fsdp2" and is_lora)
+    return _Learner(
+        base=base,
+        gathered=gathered,
+        moments=moments,
+        passes=measured.learn.at(sizes.layers, layout.tokens),
+        step=step,
+        buffer=4 * sizes.trained if sums_at_once else 0,
+        offloaded_weights=offloaded_weights,
+        offloaded_optimizer=offloaded_optimizer,
     )
 
 
@@ -171,7 +226,7 @@ def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: in
     if rollout.engine == "vllm-server":  # on GPUs of its own
         return {}
     if rollout.engine == "vllm":
-        return {"vLLM, awake": rollout.awake_bytes, "vLLM, asleep": rollout.asleep_bytes}
+        return {"vLLM, awake": rollout.awake_bytes}
     return {**_local_engine(recipe, sizes, rollout), "weights gathered for the rollout": missing}
 
 
@@ -199,10 +254,14 @@ def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: in
     return 2 * BYTES[recipe.model.dtype] * sizes.layers * heads * sizes.head_size
 
 
+def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
+    """Bytes of a vLLM engine's weights on one of the ranks that share it."""
+    return BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
+
+
 def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
     """Prompts with a completion that a vLLM engine holds at a time, none of them shared, to be on the safe side."""
-    weights = BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
-    room = rollout.engine_bytes - VLLM_WORKSPACE - weights
+    room = rollout.engine_bytes - VLLM_WORKSPACE - engine_weights(recipe, sizes, rollout)
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
 
 
@@ -213,7 +272,7 @@ def _obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ra
         if count % rollout.tensor_parallel:
             return f"rollout.vllm.tensor_parallel: {rollout.tensor_parallel} does not divide {count} {what}"
     if cached_rows(recipe, sizes, rollout) == 0:
-        weights = BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
+        weights = engine_weights(recipe, sizes, rollout)
         return (
             f"rollout.vllm.gpu_memory_utilization: {rollout.awake_bytes / 1e9:.1f} GB hold {weights / 1e9:.1f} GB of "
             f"weights, {VLLM_WORKSPACE / 1e9:.0f} GB of workspace and not one row of {rollout.row_tokens} tokens"
@@ -243,4 +302,5 @@ def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_byte
         tensor_parallel=vllm.tensor_parallel,
         awake_bytes=awake,
         asleep_bytes=awake if vllm.sleep_level == 0 else min(awake, VLLM_WORKSPACE),
+        moves_to_host=asked.engine == "vllm" and vllm.sleep_level == 1,
     )

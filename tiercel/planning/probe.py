@@ -4,7 +4,6 @@ A few decoder layers and two numbers of tokens are enough: the bytes of a pass a
 buffers. L decoder layers, T packed tokens.
 """
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,10 +26,10 @@ from tiercel.learner.learner import Learner
 from tiercel.models.attention import AttentionForm, route_attention
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
-from tiercel.planning.sizes import without_files
+from tiercel.planning.sizes import with_layers, without_files
 from tiercel.types import EncodedPrompt, Row
 
-PROBED_LAYERS = (2, 4)
+PROBED_LAYERS = (2, 3)  # with one, checkpointing holds otherwise
 SMALL_SHARE = 0.5  # of the token budget, for the second number of tokens
 
 
@@ -193,16 +192,6 @@ def fill_with_fakes(model: nn.Module) -> None:
                 held[name] = made[id(tensor)]
 
 
-def with_layers(config: Any, layers: int) -> Any:
-    """The config with another number of decoder layers."""
-    small = copy.deepcopy(config)
-    text = small.get_text_config()
-    text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = (list(text.layer_types) * layers)[:layers]
-    return small
-
-
 class ProbedLearner(Learner):
     """Where a pass looks at numbers, to lay it out, it needs real ones."""
 
@@ -216,23 +205,17 @@ class ProbedLearner(Learner):
 
 
 def update_bytes(
-    recipe: BaseRecipe,
-    family: Family,
-    config: Any,
-    layers: int,
-    before: PackedTokens,
-    packed: PackedTokens,
-    form: str,
+    recipe: BaseRecipe, family: Family, config: Any, layers: int, packed: PackedTokens, form: str
 ) -> UpdateBytes:
-    """Peaks of two microbatches and a step, of the learner's own code; with the head's tiles of a GPU, which on a CPU
-    are smaller and many. The first one, `before`, is there for its gradients, which are as large whatever it holds."""
+    """Peaks of a microbatch and a step, of the learner's own code; with the head's tiles of a GPU, which on a CPU are
+    smaller and many. The gradients of a microbatch before are there already."""
     with younger_garbage():
         policy = empty_policy(recipe, family, config, layers)
-        return _measured_update(recipe, family, policy, before, packed, form)
+        return _measured_update(recipe, family, policy, packed, form)
 
 
 def _measured_update(
-    recipe: BaseRecipe, family: Family, policy: Policy, before: PackedTokens, packed: PackedTokens, form: str
+    recipe: BaseRecipe, family: Family, policy: Policy, packed: PackedTokens, form: str
 ) -> UpdateBytes:
     with fake_tensors(), LiveBytes() as live:
         fill_with_fakes(policy.model)
@@ -241,12 +224,13 @@ def _measured_update(
         learner.head.tile = GPU_TILE
         optimizer = build_optimizer(policy, recipe.optim)
         resident = live.start_again()
-        for each in (before, packed):
-            learner.train()
-            scores = learner(each, None, 1.0)
-            scores.logprobs_N.sum().backward()
-            del scores
-            gc.collect()  # what a cycle of references holds would count or not, as it happens
+        for parameter in parameters.values():
+            parameter.grad = torch.empty_like(parameter)
+        learner.train()
+        scores = learner(packed, None, 1.0)
+        scores.logprobs_N.sum().backward()
+        del scores
+        gc.collect()  # what a cycle of references holds would count or not, as it happens
         learn = live.peak - resident
         live.start_again()
         optimizer.step()

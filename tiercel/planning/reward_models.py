@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, RewardModel
 from tiercel.errors import ModelError
 from tiercel.models.loading import DTYPES
-from tiercel.planning.probe import LiveBytes, fake_tensors, fill_with_fakes, with_layers, younger_garbage
-from tiercel.planning.sizes import local_or_fetched
+from tiercel.planning.probe import LiveBytes, fake_tensors, fill_with_fakes, younger_garbage
+from tiercel.planning.sizes import local_or_fetched, with_layers
 
 PROBED_LAYERS = 2  # without gradients a layer's buffers are gone before the next one's
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.planning.memory import BYTES, Rollout, cache_token_bytes, cached_rows
+from tiercel.distributed.strategy import SHARDING
+from tiercel.models.policy import weights_dtype
+from tiercel.planning.memory import BYTES, Layout, Rollout, cache_token_bytes, cached_rows, engine_weights
 from tiercel.planning.sizes import ModelSizes
 
 CHECKPOINTED_PASSES = 1  # forward passes more
@@ -20,17 +22,18 @@ class Device:
     bandwidth: float  # bytes per second of its memory
     link: float  # bytes per second to GPUs of the same machine
     network: float  # bytes per second and GPU to other machines
-    per_machine: int
+    host_link: float  # bytes per second of a GPU to the host's memory
+    per_machine: int = 8
     reached_flops: float = 0.45
     reached_bandwidth: float = 0.6
     reached_link: float = 0.7
 
 
 DEVICES: dict[str, Device] = {
-    "h100": Device(name="h100", flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9, per_machine=8),
-    "h200": Device(name="h200", flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9, per_machine=8),
-    "a100": Device(name="a100", flops=312e12, bandwidth=2.0e12, link=300e9, network=25e9, per_machine=8),
-    "l40s": Device(name="l40s", flops=362e12, bandwidth=0.86e12, link=32e9, network=12.5e9, per_machine=8),
+    "h100": Device(name="h100", flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9, host_link=64e9),
+    "h200": Device(name="h200", flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9, host_link=64e9),
+    "a100": Device(name="a100", flops=312e12, bandwidth=2.0e12, link=300e9, network=25e9, host_link=32e9),
+    "l40s": Device(name="l40s", flops=362e12, bandwidth=0.86e12, link=32e9, network=12.5e9, host_link=32e9),
 }
 
 
@@ -41,38 +44,39 @@ def link_speed(device: Device, ranks: int) -> float:
 
 
 def phase_seconds(
-    recipe: BaseRecipe,
-    sizes: ModelSizes,
-    rollout: Rollout,
-    device: Device,
-    *,
-    strategy: str,
-    ranks: int,
-    tokens: int,
+    recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, device: Device, layout: Layout, packed: int
 ) -> Mapping[str, float]:
-    """Of one step on the rank with the most prompts: rollout, learn, communication that learning does not hide."""
+    """Of one step on the rank with the most prompts: rollout, learn, communication that learning does not hide.
+    `packed`: tokens that it learns from."""
     flops = device.reached_flops * device.flops
-    width = BYTES[recipe.model.dtype]
-    group = rollout.prompt_tokens + rollout.group_size * rollout.completion_tokens
-    packed = rollout.prompts * group
     passes = 2 if recipe.lora is not None else 3  # a frozen weight's gradient is not computed
     passes += CHECKPOINTED_PASSES if recipe.learner.gradient_checkpointing else 0
     learn = 2 * packed * (passes * sizes.language_weights + 3 * sizes.adapter) / flops
-    microbatches = max(1, -(-packed // tokens))
-    seconds = {"rollout": rollout_seconds(recipe, sizes, rollout, device), "learn": learn}
-    if ranks > 1:
-        speed = link_speed(device, ranks)
-        share = (ranks - 1) / ranks
-        summed = 2 * 4 * sizes.trained * share / speed
-        gathered = 0.0
-        if strategy in ("fsdp2", "deepspeed"):
-            weights = width * sizes.language_weights * share
-            gathered = 2 * microbatches * weights / speed  # forward and backward; recomputing takes what is there
-            if rollout.engine == "local":
-                seconds["rollout"] += weights / speed
-        seconds["waiting for weights"] = max(0.0, gathered - learn)
-        seconds["summing gradients"] = summed
-    if rollout.lookahead:  # the next step's rollout goes on while the learner works
+    seconds = {} if rollout is None else {"rollout": rollout_seconds(recipe, sizes, rollout, device)}
+    seconds["learn"] = learn
+    weights = weights_dtype(recipe).itemsize * sizes.language_weights
+    speed, share = link_speed(device, layout.ranks), (layout.ranks - 1) / layout.ranks
+    to_host = device.reached_link * device.host_link
+    zero = recipe.train.deepspeed
+    is_zero = layout.strategy == "deepspeed"
+    gathering = 0.0  # of all weights, once
+    if layout.strategy in SHARDING and not (is_zero and zero.stage == 2):
+        gathering = weights * share / speed
+    if is_zero and zero.offload_parameters:
+        gathering += weights / layout.ranks / to_host
+    if gathering:
+        microbatches = max(1, -(-packed // layout.tokens))
+        # Forward and backward; recomputing takes what is there.
+        seconds["waiting for weights"] = max(0.0, 2 * microbatches * gathering - learn)
+        if rollout is not None and rollout.engine == "local":
+            seconds["rollout"] += gathering
+    if layout.ranks > 1:
+        seconds["summing gradients"] = 2 * 4 * sizes.trained * share / speed
+    if is_zero and zero.offload_optimizer:  # gradients there, weights back
+        seconds["updating on the host"] = 2 * 4 * sizes.trained / layout.ranks / to_host
+    if rollout is not None and rollout.moves_to_host:  # there and back
+        seconds["moving the engine's weights"] = 2 * engine_weights(recipe, sizes, rollout) / to_host
+    if rollout is not None and rollout.lookahead:  # the next step's rollout goes on while the learner works
         seconds["rollout"] = max(0.0, seconds["rollout"] - seconds["learn"])
     return seconds
 

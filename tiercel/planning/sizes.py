@@ -1,5 +1,6 @@
 """Numbers of weights, counted on a model without any: built on torch's meta device from its config alone."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,12 @@ def bare_family(path: Path, config: Any) -> Family:
 
 
 def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
-    """Sizes of the recipe's model and adapter."""
+    """Sizes of the recipe's model and adapter. Decoder layers are alike, so one is built."""
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(config, dtype=weights_dtype(recipe), attn_implementation="sdpa")
+        model = AutoModelForImageTextToText.from_config(
+            with_layers(config, 1), dtype=weights_dtype(recipe), attn_implementation="sdpa"
+        )
         model.requires_grad_(False)
-        obstacle = shared_prefix_obstacle(family.language_model(model))
         make_trainable(family, model, without_files(recipe), torch.device("meta"))
     language = family.language_model(model)
     text = config.get_text_config()
@@ -107,7 +109,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
     root = {name: p for name, p in parameters.items() if id(p) not in in_layers and name not in vision}
     first = dict(layers[0].named_parameters())
     return ModelSizes(
-        layers=len(layers),
+        layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         feature_width=text.hidden_size * family.feature_layers,
         heads=text.num_attention_heads,
@@ -122,7 +124,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         trained_layer=_trained(first),
         trained_root=_trained(root),
         trained_vision=_trained(vision),
-        obstacle=obstacle,
+        obstacle=shared_prefix_obstacle(text),
     )
 
 
@@ -131,6 +133,16 @@ def without_files(recipe: BaseRecipe) -> BaseRecipe:
     if recipe.lora is None:
         return recipe
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None})})
+
+
+def with_layers(config: Any, layers: int) -> Any:
+    """The config with another number of decoder layers."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = (list(text.layer_types) * layers)[:layers]
+    return small
 
 
 def _layers_of(language: nn.Module) -> nn.ModuleList:

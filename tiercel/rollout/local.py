@@ -197,7 +197,7 @@ class LocalSampler:
 def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = True) -> Decoder:
     """The fastest decoder that model and device admit. Without an adapter all weights may be cast, which is worth
     keeping between tokens, and no captured graph may; nor may FSDP2's hooks, which wait for streams (`may_capture`)."""
-    if shared_prefix_obstacle(policy.family.language_model(policy.model)):
+    if shared_prefix_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
     if may_capture and policy.device.type == "cuda" and (policy.peft is not None or not policy.needs_autocast):
         return CapturedDecoder(policy, vision)

@@ -8,7 +8,8 @@ import torch
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem
-from tiercel.planning.plan import Machine, Plan, gathering_problem, make_plan
+from tiercel.planning.machine import Machine, memory_here
+from tiercel.planning.plan import Plan, gathering_problem, make_plan
 from tiercel.planning.seconds import DEVICES
 
 
@@ -49,14 +50,14 @@ def rank_memory_bytes(device: torch.device) -> int:
     """Of this rank's GPU; on CPUs an equal share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return machine // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return memory_here() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> tuple[str, str]:
     assert isinstance(recipe, SftRecipe | GrpoRecipe)
     memory = rank_memory_bytes(device)
-    plan: Plan = make_plan(recipe, Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"]))
+    machine = Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=memory_here())
+    plan: Plan = make_plan(recipe, machine)
     if plan.chosen is None:
         change = f"; this fits: {plan.change}" if plan.change else ""
         raise EnvironmentProblem(

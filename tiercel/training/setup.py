@@ -225,7 +225,7 @@ def build_engine(
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
             restore_reference(policy, found.path)
-        obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
+        obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model).config)
         form = chosen_form(recipe.learner.form, device, obstacle)
         if obstacle:
             say(

@@ -1,0 +1,178 @@
+"""What a recipe's layout would hold and take on given GPUs, under each strategy."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from tiercel.config.rules import rule_problems
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.learner.forms import chosen_form
+from tiercel.models.family import Family
+from tiercel.planning.machine import Machine
+from tiercel.planning.memory import Layout, Measured, RankMemory, Rollout, rank_memory, step_rollout
+from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
+from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward_model_sizes
+from tiercel.planning.seconds import phase_seconds
+from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
+
+PREFERENCE = ("single", "ddp", "fsdp2", "deepspeed")  # the first that fits: less communication before more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One strategy on the machine."""
+
+    memory: RankMemory
+    fits: bool
+    largest_tokens: int  # the greatest learner.max_tokens_per_microbatch that would fit; 0: none
+    seconds: Mapping[str, float]
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**asdict(self), "memory": self.memory.as_json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A recipe's model, counted and ready to be measured."""
+
+    recipe: SftRecipe | GrpoRecipe
+    config: Any
+    family: Family
+    sizes: ModelSizes
+    prompt_tokens: int
+    reward_models: tuple[RewardModelSize, ...]
+
+    def rollout(self, machine: Machine) -> Rollout | None:
+        if not isinstance(self.recipe, GrpoRecipe):
+            return None
+        rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
+        return replace(rollout, reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu))
+
+    def learnt_tokens(self, machine: Machine) -> int:
+        """Tokens that the rank with the most rows learns from in a step, prompts once per group."""
+        case = self.composition
+        rows = -(-self.recipe.optim.prompts_per_step // machine.ranks)
+        return rows * (case.prompt_tokens + case.group_size * case.completion_tokens)
+
+    @property
+    def smallest_tokens(self) -> int:
+        """A microbatch holds a prompt and a completion."""
+        return self.prompt_tokens + self.composition.completion_tokens
+
+    @property
+    def composition(self) -> Composition:
+        if isinstance(self.recipe, GrpoRecipe):
+            rollout = self.recipe.rollout
+            return Composition(
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=rollout.max_new_tokens,
+                group_size=rollout.group_size,
+            )
+        answer = max(1, self.prompt_tokens // 4)  # of a conversation's tokens, those that are scored
+        return Composition(prompt_tokens=self.prompt_tokens - answer, completion_tokens=answer, group_size=1)
+
+
+def study(recipe: SftRecipe | GrpoRecipe, prompt_tokens: int | None) -> Subject:
+    """Count the recipe's model. Raises ModelError or EnvironmentProblem where its config cannot be had."""
+    path, config = read_config(recipe.model)
+    family = bare_family(path, config)
+    return Subject(
+        recipe=recipe,
+        config=config,
+        family=family,
+        sizes=count(recipe, config, family),
+        prompt_tokens=prompt_tokens or recipe.data.max_prompt_tokens,
+        reward_models=reward_model_sizes(recipe),
+    )
+
+
+def measure(subject: Subject) -> Measured:
+    """Run the learner on fake tensors at four points. FlexAttention has no form without a GPU; what it keeps for the
+    backward pass is what the CPU's form keeps: queries, keys, values, outputs and their log-sum-exp."""
+    recipe, family = subject.recipe, subject.family
+    asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
+    form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
+    tokens = max(recipe.learner.max_tokens_per_microbatch, subject.smallest_tokens)
+
+    packed = cache(partial(packed_case, subject.composition, dimensions=family.position_dimensions))
+
+    @cache
+    def at(layers: int, count: int) -> UpdateBytes:
+        return update_bytes(recipe, family, subject.config, layers, packed(count), form)
+
+    return Measured(
+        learn=fitted(lambda layers, count: at(layers, count).learn, tokens),
+        step=fitted(lambda layers, count: at(layers, count).step, tokens),
+    )
+
+
+def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
+    """Strategies to judge: the recipe's own, or all that go with the number of ranks."""
+    if recipe.train.strategy != "auto":
+        return [recipe.train.strategy]
+    return ["single"] if ranks == 1 else [name for name in PREFERENCE[1:] if not strategy_problems(recipe, name)]
+
+
+def strategy_problems(recipe: SftRecipe | GrpoRecipe, name: str) -> list[str]:
+    """Why the recipe's own rules refuse a strategy."""
+    asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": name})})
+    return [problem.text for problem in rule_problems(asked) if "train.strategy" in (problem.key, *problem.also)]
+
+
+def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Callable[[int], RankMemory]:
+    """Make the function from a microbatch's tokens to what a rank holds."""
+    rollout = subject.rollout(machine)
+
+    def held(tokens: int) -> RankMemory:
+        layout = Layout(strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=machine.is_gpu)
+        return rank_memory(subject.recipe, subject.sizes, measured, rollout, layout)
+
+    return held
+
+
+def option(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Option:
+    """Judge one strategy with the recipe's microbatches."""
+    held = memory_of(subject, measured, machine, strategy)
+    memory = held(subject.recipe.learner.max_tokens_per_microbatch)
+    return Option(
+        memory=memory,
+        fits=machine.holds(memory),
+        largest_tokens=largest(lambda tokens: machine.holds(held(tokens)), subject.smallest_tokens),
+        seconds=seconds_of(subject, machine, strategy),
+    )
+
+
+def seconds_of(subject: Subject, machine: Machine, strategy: str) -> Mapping[str, float]:
+    """Estimate a step by phase; nothing without figures of a device."""
+    if machine.device is None:
+        return {}
+    recipe = subject.recipe
+    layout = Layout(
+        strategy=strategy,
+        ranks=machine.ranks,
+        tokens=recipe.learner.max_tokens_per_microbatch,
+        on_gpu=True,
+    )
+    packed, rollout = subject.learnt_tokens(machine), subject.rollout(machine)
+    return phase_seconds(recipe, subject.sizes, rollout, machine.device, layout, packed)
+
+
+def largest(fits: Callable[[int], bool], smallest: int) -> int:
+    """Find the greatest number of tokens that fits, by halving; 0 where the smallest does not."""
+    if not fits(smallest):
+        return 0
+    low, high = smallest, smallest * 2
+    while fits(high) and high < 2**24:
+        low, high = high, high * 2
+    while high - low > max(1, low // 256):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,164 @@
+"""What to change in a recipe that does not fit: a search over the keys that leave a run's result as it is.
+
+Every combination is judged by the memory and the seconds of `options`, and by the recipe's own rules.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from tiercel.config.deepspeed import deepspeed_problems
+from tiercel.config.rules import rule_problems
+from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
+from tiercel.planning.machine import Machine
+from tiercel.planning.memory import Measured
+from tiercel.planning.options import Option, Subject, largest, measure, memory_of, option, seconds_of
+
+MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
+MORE_RANKS = (1, 2, 4, 8, 16, 32)
+ENGINE_RANKS = (1, 2, 4, 8)
+ENGINE_SHARES = tuple(twentieths / 20 for twentieths in range(2, 20))
+CHANGE_COST = 0.05  # of a step's seconds, that each key to write is taken for
+KEY_COSTS = {"rollout.engine": 6}  # in such keys: another package, and logprobs of another program
+
+STRATEGY = "train.strategy"
+TOKENS = "learner.max_tokens_per_microbatch"
+CHECKPOINTING = "learner.gradient_checkpointing"
+OFFLOAD_WEIGHTS, OFFLOAD_OPTIMIZER = "train.deepspeed.offload_parameters", "train.deepspeed.offload_optimizer"
+STAGE = "train.deepspeed.stage"
+ENGINE, TENSOR_PARALLEL = "rollout.engine", "rollout.vllm.tensor_parallel"
+SHARE, SLEEP = "rollout.vllm.gpu_memory_utilization", "rollout.vllm.sleep_level"
+
+Changes = Mapping[str, Any]  # new values by key of the recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """Keys to write, perhaps on more ranks, so that the recipe fits."""
+
+    changes: Changes
+    machine: Machine
+    option: Option
+
+    def words(self, ranks: int) -> str:
+        """What to write, as one line, beside the number of GPUs where that is not `ranks`."""
+        more = [f"{self.machine.ranks} GPUs"] if self.machine.ranks != ranks else []
+        return ", ".join([*more, *([words(self.changes)] if self.changes else [])])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidate:
+    changes: Changes
+    subject: Subject
+    strategy: str
+    seconds: float
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """Seconds of a step and the number of changes, weighed; without seconds the changes alone."""
+        keys = sum(KEY_COSTS.get(key, 1) for key in self.changes)
+        return self.seconds * (1 + CHANGE_COST * keys), keys
+
+
+def words(changes: Changes) -> str:
+    """Keys and values as a recipe has them, as one line."""
+    return ", ".join(f"{key}: {written(value)}" for key, value in changes.items())
+
+
+def written(value: Any) -> str:
+    """A value as a recipe has it."""
+    return json.dumps(value).strip('"')
+
+
+def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remedy | None:
+    """The cheapest combination that fits these ranks, or else twice as many, and so on; None where none does.
+    `measured`: of the recipe as it is."""
+    by_checkpointing = {subject.recipe.learner.gradient_checkpointing: measured}
+    if True not in by_checkpointing:
+        by_checkpointing[True] = measure(changed(subject, {CHECKPOINTING: True}))
+    for factor in MORE_RANKS:
+        more = replace(machine, ranks=machine.ranks * factor)
+        found = sorted(_candidates(subject, more, by_checkpointing), key=lambda candidate: candidate.cost)
+        for candidate in found:
+            if _is_allowed(candidate.subject.recipe):
+                found_with = by_checkpointing[candidate.subject.recipe.learner.gradient_checkpointing]
+                judged = option(candidate.subject, found_with, more, candidate.strategy)
+                return Remedy(changes=candidate.changes, machine=more, option=judged)
+    return None
+
+
+def _candidates(subject: Subject, machine: Machine, measured: Mapping[bool, Measured]) -> Iterator[_Candidate]:
+    """All combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
+    for is_on, strategy, engine in product(
+        measured, list(_strategies(subject.recipe, machine)), list(engines(subject.recipe, machine))
+    ):
+        wanted = {CHECKPOINTING: is_on, **strategy, **engine}
+        each = changed(subject, wanted)
+        name = each.recipe.train.strategy
+        name = "single" if name == "auto" else name
+        held = memory_of(each, measured[is_on], machine, name)
+        budget = each.recipe.learner.max_tokens_per_microbatch
+        if not machine.holds(held(budget)):
+            most = largest(lambda tokens: machine.holds(held(tokens)), each.smallest_tokens)  # noqa: B023
+            if not 0 < most < budget:
+                continue
+            wanted[TOKENS] = max(each.smallest_tokens, most * MARGIN // 16)
+            each = changed(subject, wanted)
+        yield _Candidate(
+            changes={key: value for key, value in wanted.items() if value != value_at(subject.recipe, key)},
+            subject=each,
+            strategy=name,
+            seconds=sum(seconds_of(each, machine, name).values()),
+        )
+
+
+def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
+    """Those that the number of ranks admits, and what DeepSpeed offloads."""
+    if machine.ranks == 1:
+        yield {}
+    else:
+        yield from ({STRATEGY: name} for name in ("ddp", "fsdp2"))
+    zero = recipe.train.deepspeed
+    yield {STRATEGY: "deepspeed", STAGE: zero.stage}
+    for weights, optimizer in ((False, True), (True, False), (True, True)):
+        stage = 3 if weights else zero.stage
+        yield {STRATEGY: "deepspeed", STAGE: stage, OFFLOAD_WEIGHTS: weights, OFFLOAD_OPTIMIZER: optimizer}
+
+
+def engines(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
+    """The recipe's own way to sample, and vLLM over several ranks of a machine with several shares of their memory."""
+    yield {}
+    if not isinstance(recipe, GrpoRecipe) or machine.device is None or recipe.rollout.engine == "vllm-server":
+        return
+    for ranks, share, level in product(ENGINE_RANKS, ENGINE_SHARES, (0, 1)):
+        if machine.ranks % ranks == 0 and ranks <= machine.device.per_machine:
+            yield {ENGINE: "vllm", TENSOR_PARALLEL: ranks, SHARE: share, SLEEP: level}
+
+
+def _is_allowed(recipe: SftRecipe | GrpoRecipe) -> bool:
+    return not rule_problems(recipe) and not deepspeed_problems(recipe)
+
+
+def changed(subject: Subject, changes: Changes) -> Subject:
+    """The subject with other values of its recipe."""
+    return replace(subject, recipe=_with(subject.recipe, [(key.split("."), value) for key, value in changes.items()]))
+
+
+def value_at(section: Section, key: str) -> Any:
+    """The value at a dotted key."""
+    for name in key.split("."):
+        section = getattr(section, name)
+    return section
+
+
+def _with(section: Any, changes: Iterable[tuple[list[str], Any]]) -> Any:
+    by_name: dict[str, list[tuple[list[str], Any]]] = {}
+    for (name, *rest), value in changes:
+        by_name.setdefault(name, []).append((rest, value))
+    update = {
+        name: inner[0][1] if not inner[0][0] else _with(getattr(section, name), inner)
+        for name, inner in by_name.items()
+    }
+    return section.model_copy(update=update)
