@@ -30,8 +30,8 @@ from tiercel.models.policy import build_policy, load_for_inference
 from tiercel.models.prompts import render
 from tiercel.rewards.model import load_reward_model
 from tiercel.runs.checkpoints import MANIFEST, directory_of, newest_valid
-from tiercel.runs.directory import load_run_recipe
 from tiercel.runs.files import file_sha256
+from tiercel.runs.recipe import load_run_recipe
 from tiercel.training import setup
 from tiercel.types import ImageSource, Message, VideoSource
 

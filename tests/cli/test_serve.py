@@ -7,6 +7,9 @@ import pytest
 
 from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli import serve
+from tiercel.cli.arguments import build_parser
+from tiercel.cli.main import parse
+from tiercel.cli.recipes import served_recipe
 from tiercel.config import recipe_to_yaml
 from tiercel.rollout.vllm_http import KEY_VARIABLE
 
@@ -27,7 +30,8 @@ def printed(tiny_checkpoints, tmp_path, monkeypatch, capsys):
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
 
     def run(*overrides: str) -> tuple[str, str]:
-        serve.serve_recipe(tmp_path / "recipe.yaml", overrides, 8000, [], only_print=False)
+        arguments = parse(build_parser(), ["serve", str(tmp_path / "recipe.yaml"), *overrides, "--port", "8000"])
+        serve.run(served_recipe(arguments), arguments)
         return capsys.readouterr().out, keys[-1]
 
     return run

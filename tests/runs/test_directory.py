@@ -24,12 +24,11 @@ from tiercel.runs.checkpoints import directory_of, save_checkpoint
 from tiercel.runs.directory import (
     MAY_DIFFER,
     RunDirectory,
-    load_run_recipe,
     open_run,
     read_metrics,
-    require_no_redaction,
     resume_point,
 )
+from tiercel.runs.recipe import load_run_recipe, require_no_redaction
 from tiercel.types import RewardValue
 
 

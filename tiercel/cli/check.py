@@ -1,12 +1,13 @@
 """`tiercel check`: everything that can fail, before it costs GPU time. Reads no weights but a reward model's."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.rows import Purpose
@@ -25,14 +26,20 @@ from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size
 
 Recipe = SftRecipe | GrpoRecipe
+REPORT_FILE = Path("rejected_rows.jsonl")
 SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
-def check(path: Path, overrides: Sequence[str], fix_report: Path | None = None, *, decodes: bool = False) -> None:
+def run(recipe: Recipe, arguments: Namespace) -> None:
+    """Check the recipe as the command line says."""
+    report_file = arguments.report_file or REPORT_FILE
+    check(recipe, arguments.recipe, report_file if arguments.fix_report else None, decodes=arguments.decode)
+
+
+def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes: bool = False) -> None:
     """Print what was found. Raises TiercelError at the first thing that would end the run. `fix_report`: a file for the
     rejected rows, each with its reason and as it was read; `decodes`: every picture, not its header alone."""
     console = Console(highlight=False, soft_wrap=True)
-    recipe = load_recipe(detect_kind(path, overrides), path, overrides)
     console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
     require_packages(recipe.trackers)
     require_installed(recipe)

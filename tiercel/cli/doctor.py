@@ -1,6 +1,7 @@
 """`tiercel doctor`: what this machine can do, what will fail on it, and what mends that."""
 
 import json
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from tiercel.errors import EnvironmentProblem
 
 STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "broken": "bold red", "absent": "dim"}
 MARK_WIDTH, NAME_WIDTH = 9, 20
+
+
+def run(recipe: None, arguments: Namespace) -> None:
+    """Examine the machine as the command line says."""
+    doctor(as_json=arguments.json)
 
 
 def doctor(*, as_json: bool) -> None:

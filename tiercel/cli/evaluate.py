@@ -1,36 +1,34 @@
 """`tiercel eval`: held-out rows by training's own prompt and parser: GRPO's greedy score, SFT's loss."""
 
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.config import SftRecipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import RecipeError, RunError
+from tiercel.errors import RunError
 from tiercel.models.policy import load_for_inference
 from tiercel.models.vision import VisionStore
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
-from tiercel.runs.directory import load_run_recipe, require_no_redaction
+from tiercel.runs.recipe import Recipe
 from tiercel.training.ending import launched_ranks
 from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loaded_model, loss_in_words
 from tiercel.training.setup import set_up_numerics, training_device
 
 
-def evaluate_target(target: Path, overrides: Sequence[str], adapter: Path | None) -> None:
+def run(recipe: Recipe, arguments: Namespace) -> None:
+    """Evaluate as the command line says."""
+    evaluate_target(recipe, Path(arguments.target), arguments.adapter)
+
+
+def evaluate_target(recipe: Recipe, target: Path, adapter: Path | None) -> None:
     """A recipe: its model, with `adapter` where one is given. A run: before and after its training."""
     if not target.is_dir():
-        recipe = load_recipe(detect_kind(target, overrides), target, overrides)
-        _require_heldout(recipe, target)
         with launched_ranks(recipe) as ranks:
             _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks)}")
         return
-    if overrides:
-        raise RecipeError([f"{overrides[0]}: a run is evaluated with its own recipe; name a recipe file instead"])
-    recipe = load_run_recipe(target)
-    _require_heldout(recipe, target)
-    require_no_redaction(recipe, target)
     start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
     with launched_ranks(recipe) as ranks:
         _say(ranks, f"before: {_score(recipe, recipe.model.path, start, ranks)}")
@@ -53,12 +51,7 @@ def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None]:
     return recipe.model.path, found.path / "adapter"
 
 
-def _require_heldout(recipe: BaseRecipe, target: Path) -> None:
-    if recipe.data.eval is None:
-        raise RecipeError([f"{target}: data.eval names no held-out rows"])
-
-
-def _score(recipe: SftRecipe | GrpoRecipe, model: str, adapter: Path | None, ranks: Ranks) -> str:
+def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> str:
     """One line on the model's held-out rows."""
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})

@@ -1,6 +1,7 @@
 """`tiercel export`: what a run trained, as a Hugging Face directory that vLLM and transformers load."""
 
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -10,13 +11,19 @@ from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import WHOLE_FILE, load_for_inference
 from tiercel.models.saving import copy_tokenizer_files
-from tiercel.runs.directory import load_run_recipe
+from tiercel.runs.recipe import Recipe
 
 
-def export(run: Path, *, merge: bool, output: Path | None) -> Path:
-    """The merged model, or the adapter alone. Raises RunError where the output exists already."""
-    recipe = load_run_recipe(run)
-    target = output or run / ("model" if merge else "adapter")
+def run(recipe: Recipe, arguments: Namespace) -> None:
+    """Export as the command line says, and say where to."""
+    target = arguments.output or arguments.run / ("model" if arguments.merge else "adapter")
+    print(export(recipe, arguments.run, target, merge=arguments.merge))
+
+
+def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
+    """Write the merged model, or the adapter alone. Raises RunError where the target holds something already."""
+    if target.exists() and not target.is_dir():
+        raise RunError(f"--output: {target} is a file; name a directory")
     if target.exists() and any(target.iterdir()):
         raise RunError(f"{target} is not empty; remove it or name another --output")
     model, adapter = trained_weights(run, recipe)

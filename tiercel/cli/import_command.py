@@ -1,6 +1,7 @@
 """`tiercel import-command`: a recipe from a command line of ms-swift, TRL or VLM-R1, or from a script that has one."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from tiercel.config.loading import problems_of_text
@@ -9,6 +10,11 @@ from tiercel.importing.conversion import draft_of, refusals
 from tiercel.importing.launches import Foreign, Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
+
+
+def run(recipe: None, arguments: Namespace) -> None:
+    """Make a recipe as the command line says."""
+    import_command(arguments.given, arguments.output)
 
 
 def import_command(given: str, output: Path | None) -> None:

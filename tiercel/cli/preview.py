@@ -1,5 +1,6 @@
 """`tiercel data preview`: the first rows of a run as the model will see them. No weights are read."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
@@ -22,9 +23,13 @@ from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
 
 
-def preview(path: Path, overrides: Sequence[str], count: int, output: Path) -> None:
+def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
+    """Write the page as the command line says."""
+    preview(recipe, arguments.recipe.name, arguments.rows, arguments.output)
+
+
+def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path) -> None:
     """Write the page. Raises TiercelError."""
-    recipe = load_recipe(detect_kind(path, overrides), path, overrides)
     family = load_family(recipe.model, recipe.data.template)
     table = read_training_rows(recipe.data, "grpo" if isinstance(recipe, GrpoRecipe) else "sft")
     order = table.order(recipe.train.seed, recipe.data.shuffle)
@@ -34,7 +39,7 @@ def preview(path: Path, overrides: Sequence[str], count: int, output: Path) -> N
         f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
     ]
     try:
-        output.write_text(render(shown, f"{path.name}: rows", notes), encoding="utf-8")
+        output.write_text(render(shown, f"{name}: rows", notes), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{output}: the page cannot be written: {error.strerror or error}") from error
     print(f"{output}: {len(shown)} rows")

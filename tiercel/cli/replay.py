@@ -1,22 +1,20 @@
 """`tiercel replay`: which row and which layer made an update that was not finite."""
 
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from tiercel.config import load_recipe
-from tiercel.config.schema import Deepspeed
 from tiercel.errors import NonFiniteError
-from tiercel.runs.directory import kind_of, load_run_recipe, require_no_redaction
+from tiercel.runs.recipe import Recipe
 from tiercel.training.replay import kept_directory, replay
 
 
-def replay_run(run: Path, overrides: Sequence[str], step: int | None) -> None:
+def run(recipe: Recipe, arguments: Namespace) -> None:
+    """Replay as the command line says."""
+    replay_run(recipe, arguments.run, arguments.step)
+
+
+def replay_run(recipe: Recipe, run: Path, step: int | None) -> None:
     """Raises NonFiniteError where it is not finite again."""
-    kind = kind_of(load_run_recipe(run))
-    recipe = load_recipe(kind, run / "config.yaml", overrides, check_paths=False)
-    alone = recipe.train.model_copy(update={"strategy": "single", "deepspeed": Deepspeed()})
-    recipe = recipe.model_copy(update={"train": alone})
-    require_no_redaction(recipe, run)
     directory = kept_directory(run, step)
     print(f"{directory}, each row alone:")
     findings = replay(recipe, run, directory, print)

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 from tiercel.demo.scenes import write_scenes
@@ -15,6 +16,11 @@ START = Path(__file__).parent / "start"
 RECIPES = Path("recipes")
 WARMUP_SCENES, PRACTICE_SCENES, HELD_OUT_SCENES = 3840, 2400, 1024
 CARELESSNESS = 24  # pixels by which the warm-up's boxes may be off
+
+
+def run(recipe: None, arguments: Namespace) -> None:
+    """Run the demo."""
+    demo()
 
 
 def demo() -> None:

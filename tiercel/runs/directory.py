@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 import torch
 
-from tiercel.config import flatten, load_recipe
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config import flatten
 from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RunError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
-from tiercel.reliability.redaction import is_redacted, redact_values
+from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
+from tiercel.runs.recipe import Recipe, kind_of, load_run_recipe
 from tiercel.types import EncodedImage, ScoredGroup
 
 MAY_DIFFER = (
@@ -55,7 +55,6 @@ MAY_DIFFER = (
 LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
 BEGUN = (".lock", "config.yaml.tmp")  # all that a run leaves that is killed before it has a config.yaml
-Recipe = SftRecipe | GrpoRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +224,6 @@ def _held(recipe: Recipe, path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def kind_of(recipe: Recipe) -> Literal["sft", "grpo"]:
-    return "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
-
-
 def _take(lock: int, path: Path) -> None:
     """Lock the run. Workers of a run that was just killed hold its lock until they notice, so it waits a little."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
@@ -242,26 +237,6 @@ def _take(lock: int, path: Path) -> None:
                     f"output: another process is writing {path}; wait for it or name another directory"
                 ) from error
             time.sleep(0.1)
-
-
-def load_run_recipe(path: Path) -> Recipe:
-    """The recipe that a run directory was made with. Raises RunError where there is none."""
-    config = path / "config.yaml"
-    if not config.is_file():
-        raise RunError(f"{path} is no run: it has no config.yaml")
-    first = config.read_text(encoding="utf-8").partition("\n")[0]
-    kind: Literal["sft", "grpo"] = "sft" if first.strip() == "# tiercel sft" else "grpo"
-    return load_recipe(kind, config, [], check_paths=False)
-
-
-def require_no_redaction(recipe: Recipe, path: Path) -> None:
-    """Raises RunError where the run's recipe as it was written is not the one that trained: it held a secret."""
-    for key, value in flatten(recipe).items():
-        if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
-            raise RunError(
-                f"{path / 'config.yaml'}: {key} held a secret and was written without it; `tiercel eval` takes the "
-                "recipe file that the run was started with, and an --adapter"
-            )
 
 
 def resume_point(

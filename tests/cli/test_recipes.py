@@ -1,0 +1,80 @@
+"""A wrong recipe is answered at once: by every command that reads one, before anything heavy is imported."""
+
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.commands import leaves, positionals, required_options
+from tests.test_imports import HEAVY
+from tiercel.cli.arguments import build_parser
+from tiercel.cli.main import COMMANDS, main
+
+WRONG = "model: {path: m}\nlearning_rate: 1\n"
+IMPORTED = re.compile(r"import time:[^|]*\|[^|]*\|\s*(\w+)")
+# What the commands' positional arguments may be; a new one is added here, so that its command is tried as well.
+RECIPE_FILES = {"recipe", "target"}
+RUNS = {"run", "target", "model"}
+NEITHER = {"overrides": [], "prompt": ["Where?"], "given": ["swift sft"]}
+SHOWN_AS_IT_IS = ("report",)  # a run's report is written whatever became of its recipe
+
+
+def cases() -> list[tuple[str, ...]]:
+    """The words of a command on a wrong recipe file and on a run with a wrong recipe: FILE and RUN stand for both."""
+    found = []
+    for words, parser in leaves(build_parser()):
+        names = positionals(parser)
+        assert set(names) <= RECIPE_FILES | RUNS | NEITHER.keys()
+        for stand_in, reads in (("FILE", RECIPE_FILES), ("RUN", RUNS)):
+            if any(name in reads for name in names):
+                given = [word for name in names for word in ([stand_in] if name in reads else NEITHER[name])]
+                found.append((*words, *given, *required_options(parser)))
+    return found
+
+
+def test_every_command_with_a_recipe_is_tried():
+    assert {words[0] for words, _ in leaves(build_parser())} == set(COMMANDS)
+    reading = {name for name, command in COMMANDS.items() if command.read is not None}
+    assert {case[0] for case in cases()} == reading | set(SHOWN_AS_IT_IS)
+
+
+@pytest.mark.parametrize("case", cases(), ids=" ".join)
+def test_a_wrong_recipe_is_answered_before_torch_is_imported(case, tmp_path):
+    (tmp_path / "wrong.yaml").write_text(WRONG)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(f"# tiercel grpo\n{WRONG}")
+    places = {"FILE": str(tmp_path / "wrong.yaml"), "RUN": str(tmp_path / "run")}
+    words = [places.get(word, word) for word in case]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tiercel", *words], capture_output=True, text=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{' '.join(case)}: {after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime:.2f} s of processor")
+    imported = set(IMPORTED.findall(done.stderr))
+    assert "tiercel" in imported and not imported & (HEAVY - {"PIL"})
+    if case[0] not in SHOWN_AS_IT_IS:
+        assert done.returncode == 2, done.stderr
+        assert "learning_rate: 1 given; no such key; write optim.lr" in done.stderr
+
+
+def test_a_wrong_recipe_of_a_run_is_refused_before_ranks_are_started(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(f"# tiercel grpo\n{WRONG}")
+    assert main(["eval", str(tmp_path), "--nproc", "2"]) == 2
+    assert "learning_rate" in capsys.readouterr().err
+
+
+def test_a_recipe_that_no_server_can_sample_for_is_refused(tmp_path, capsys):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    recipe = tmp_path / "sft.yaml"
+    recipe.write_text(
+        f"model: {{path: {tmp_path}/m}}\ndata: {{train: {tmp_path}/rows.jsonl}}\ntrain: {{steps: 1}}\noutput: run\n"
+    )
+    assert main(["serve", str(recipe)]) == 2
+    assert "a server samples for GRPO with lora" in capsys.readouterr().err
+    assert main(["eval", str(recipe)]) == 2
+    assert "data.eval names no held-out rows" in capsys.readouterr().err

@@ -1,0 +1,177 @@
+"""The command line's commands and flags, each with its help."""
+
+import argparse
+from pathlib import Path
+
+from tiercel import __version__
+from tiercel.cli.values import at_least, directory, port, size, words
+
+OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
+DEVICE_NAMES = ("h100", "h200", "a100", "l40s")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="tiercel",
+        description="LoRA fine-tuning and GRPO of vision-language models.",
+        epilog="example: tiercel grpo recipes/demo-grpo.yaml train.steps=20 output=runs/try",
+    )
+    parser.add_argument("--version", action="version", version=f"tiercel {__version__}")
+    parser.set_defaults(without_command=parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    _command(commands, "demo", "train a tiny VLM on real handwritten digits, on a CPU, in minutes", "tiercel demo")
+
+    for kind, text in (("sft", "supervised fine-tuning"), ("grpo", "reinforcement by GRPO")):
+        example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
+        command = _command(commands, kind, text, example, takes_ranks=True)
+        _recipe_arguments(command)
+
+    _commands_before_a_run(commands)
+    _commands_after_a_run(commands)
+    return parser
+
+
+def _commands_before_a_run(commands) -> None:
+    check = _command(
+        commands, "check", "everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
+    )
+    _recipe_arguments(check)
+    check.add_argument("--decode", action="store_true", help="decode every picture; without it headers are read")
+    check.add_argument("--fix-report", action="store_true", help="write every rejected row with its reason to a file")
+    check.add_argument("--report-file", type=Path, metavar="FILE", help="where to (rejected_rows.jsonl)")
+
+    data = commands.add_parser("data", help="look at the rows of a recipe")
+    data.set_defaults(without_command=data)
+    looks = data.add_subparsers(dest="look", metavar="COMMAND")
+    preview = _command(
+        looks,
+        "preview",
+        "the first rows as the model will see them, as a page to open",
+        "tiercel data preview recipes/demo-grpo.yaml --rows 20 --output preview.html",
+    )
+    _recipe_arguments(preview)
+    preview.add_argument("--rows", type=at_least(1), default=20, metavar="N", help="how many (20)")
+    preview.add_argument(
+        "--output", type=Path, default=Path("preview.html"), metavar="FILE", help="where the page goes (preview.html)"
+    )
+
+    plan = _command(
+        commands,
+        "plan",
+        "memory and time on each GPU, without weights and without a GPU",
+        "tiercel plan recipes/qwen25vl-72b-grpo.yaml --gpus 8 --gpu-memory 80GB",
+    )
+    _recipe_arguments(plan)
+    plan.add_argument("--gpus", type=at_least(1), default=1, metavar="N", help="ranks (1)")
+    plan.add_argument(
+        "--gpu-memory", type=size, default="80GB", metavar="SIZE", help="of each, such as 80GB or 24GiB (80GB)"
+    )
+    plan.add_argument(
+        "--host-memory",
+        type=size,
+        metavar="SIZE",
+        help="of each machine, for what is offloaded (this one's, with GPUs)",
+    )
+    plan.add_argument("--device", choices=DEVICE_NAMES, default="h100", help="whose figures the seconds assume (h100)")
+    plan.add_argument("--prompt-tokens", type=at_least(1), metavar="N", help="of a prompt (data.max_prompt_tokens)")
+    plan.add_argument("--json", action="store_true", help="the plan as JSON")
+
+    doctor = _command(
+        commands,
+        "doctor",
+        "this machine: versions, devices, known bad pairs, and what mends each",
+        "tiercel doctor",
+    )
+    doctor.add_argument("--json", action="store_true", help="the verdicts as JSON")
+
+    serve = _command(
+        commands,
+        "serve",
+        "a vLLM server with the flags that a recipe needs, on this machine, until Ctrl-C",
+        "tiercel serve recipes/qwen25vl-3b-vllm-grpo.yaml --port 8000",
+    )
+    _recipe_arguments(serve)
+    serve.add_argument("--port", type=port, metavar="N", help="on 127.0.0.1 (the recipe's rollout.urls, else 8000)")
+    serve.add_argument(
+        "--vllm", type=words, default=[], metavar="WORDS", help='more for vLLM, as in "--tensor-parallel-size 2"'
+    )
+    serve.add_argument("--print", action="store_true", help="say the command line, for another machine, and end")
+
+    importing = _command(
+        commands,
+        "import-command",
+        "a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script that has one",
+        'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
+    )
+    importing.add_argument("given", metavar="COMMAND", help="in quotes, or the file of a script")
+    importing.add_argument("--output", type=Path, metavar="RECIPE", help="where to write it (printed without)")
+
+
+def _commands_after_a_run(commands) -> None:
+    text = "held-out score or loss, by training's own prompt and parser"
+    evaluation = _command(commands, "eval", text, "tiercel eval runs/demo", takes_ranks=True)
+    evaluation.add_argument("target", help="a recipe, or the directory of a run")
+    evaluation.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    evaluation.add_argument(
+        "--adapter", type=directory, help="an adapter directory; without it a run's newest checkpoint"
+    )
+
+    predict = _command(
+        commands,
+        "predict",
+        "complete one prompt",
+        'tiercel predict runs/demo --image scene.png "Where is the seven?"',
+    )
+    predict.add_argument("model", help="a model directory or id, or a run directory")
+    predict.add_argument("prompt", help="the user turn; <image> marks an image's place, else images come first")
+    predict.add_argument("--image", type=Path, action="append", default=[], help="an image file; may be repeated")
+    predict.add_argument("--adapter", type=directory, help="an adapter directory")
+    predict.add_argument("--max-new-tokens", type=at_least(1), default=256, metavar="N", help="at most (256)")
+
+    export = _command(
+        commands, "export", "a Hugging Face directory of what a run trained", "tiercel export runs/demo --merge"
+    )
+    export.add_argument("run", type=Path, help="a run directory")
+    form = export.add_mutually_exclusive_group(required=True)
+    form.add_argument("--merge", action="store_true", help="the whole model, adapter merged into the weights")
+    form.add_argument("--adapter", action="store_true", help="the adapter alone, in PEFT's format")
+    export.add_argument("--output", type=Path, help="where to (default: RUN/model or RUN/adapter)")
+
+    replay = _command(
+        commands,
+        "replay",
+        "which row and layer made an update that was not finite",
+        "tiercel replay runs/demo model.dtype=float32",
+    )
+    replay.add_argument("run", type=Path, help="a run directory")
+    replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    replay.add_argument("--step", type=at_least(0), metavar="N", help="the step (the last that was not finite)")
+
+    report = _command(commands, "report", "write a run's report.html anew", "tiercel report runs/demo")
+    report.add_argument("run", type=Path, help="a run directory")
+
+
+def _command(commands, name: str, text: str, example: str, *, takes_ranks: bool = False) -> argparse.ArgumentParser:
+    parents = [rank_options()] if takes_ranks else []
+    return commands.add_parser(name, help=text, description=text, epilog=f"example: {example}", parents=parents)
+
+
+def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, help="a recipe (YAML)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+
+
+def rank_options() -> argparse.ArgumentParser:
+    """Make the parser of the options that only a launcher reads; its ranks get all others."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--nproc", type=at_least(1), default=1, metavar="N", help="ranks to start on this machine (1)")
+    parser.add_argument(
+        "--max-restarts",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="times to go on by itself after a rank failed (0)",
+    )
+    return parser

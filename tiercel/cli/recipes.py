@@ -1,0 +1,102 @@
+"""How each command reads its recipe and judges it. Imports no torch: a wrong recipe is answered at once."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.config.schema import Data, Deepspeed, Model, Train
+from tiercel.errors import RecipeError
+from tiercel.runs.recipe import Recipe, is_run, load_run_recipe, require_no_redaction
+
+
+def sft_recipe(arguments: Namespace) -> SftRecipe:
+    """Read the recipe of `tiercel sft`."""
+    return load_recipe("sft", arguments.recipe, arguments.overrides)
+
+
+def grpo_recipe(arguments: Namespace) -> GrpoRecipe:
+    """Read the recipe of `tiercel grpo`."""
+    return load_recipe("grpo", arguments.recipe, arguments.overrides)
+
+
+def file_recipe(arguments: Namespace) -> Recipe:
+    """Read a recipe of either kind."""
+    return _either(arguments.recipe, arguments.overrides)
+
+
+def checked_recipe(arguments: Namespace) -> Recipe:
+    """Read a recipe of either kind. Judges the flags beside it as well."""
+    if arguments.report_file is not None and not arguments.fix_report:
+        raise RecipeError(["--report-file: given without --fix-report, which writes it"], source="check")
+    return file_recipe(arguments)
+
+
+def planned_recipe(arguments: Namespace) -> Recipe:
+    """Read a recipe whose rows need not be here."""
+    path, overrides = arguments.recipe, arguments.overrides
+    recipe = load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False)
+    limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
+    if given is not None and given > limit:
+        raise RecipeError([f"--prompt-tokens: {given} given, above data.max_prompt_tokens ({limit})"], str(path))
+    return recipe
+
+
+def served_recipe(arguments: Namespace) -> GrpoRecipe:
+    """Read a recipe that a server can sample for."""
+    recipe = _either(arguments.recipe, arguments.overrides)
+    if not isinstance(recipe, GrpoRecipe) or recipe.lora is None:
+        raise RecipeError([f"{arguments.recipe}: a server samples for GRPO with lora; this recipe has no use for one"])
+    return recipe
+
+
+def evaluated_recipe(arguments: Namespace) -> Recipe:
+    """Read the recipe of a file or of a run, with held-out rows."""
+    target = Path(arguments.target)
+    if not target.is_dir():
+        return _with_heldout(_either(target, arguments.overrides), target)
+    if arguments.overrides:
+        raise RecipeError(
+            [f"{arguments.overrides[0]}: a run is evaluated with its own recipe; name a recipe file instead"]
+        )
+    recipe = _with_heldout(load_run_recipe(target), target)
+    require_no_redaction(recipe, target)
+    return recipe
+
+
+def predicting_recipe(arguments: Namespace) -> Recipe:
+    """Read a run's recipe, or make one that has nothing but the model. Judges the flags beside it as well."""
+    images, marks = arguments.image, arguments.prompt.count("<image>")
+    if marks not in (0, len(images)):
+        raise RecipeError([f"--image: {len(images)} given for {marks} <image> marks in the prompt"], source="predict")
+    if missing := [f"--image: {image} is no file" for image in images if not image.is_file()]:
+        raise RecipeError(missing, source="predict")
+    path = Path(arguments.model)
+    if is_run(path):
+        recipe = load_run_recipe(path)
+        require_no_redaction(recipe, path)
+        return recipe
+    model = Model(path=arguments.model, dtype="float32")
+    return SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
+
+
+def exported_recipe(arguments: Namespace) -> Recipe:
+    """Read the recipe of a run."""
+    return load_run_recipe(arguments.run)
+
+
+def replayed_recipe(arguments: Namespace) -> Recipe:
+    """Read the recipe of a run with other values put in, for one process."""
+    recipe = load_run_recipe(arguments.run, tuple(arguments.overrides))
+    require_no_redaction(recipe, arguments.run)
+    alone = recipe.train.model_copy(update={"strategy": "single", "deepspeed": Deepspeed()})
+    return recipe.model_copy(update={"train": alone})
+
+
+def _either(path: Path, overrides: list[str]) -> Recipe:
+    return load_recipe(detect_kind(path, overrides), path, overrides)
+
+
+def _with_heldout(recipe: Recipe, target: Path) -> Recipe:
+    if recipe.data.eval is None:
+        raise RecipeError([f"{target}: data.eval names no held-out rows"])
+    return recipe

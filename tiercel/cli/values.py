@@ -1,0 +1,76 @@
+"""Values of flags: each is what it says or is refused with the reason, never something near it."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+ASSUMED_UNIT = "GB"
+LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a memory that a plan is about; what lies beyond has a wrong unit
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """An amount of memory."""
+
+    byte_count: int
+    text: str  # as it was given, with its unit
+    is_assumed: bool  # it was given without a unit
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Read a whole number of `least` or more."""
+
+    def read(text: str) -> int:
+        return _whole(text, least)
+
+    return read
+
+
+def port(text: str) -> int:
+    """Read a port that a server can listen on."""
+    number = _whole(text, 1)
+    if number > LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text} given; a port is 1 to {LAST_PORT}")
+    return number
+
+
+def size(text: str) -> Size:
+    """Read a size such as 80GB, 80 GiB or 81559MiB; a number alone is gigabytes."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in ("", *UNITS):
+        known = ", ".join(unit.replace("I", "i") for unit in UNITS)
+        raise argparse.ArgumentTypeError(f"{text} given; write a size such as 80GB (units: {known})")
+    unit = match[2] or ASSUMED_UNIT
+    byte_count = round(float(match[1]) * UNITS[unit.upper()])
+    given = text.strip() if match[2] else f"{match[1]} {unit}"
+    if not LEAST_BYTES <= byte_count <= MOST_BYTES:
+        fault = "less than 1 GB" if byte_count < LEAST_BYTES else "more than 100 TB"
+        raise argparse.ArgumentTypeError(f"{given} is {fault}; write a size such as 80GB")
+    return Size(byte_count=byte_count, text=given, is_assumed=not match[2])
+
+
+def directory(text: str) -> Path:
+    """Read the path of a directory that exists."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no directory")
+    return path
+
+
+def words(text: str) -> list[str]:
+    """Read words as a shell would."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be read as words: {error}") from error
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} given; must be a whole number, {least} or more")
+    return int(text)

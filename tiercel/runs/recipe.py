@@ -1,0 +1,40 @@
+"""The recipe of a run directory. Imports no torch, so that a command can judge it before it loads anything."""
+
+from pathlib import Path
+from typing import Literal
+
+from tiercel.config import GrpoRecipe, SftRecipe, flatten, load_recipe
+from tiercel.errors import RunError
+from tiercel.reliability.redaction import is_redacted
+
+Recipe = SftRecipe | GrpoRecipe
+
+
+def kind_of(recipe: Recipe) -> Literal["sft", "grpo"]:
+    return "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run directory, and not a model's, say."""
+    return (path / "config.yaml").is_file()
+
+
+def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """The recipe that a run directory was made with. Raises RunError where there is none, RecipeError where it is
+    wrong."""
+    config = path / "config.yaml"
+    if not is_run(path):
+        raise RunError(f"{path} is no run: it has no config.yaml")
+    first = config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    kind: Literal["sft", "grpo"] = "sft" if first.strip() == "# tiercel sft" else "grpo"
+    return load_recipe(kind, config, overrides, check_paths=False)
+
+
+def require_no_redaction(recipe: Recipe, path: Path) -> None:
+    """Raises RunError where the run's recipe as it was written is not the one that trained: it held a secret."""
+    for key, value in flatten(recipe).items():
+        if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
+            raise RunError(
+                f"{path / 'config.yaml'}: {key} held a secret and was written without it; `tiercel eval` takes the "
+                "recipe file that the run was started with, and an --adapter"
+            )

@@ -1,0 +1,21 @@
+"""Saying what a person waits for, once it takes longer than a moment."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+MOMENT_SECONDS = 2.0
+
+
+@contextmanager
+def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
+    """Say `what` where the work inside lasts longer than `moment` seconds. `say` is called in another thread, and not
+    after the end."""
+    timer = threading.Timer(moment, say, [f"{what} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
