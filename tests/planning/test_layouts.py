@@ -71,15 +71,17 @@ def test_rows_that_do_not_fit_at_once_take_turns(tmp_path):
 
 
 @pytest.mark.scale
-def test_72b_with_vllm_over_eight_gpus_beside_the_learner_fits_without_offload(tmp_path, capsys):
+def test_72b_with_vllm_over_eight_gpus_beside_the_learner_fits_and_neither_waits_for_the_other(tmp_path, capsys):
     path = f"model.path={save_config('qwen2_5_vl', '72b', tmp_path)}"
     assert main(["plan", str(RECIPE), path, "--gpus", "8", "--gpu-memory", "80GB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["chosen"] == "fsdp2"
     (layout,) = [option for option in plan["options"] if option["memory"]["strategy"] == "fsdp2"]
     components = layout["memory"]["components"]
-    # All of it stays on the GPUs: the engine does not sleep, and neither weights nor moments are offloaded.
-    assert components["vLLM, awake"] == components["vLLM, asleep"] == 24 * 10**9
+    # The engine sleeps while the learner works; of the learner nothing is offloaded.
+    assert (components["vLLM, awake"], components["vLLM, asleep"]) == (44 * 10**9, VLLM_WORKSPACE)
+    assert layout["memory"]["host"].keys() == {"vLLM's weights, asleep"}
+    assert layout["seconds"]["rollout"] == pytest.approx(layout["seconds"]["learn"], rel=0.1)
     assert components["weights"] > 147 * 10**9 / 8
     assert max(layout["memory"]["phases"].values()) <= 80 * 10**9
 

@@ -176,7 +176,7 @@ def rank_memory(
         strategy=layout.strategy,
         parts=parts,
         host={name: size for name, size in host.items() if size},
-        obstacle=_obstacle(recipe, sizes, rollout, layout.ranks),
+        obstacle=engine_obstacle(recipe, sizes, rollout, layout.ranks),
     )
 
 
@@ -265,7 +265,8 @@ def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
 
 
-def _obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ranks: int) -> str | None:
+def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ranks: int) -> str | None:
+    """Why a vLLM engine cannot work on so many ranks; None where it can."""
     if rollout is None or rollout.engine != "vllm":
         return None
     for count, what in ((ranks, "ranks"), (sizes.heads, "attention heads")):

@@ -18,6 +18,7 @@ from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
+PROBED_GROUPS = 4  # at most: attention goes over them one by one, and further ones add no more than their tokens
 PREFERENCE = ("single", "ddp", "fsdp2", "deepspeed")  # the first that fits: less communication before more
 
 
@@ -58,9 +59,7 @@ class Subject:
 
     def learnt_tokens(self, machine: Machine) -> int:
         """Tokens that the rank with the most rows learns from in a step, prompts once per group."""
-        case = self.composition
-        rows = -(-self.recipe.optim.prompts_per_step // machine.ranks)
-        return rows * (case.prompt_tokens + case.group_size * case.completion_tokens)
+        return -(-self.recipe.optim.prompts_per_step // machine.ranks) * self.composition.group_tokens
 
     @property
     def smallest_tokens(self) -> int:
@@ -100,7 +99,8 @@ def measure(subject: Subject) -> Measured:
     recipe, family = subject.recipe, subject.family
     asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
-    tokens = max(recipe.learner.max_tokens_per_microbatch, subject.smallest_tokens)
+    few_groups = PROBED_GROUPS * subject.composition.group_tokens
+    tokens = max(min(recipe.learner.max_tokens_per_microbatch, few_groups), subject.smallest_tokens)
 
     packed = cache(partial(packed_case, subject.composition, dimensions=family.position_dimensions))
 

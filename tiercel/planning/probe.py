@@ -82,6 +82,11 @@ class Composition:
     completion_tokens: int
     group_size: int
 
+    @property
+    def group_tokens(self) -> int:
+        """Tokens of a whole group."""
+        return self.prompt_tokens + self.group_size * self.completion_tokens
+
     def items(self, tokens: int, dimensions: int) -> list[PackItem]:
         """Whole groups, a part of one, and what is left in the last one's prompt: `tokens` in all."""
         counts: list[int] = []

@@ -13,7 +13,7 @@ from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
 from tiercel.planning.machine import Machine
-from tiercel.planning.memory import Measured
+from tiercel.planning.memory import Measured, engine_obstacle
 from tiercel.planning.options import Option, Subject, largest, measure, memory_of, option, seconds_of
 
 MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
@@ -91,9 +91,8 @@ def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remed
 
 def _candidates(subject: Subject, machine: Machine, measured: Mapping[bool, Measured]) -> Iterator[_Candidate]:
     """All combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
-    for is_on, strategy, engine in product(
-        measured, list(_strategies(subject.recipe, machine)), list(engines(subject.recipe, machine))
-    ):
+    usable = [engine for engine in engines(subject.recipe, machine) if _can_work(changed(subject, engine), machine)]
+    for is_on, strategy, engine in product(measured, list(_strategies(subject.recipe, machine)), usable):
         wanted = {CHECKPOINTING: is_on, **strategy, **engine}
         each = changed(subject, wanted)
         name = each.recipe.train.strategy
@@ -135,6 +134,10 @@ def engines(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Change
     for ranks, share, level in product(ENGINE_RANKS, ENGINE_SHARES, (0, 1)):
         if machine.ranks % ranks == 0 and ranks <= machine.device.per_machine:
             yield {ENGINE: "vllm", TENSOR_PARALLEL: ranks, SHARE: share, SLEEP: level}
+
+
+def _can_work(subject: Subject, machine: Machine) -> bool:
+    return engine_obstacle(subject.recipe, subject.sizes, subject.rollout(machine), machine.ranks) is None
 
 
 def _is_allowed(recipe: SftRecipe | GrpoRecipe) -> bool:
