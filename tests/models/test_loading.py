@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
 
 from tests.tiny_models import FAMILY_NAMES
 from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.models import loading
 from tiercel.models.loading import FAMILIES, family_class, load_family, load_weights, resolve
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 
@@ -203,3 +205,38 @@ def test_an_index_may_name_only_safetensors_beside_it(checkpoint, name):
     index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(checkpoint, r"index\.json names .*; weights are read from \.safetensors files beside it")
+
+
+OUT_OF_MEMORY = (
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 5 bytes"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    OSError("unable to mmap 256000658256 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
+def test_weights_too_large_for_memory_are_named_with_a_remedy(checkpoint, monkeypatch, error):
+    def fail(*given, **options):
+        raise error
+
+    family = load_family(Model(path=str(checkpoint)))
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", fail)
+    with pytest.raises(ModelError) as caught:
+        load_weights(family, torch.float32, torch.device("cpu"))
+    said = str(caught.value)
+    assert said.startswith(f"{checkpoint}: memory ran out while it was loaded: ")
+    assert "its files hold 0.0 GB; the largest tensor, " in said and "of model.safetensors, has 0.0 GB" in said
+    assert "narrower model.dtype" in said and "train.strategy: fsdp2" in said
+
+
+def test_a_file_too_large_for_memory_is_named(tmp_path, monkeypatch):
+    save_file({"small": torch.zeros(2), "large": torch.zeros(30_000_000)}, tmp_path / "adapter.safetensors")
+    monkeypatch.setattr(loading, "load_file", lambda file: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(
+        ModelError, match=r"hold 0\.1 GB; the largest tensor, large of adapter\.safetensors, has 0\.1 GB"
+    ):
+        loading.read_tensors(tmp_path / "adapter.safetensors")
+    (tmp_path / "adapter.safetensors").write_bytes(b"no header")
+    with pytest.raises(ModelError, match="memory ran out while it was loaded: MemoryError\nfree some memory"):
+        loading.read_tensors(tmp_path / "adapter.safetensors")

@@ -17,7 +17,7 @@ from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
-from tiercel.models.memory_errors import is_out_of_memory
+from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen3_vl import Qwen3VL
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
@@ -27,6 +27,10 @@ FAMILIES: dict[str, type[Family]] = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN_NAMES = 3
+SMALLER = (
+    "write a narrower model.dtype, take a smaller checkpoint or a machine with more memory, or share the model over "
+    "several GPUs by train.strategy: fsdp2 (`tiercel plan` says what fits)"
+)
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
@@ -103,9 +107,15 @@ def load_weights(
     family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None
 ) -> HuggingFaceModel:
     """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights.
-    Raises ModelError where they are no safetensors files that can be read, or lack some of the model's weights."""
+    Raises ModelError where they are no safetensors files that can be read, lack some of the model's weights, or do not
+    fit into memory."""
     directory = path or Path(family.checkpoint.path)
     require_safetensors(directory)
+    with memory_to_load(directory, SMALLER):
+        return _loaded(family, dtype, device, directory)
+
+
+def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory: Path) -> HuggingFaceModel:
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             directory,
@@ -135,10 +145,17 @@ def load_weights(
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises ModelError where it is none."""
+    """The tensors of a safetensors file, on the CPU. Raises ModelError where it is none, or too large for memory."""
+    with memory_to_load(file, "free some memory, or put the file there that belongs there"):
+        return _tensors(file)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{file} is no safetensors file that can be read: {error}") from error
 
 

@@ -17,6 +17,7 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part
 from tiercel.errors import ModelError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
+from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
@@ -273,9 +274,16 @@ def _add_copy(peft: PeftModel) -> None:
 def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:
     if not (directory / "adapter_config.json").is_file() or not (directory / "adapter_model.safetensors").is_file():
         raise ModelError(f"{directory} is no adapter: it needs adapter_config.json and adapter_model.safetensors")
+    with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
+        return _adapted(model, directory)
+
+
+def _adapted(model: HuggingFaceModel, directory: Path) -> PeftModel:
     try:
         return PeftModel.from_pretrained(model, str(directory), is_trainable=True)
     except (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{directory}: the adapter cannot be read: {type(error).__name__}: {error}") from error
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from tiercel.config.schema import Reward, RewardModel
 from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
-from tiercel.models.memory_errors import first_line, is_out_of_memory
+from tiercel.models.memory_errors import first_line, is_out_of_memory, memory_to_load
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.wire import LARGEST_VALUE
 from tiercel.samples import RewardValue, Sample, Turn
@@ -162,7 +162,8 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel:
             f"model.max_tokens: {options.max_tokens} given, but {path} reads {positions} tokens at most; write "
             f"{positions} or less"
         )
-    model = _load_weights(path, options)
+    with memory_to_load(path, "take a smaller reward model, or a machine with more memory"):
+        model = _load_weights(path, options)
     label = _label(path, config.num_labels, options.label)  # after the weights: any config has a number of labels
     pad_id = config.get_text_config().pad_token_id
     if pad_id is None or not 0 <= pad_id < model.get_input_embeddings().num_embeddings:
@@ -183,6 +184,8 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
             output_loading_info=True,
         )
     except (OSError, SafetensorError, ValueError, RuntimeError, ImportError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{path}: its weights cannot be read: {error}") from error
     if missing := found["missing_keys"]:
         raise ModelError(
