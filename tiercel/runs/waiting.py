@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TypeVar
 
+T = TypeVar("T")
 MOMENT_SECONDS = 2.0
 
 
@@ -19,3 +21,12 @@ def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECOND
     finally:
         timer.cancel()
         timer.join()
+
+
+@contextmanager
+def entered(context: AbstractContextManager[T], say: Callable[[str], None], what: str) -> Iterator[T]:
+    """Enter a context whose start may take long, and stay in it."""
+    with ExitStack() as stack:
+        with waiting(say, what):
+            value = stack.enter_context(context)
+        yield value

@@ -24,6 +24,7 @@ from tiercel.rewards.metrics import FailureStats, count_failures, reward_statist
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler
 from tiercel.runs.directory import RunDirectory
+from tiercel.runs.waiting import entered, waiting
 from tiercel.training import setup
 from tiercel.training.advantages import step_advantages
 from tiercel.training.before import before_updates
@@ -60,10 +61,12 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         order = setup.step_order(recipe, session)
         encode = prompt_encoder(family, recipe.data)
         workers, rejected = recipe.data.workers, set[setup.Place]()
+        rewards = Scorer(recipe.rewards, recipe.reliability, family.coordinate_space)
+        sampling = open_sampler(recipe, engine, run, session.read.every, say)
         with (
-            Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer,
+            entered(rewards, say, "starting the rewards") as scorer,
             StepLoader(session.table.rows, encode, order, start=start, stop=steps, workers=workers) as loader,
-            open_sampler(recipe, engine, run, session.read.every, say) as (sampler, sync),
+            entered(sampling, say, f"starting the {recipe.rollout.engine} engine") as (sampler, sync),
         ):
             rollouts = Rollouts(sampler, recipe, ranks, setup.pending_of(session.found))
             guard = FiniteGuard(run, recipe, engine, say)
@@ -230,7 +233,7 @@ def evaluation_row(
         return {}
     started = time.perf_counter()
     engine.ranks.pulse.begin("evaluation", step)
-    with sampler.awake():
+    with waiting(session.progress.say, "scoring the held-out rows"), sampler.awake():
         scored, rejected = heldout_groups(sampler, engine.policy.family, recipe, scorer, engine.ranks, table)
     engine.vision.end_step()
     no_advantages = [[None] for _ in scored]

@@ -26,6 +26,7 @@ from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.loading import read_tensors
+from tiercel.models.memory_errors import weight_bytes
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.reference import restore_reference, save_reference
 from tiercel.models.saving import restore_adapter, save_trained
@@ -36,6 +37,7 @@ from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_bet
 from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
+from tiercel.runs.waiting import waiting
 from tiercel.trackers.opening import Trackers, open_trackers, require_packages
 from tiercel.training.choice import chosen_strategy
 from tiercel.training.encoding import require_readable
@@ -103,13 +105,15 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
     """Read the rows, find the newest valid checkpoint, cut off what is past it."""
     set_up_numerics(recipe)
     ranks = run.ranks
-    read = ranks.together(lambda: read_run_rows(recipe, purpose, run))
-    rows = read.train.identity()
-    require_same_rows(ranks, rows)
-    length = run_length(recipe, len(read.train.rows))
     log = run.path / "log.txt" if ranks.is_first else None
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress(log, length.steps, recipe.train.log_every))
+        progress = stack.enter_context(Progress(log, 0, recipe.train.log_every))
+        with waiting(progress.say, f"reading the rows of {recipe.data.train}"):
+            read = ranks.together(lambda: read_run_rows(recipe, purpose, run))
+        rows = read.train.identity()
+        require_same_rows(ranks, rows)
+        length = run_length(recipe, len(read.train.rows))
+        progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
         ranks.on_first(lambda: require_packages(recipe.trackers))
         found = ranks.on_first(lambda: resume_point(run, progress.say, partial(require_rows_of, rows=rows)))
@@ -234,8 +238,9 @@ def build_engine(
         learner = Learner(policy, form, recipe.learner.gradient_checkpointing)
         return policy, build_strategy(name, recipe, ranks, policy, learner)
 
-    # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
-    policy, strategy = ranks.in_turns(load_and_wrap) if name in LOADS_IN_TURNS else load_and_wrap()
+    with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
+        # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
+        policy, strategy = ranks.in_turns(load_and_wrap) if name in LOADS_IN_TURNS else load_and_wrap()
     if found is not None:
         strategy.restore(read_tensors(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
     engine = Engine(
@@ -252,6 +257,11 @@ def build_engine(
         with torch.no_grad():
             engine.learner(pack([padding_item(policy.family)]), None, temperature)
     return engine
+
+
+def _size_of(checkpoint: Path) -> str:
+    """The size of a local checkpoint's weights, in words."""
+    return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
 
 
 def pending_of(found: FoundCheckpoint | None) -> dict[int, PendingGroup]:
