@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from tiercel.cli import recipes
+from tiercel.cli.ahead import read_weights_ahead
 from tiercel.cli.arguments import build_parser, rank_options
 from tiercel.distributed.launch import launch, leave, note_code, start_notes
 from tiercel.errors import EXIT_DONE, ElsewhereError, RecipeError, TiercelError
@@ -29,6 +30,7 @@ class Command:
 
     module: str
     read: Callable[[argparse.Namespace], Any] | None = None  # None: it is about no recipe
+    loads_weights: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +65,8 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     if _wants_ranks(arguments):
         launch(rank_options().parse_known_args(given)[1], arguments.nproc, arguments.max_restarts)
         return
+    if command.loads_weights:
+        read_weights_ahead(recipe)
     with fast_imports(), waiting(_say_on_stderr, f"importing what `tiercel {arguments.command}` needs"):
         module = import_module(command.module)
     module.run(recipe, arguments)
@@ -117,17 +121,17 @@ def entry_point() -> None:
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(module="tiercel.demo.command"),
-    "sft": Command(module="tiercel.cli.train", read=recipes.sft_recipe),
-    "grpo": Command(module="tiercel.cli.train", read=recipes.grpo_recipe),
+    "sft": Command(module="tiercel.cli.train", read=recipes.sft_recipe, loads_weights=True),
+    "grpo": Command(module="tiercel.cli.train", read=recipes.grpo_recipe, loads_weights=True),
     "check": Command(module="tiercel.cli.check", read=recipes.checked_recipe),
     "data": Command(module="tiercel.cli.preview", read=recipes.file_recipe),
     "plan": Command(module="tiercel.cli.plan", read=recipes.planned_recipe),
     "doctor": Command(module="tiercel.cli.doctor"),
     "serve": Command(module="tiercel.cli.serve", read=recipes.served_recipe),
-    "eval": Command(module="tiercel.cli.evaluate", read=recipes.evaluated_recipe),
-    "predict": Command(module="tiercel.cli.predict", read=recipes.predicting_recipe),
-    "export": Command(module="tiercel.cli.export", read=recipes.exported_recipe),
-    "replay": Command(module="tiercel.cli.replay", read=recipes.replayed_recipe),
+    "eval": Command(module="tiercel.cli.evaluate", read=recipes.evaluated_recipe, loads_weights=True),
+    "predict": Command(module="tiercel.cli.predict", read=recipes.predicting_recipe, loads_weights=True),
+    "export": Command(module="tiercel.cli.export", read=recipes.exported_recipe, loads_weights=True),
+    "replay": Command(module="tiercel.cli.replay", read=recipes.replayed_recipe, loads_weights=True),
     "import-command": Command(module="tiercel.cli.import_command"),
     "report": Command(module="tiercel.cli.report"),
 }
