@@ -1,5 +1,4 @@
-"""Weights are brought into the system's file cache while Python imports what will read them: the disk has nothing else to
-do then."""
+"""Weights are brought into the system's file cache while Python imports what will load them, and the disk is idle."""
 
 import os
 import threading
@@ -13,7 +12,7 @@ MOST_SHARE = 0.5  # of the machine's memory, or what was read first would be gon
 
 
 def read_weights_ahead(recipe: Recipe) -> threading.Thread | None:
-    """Begin to read a local checkpoint's weights, once on a machine. None where there is nothing to read, or too much."""
+    """Begin to read a local checkpoint's weights, once on a machine. None where there are none here, or too many."""
     directory = Path(recipe.model.path).expanduser()
     if not directory.is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
         return None

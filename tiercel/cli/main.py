@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from tiercel.cli import recipes
 from tiercel.cli.ahead import read_weights_ahead
@@ -18,6 +17,7 @@ from tiercel.distributed.launch import launch, leave, note_code, start_notes
 from tiercel.errors import EXIT_DONE, ElsewhereError, RecipeError, TiercelError
 from tiercel.reliability.redaction import redact, redact_given
 from tiercel.reliability.tracebacks import redact_tracebacks
+from tiercel.runs.recipe import Recipe
 from tiercel.runs.waiting import waiting
 
 SECONDS_TO_SPEAK = 2.0  # before this rank's end makes the launcher end the one at fault
@@ -29,7 +29,7 @@ class Command:
     that module's `run(recipe, arguments)` does the rest."""
 
     module: str
-    read: Callable[[argparse.Namespace], Any] | None = None  # None: it is about no recipe
+    read: Callable[[argparse.Namespace], Recipe] | None = None  # None: it is about no recipe
     loads_weights: bool = False
 
 
@@ -65,7 +65,7 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     if _wants_ranks(arguments):
         launch(rank_options().parse_known_args(given)[1], arguments.nproc, arguments.max_restarts)
         return
-    if command.loads_weights:
+    if command.loads_weights and recipe is not None:
         read_weights_ahead(recipe)
     with fast_imports(), waiting(_say_on_stderr, f"importing what `tiercel {arguments.command}` needs"):
         module = import_module(command.module)
