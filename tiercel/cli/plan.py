@@ -66,9 +66,9 @@ def show(plan: Plan, name: str) -> None:
     options = plan.options if plan.remedy is None else (*plan.options, plan.remedy.option)
     _show_seconds(plan, options, console)
     if plan.idle_ranks:
-        prompts = plan.machine.ranks - plan.idle_ranks
+        busy = plan.machine.ranks - plan.idle_ranks
         console.print(
-            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, for a step has {prompts} prompts; raise "
+            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, for a step has {busy} rows to learn from; raise "
             "optim.prompts_per_step, or take fewer GPUs"
         )
     if plan.chosen:

@@ -22,7 +22,7 @@ class Plan:
     sizes: ModelSizes
     tokens: int
     prompt_tokens: int
-    idle_ranks: int  # those without a prompt in a step
+    idle_ranks: int  # those without a completion, or a conversation, in a step
     options: tuple[Option, ...]
     chosen: str | None
     reason: str
@@ -67,7 +67,7 @@ def make_plan(recipe: SftRecipe | GrpoRecipe, machine: Machine, prompt_tokens: i
         sizes=subject.sizes,
         tokens=recipe.learner.max_tokens_per_microbatch,
         prompt_tokens=subject.prompt_tokens,
-        idle_ranks=max(0, machine.ranks - recipe.optim.prompts_per_step),
+        idle_ranks=max(0, machine.ranks - recipe.optim.prompts_per_step * subject.composition.group_size),
         options=options,
         chosen=chosen.memory.strategy if chosen else None,
         reason=reason,

@@ -229,7 +229,7 @@ def _measured_update(
         learner.head.tile = GPU_TILE
         optimizer = build_optimizer(policy, recipe.optim)
         resident = live.start_again()
-        for parameter in parameters.values():
+        for parameter in policy.trained_parameters().values():
             parameter.grad = torch.empty_like(parameter)
         learner.train()
         scores = learner(packed, None, 1.0)

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from tiercel.config.deepspeed import deepspeed_problems
+from tiercel.config.parts import keeps_start
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
 from tiercel.planning.machine import Machine
@@ -27,6 +28,7 @@ STRATEGY = "train.strategy"
 TOKENS = "learner.max_tokens_per_microbatch"
 CHECKPOINTING = "learner.gradient_checkpointing"
 OFFLOAD_WEIGHTS, OFFLOAD_OPTIMIZER = "train.deepspeed.offload_parameters", "train.deepspeed.offload_optimizer"
+REFERENCE = "model.reference"
 STAGE = "train.deepspeed.stage"
 ENGINE, TENSOR_PARALLEL = "rollout.engine", "rollout.vllm.tensor_parallel"
 SHARE, SLEEP = "rollout.vllm.gpu_memory_utilization", "rollout.vllm.sleep_level"
@@ -92,8 +94,9 @@ def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remed
 def _candidates(subject: Subject, machine: Machine, measured: Mapping[bool, Measured]) -> Iterator[_Candidate]:
     """All combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
     usable = [engine for engine in engines(subject.recipe, machine) if _can_work(changed(subject, engine), machine)]
-    for is_on, strategy, engine in product(measured, list(_strategies(subject.recipe, machine)), usable):
-        wanted = {CHECKPOINTING: is_on, **strategy, **engine}
+    strategies, references = list(_strategies(subject.recipe, machine)), list(_references(subject.recipe))
+    for is_on, strategy, engine, reference in product(measured, strategies, usable, references):
+        wanted = {CHECKPOINTING: is_on, **strategy, **engine, **reference}
         each = changed(subject, wanted)
         name = each.recipe.train.strategy
         name = "single" if name == "auto" else name
@@ -124,6 +127,13 @@ def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Ch
     for weights, optimizer in ((False, True), (True, False), (True, True)):
         stage = 3 if weights else zero.stage
         yield {STRATEGY: "deepspeed", STAGE: stage, OFFLOAD_WEIGHTS: weights, OFFLOAD_OPTIMIZER: optimizer}
+
+
+def _references(recipe: SftRecipe | GrpoRecipe) -> Iterator[Changes]:
+    """The places of the copy that a KL penalty compares with, where there is one."""
+    yield {}
+    if keeps_start(recipe):
+        yield {REFERENCE: "cpu"}
 
 
 def engines(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
