@@ -1,9 +1,12 @@
 """A wrong recipe is answered at once: by every command that reads one, before anything heavy is imported."""
 
+import ast
 import re
 import resource
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +41,15 @@ def test_every_command_with_a_recipe_is_tried():
     assert {words[0] for words, _ in leaves(build_parser())} == set(COMMANDS)
     reading = {name for name, command in COMMANDS.items() if command.read is not None}
     assert {case[0] for case in cases()} == reading | set(SHOWN_AS_IT_IS)
+
+
+def test_every_command_has_a_module_that_runs_it():
+    for command in COMMANDS.values():
+        spec = find_spec(command.module)
+        assert spec is not None and spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        (run,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
+        assert [argument.arg for argument in run.args.args] == ["recipe", "arguments"]
 
 
 @pytest.mark.parametrize("case", cases(), ids=" ".join)
