@@ -1,24 +1,53 @@
 """Ranks that differ are refused by name."""
 
+from dataclasses import replace
+
 from tests.training.test_loops import sft_recipe, write_rows
-from tiercel.distributed.agreement import differences, facts, fingerprint, program
+from tiercel.distributed.agreement import Facts, differences, facts, fingerprint, program, recipe_facts
+
+
+def on_one_node(*values: dict[str, str]) -> list[Facts]:
+    return [Facts(node="node 0, a", values=each) for each in values]
 
 
 def test_equal_ranks_agree():
-    assert differences([{"torch": "2.13.0", "recipe": "ab"}] * 3) == []
+    assert differences(on_one_node({"torch": "2.13.0", "recipe": "ab"}) * 3) == []
 
 
 def test_a_difference_names_ranks_and_values():
     facts = [{"torch": "2.13.0", "peft": "0.19"}, {"torch": "2.12.1", "peft": "0.19"}, {"torch": "2.13.0"}]
-    assert differences(facts) == [
+    assert differences(on_one_node(*facts)) == [
         "peft: 0.19 on ranks 0, 1, none on rank 2",
         "torch: 2.13.0 on ranks 0, 2, 2.12.1 on rank 1",
     ]
 
 
 def test_many_ranks_are_counted():
-    lines = differences([{"x": "1"}] * 12 + [{"x": "2"}])
+    lines = differences(on_one_node(*[{"x": "1"}] * 12, {"x": "2"}))
     assert lines == ["x: 1 on ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more, 2 on rank 12"]
+
+
+def test_machines_are_named_with_their_values(tmp_path, monkeypatch):
+    recipe = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", optim={"lr": 1e-3})
+    other = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", optim={"lr": 2e-3})
+    nodes = [replace(recipe_facts(each), node=f"node {n}, host") for n, each in enumerate((recipe, recipe, other))]
+    assert differences(nodes) == [
+        "optim.lr: 0.001 on ranks 0, 1 (node 0, host; node 1, host), 0.002 on rank 2 (node 2, host)"
+    ]
+
+
+def test_secrets_differ_without_being_shown(tmp_path, monkeypatch):
+    def of_a_rank(secret: str) -> Facts:
+        monkeypatch.setenv("HUB_TOKEN", secret)
+        return recipe_facts(
+            sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", data={"system": f"say {secret}"})
+        )
+
+    alike = [of_a_rank("canary-1-of-two"), of_a_rank("canary-1-of-two")]
+    assert differences(alike) == []
+    assert differences([alike[0], of_a_rank("canary-2-of-two")]) == [
+        'data.system: "say [redacted HUB_TOKEN]" on rank 0, "say [redacted HUB_TOKEN]" on rank 1'
+    ]
 
 
 def test_a_file_that_differs_in_a_byte_has_another_fingerprint(tmp_path):
@@ -35,9 +64,7 @@ def test_facts_follow_the_recipe_and_the_data(tiny_checkpoints, tmp_path):
     rows = write_rows(tmp_path)
     recipe = sft_recipe(tiny_checkpoints["ovis2"], rows, tmp_path / "run")
     before = facts(recipe)
-    assert before == facts(recipe) and {"recipe", "data.train", "model files"} <= set(before)
+    assert before == facts(recipe) and {"data.train", "model files"} <= set(before)
     assert {"python", "torch", "transformers", "tiercel's files"} <= set(program())
-    other = facts(sft_recipe(tiny_checkpoints["ovis2"], rows, tmp_path / "run", optim={"lr": 1e-3}))
-    assert {name for name in before if before[name] != other[name]} == {"recipe"}
     rows.write_text(rows.read_text() + "\n")
     assert {name for name in before if before[name] != facts(recipe)[name]} == {"data.train", "data.eval"}

@@ -1,15 +1,48 @@
 """What the launcher tells of ranks that failed."""
 
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tiercel.distributed.launch import NOTES, failure_of, note_code
-from tiercel.errors import EXIT_STALL, EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER, ElsewhereError, TrainingError
+from tiercel.distributed.deaths import Death, describe_deaths, memory_kills, memory_verdict
+from tiercel.distributed.launch import failure_of
+from tiercel.distributed.notes import NOTES, final_code, note_code, stack_file
+from tiercel.distributed.oversight import LAUNCHER_PATIENCE, Oversight
+from tiercel.errors import (
+    EXIT_STALL,
+    EXIT_TERMINATED,
+    EXIT_TRAINING,
+    EXIT_USER,
+    ElsewhereError,
+    TiercelError,
+    TrainingError,
+)
+
+FAULT = """Fatal Python error: Floating point exception
+
+Thread 0x01 (most recent call first):
+  File "threading.py", line 5 in wait
+
+Current thread 0x02 (most recent call first):
+  File "linear.py", line 125 in forward
+
+Extension modules: torch._C (total: 1)
+"""
 
 
 def failure(process: int, code: int) -> SimpleNamespace:
     return SimpleNamespace(pid=process, exitcode=code)
+
+
+def told(notes: Path, failures: dict[int, SimpleNamespace], **moments: float) -> TiercelError:
+    """The launcher's error; `moments`: seconds at which processes were seen to have ended, as in p12=3.0."""
+    oversight = Oversight(notes, 2, 60.0)
+    oversight._ranks = {each.pid: rank for rank, each in failures.items()}
+    oversight._attempt = set(oversight._ranks)
+    oversight._ends = {int(name[1:]): moment for name, moment in moments.items()}
+    return failure_of(oversight, failures, {})
 
 
 @pytest.fixture
@@ -18,7 +51,7 @@ def noted(tmp_path, monkeypatch):
     monkeypatch.setenv(NOTES, str(tmp_path))
 
     def note(process: int, code: int) -> None:
-        monkeypatch.setattr("tiercel.distributed.launch.os.getpid", lambda: process)
+        monkeypatch.setattr("tiercel.distributed.notes.os.getpid", lambda: process)
         note_code(code)
 
     return note
@@ -26,31 +59,100 @@ def noted(tmp_path, monkeypatch):
 
 def test_a_rank_that_was_killed_is_named_though_another_noted_that_it_lost_it(noted, tmp_path):
     noted(11, EXIT_TRAINING)
-    error = failure_of(tmp_path, {0: failure(11, EXIT_TRAINING), 1: failure(12, -9)})
+    error = told(tmp_path, {0: failure(11, EXIT_TRAINING), 1: failure(12, -9)})
     assert isinstance(error, TrainingError) and "rank 1 was killed by SIGKILL" in str(error)
     assert "rank 0" not in str(error)
 
 
 def test_a_rank_that_ended_without_a_word_is_named(tmp_path):
-    error = failure_of(tmp_path, {1: failure(12, 1)})
+    error = told(tmp_path, {1: failure(12, 1)})
     assert isinstance(error, TrainingError) and "rank 1 ended with exit code 1" in str(error)
 
 
 @pytest.mark.parametrize("code", (EXIT_USER, EXIT_TRAINING, EXIT_STALL))
 def test_a_rank_that_said_why_is_not_repeated(noted, tmp_path, code):
     noted(11, code)
-    error = failure_of(tmp_path, {0: failure(11, code)})
+    error = told(tmp_path, {0: failure(11, code)})
     assert isinstance(error, ElsewhereError) and error.exit_code == code
 
 
 def test_the_first_note_counts_where_it_is_no_loss_of_another(noted, tmp_path):
     noted(11, EXIT_STALL)
     noted(12, EXIT_TRAINING)
-    error = failure_of(tmp_path, {0: failure(11, EXIT_STALL), 1: failure(13, -15)})
+    error = told(tmp_path, {0: failure(11, EXIT_STALL), 1: failure(13, -15)})
     assert isinstance(error, ElsewhereError) and error.exit_code == EXIT_STALL
 
 
 def test_after_a_signal_to_all_that_is_the_end(tmp_path):
     (tmp_path / "stopped").touch()
-    error = failure_of(tmp_path, {0: failure(11, EXIT_TERMINATED)})
-    assert error.exit_code == EXIT_TERMINATED
+    assert told(tmp_path, {0: failure(11, EXIT_TERMINATED)}).exit_code == EXIT_TERMINATED
+
+
+def test_a_rank_that_the_launcher_ended_is_no_cause(noted, tmp_path):
+    noted(11, EXIT_TRAINING)
+    failures = {0: failure(11, EXIT_TRAINING), 1: failure(12, -9)}
+    late = told(tmp_path, failures, p11=5.0, p12=5.0 + LAUNCHER_PATIENCE)
+    assert isinstance(late, ElsewhereError) and late.exit_code == EXIT_TRAINING
+    assert isinstance(told(tmp_path, failures, p11=5.0, p12=6.0), TrainingError)
+    assert isinstance(told(tmp_path, {0: failures[0], 1: failure(12, -15)}), ElsewhereError)
+
+
+def test_the_first_that_fell_is_named_and_the_others_as_ended(tmp_path):
+    text = str(told(tmp_path, {0: failure(11, -15), 1: failure(12, -11)}))
+    assert text.startswith("rank 1 was killed by SIGSEGV: ") and "tiercel then ended rank 0" in text
+
+
+def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
+    stack_file(tmp_path, 12).write_text(FAULT)
+    assert final_code(tmp_path) == EXIT_TRAINING
+    text = str(told(tmp_path, {0: failure(11, -15), 1: failure(12, -8)}))
+    for part in (
+        "rank 1 was killed by SIGFPE",
+        "tiercel doctor",
+        "model.dtype",
+        'File "linear.py", line 125 in forward',
+    ):
+        assert part in text
+    assert "threading.py" not in text and "goes on from the newest" not in text and "no attempt follows" in text
+    stack_file(tmp_path, 12).write_text(FAULT.replace("Floating point exception", "Segmentation fault"))
+    assert final_code(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    (
+        (signal.SIGILL, ("built for another", "tiercel doctor", "model.dtype")),
+        (signal.SIGSEGV, ("tiercel doctor", "goes on from the newest checkpoint")),
+        (signal.SIGBUS, ("/dev/shm", "goes on from the newest checkpoint")),
+        (signal.SIGABRT, ("last words",)),
+    ),
+)
+def test_each_signal_has_its_cause(number, words):
+    text = describe_deaths([Death(rank=1, code=-number)], {}, {})
+    assert all(word in text for word in (number.name, *words))
+
+
+def test_want_of_memory_is_said_by_the_kernels_own_counts(tmp_path):
+    group, machine = tmp_path / "sys/fs/cgroup/job/memory.events", tmp_path / "proc/vmstat"
+    for file, text in (
+        (tmp_path / "proc/self/cgroup", "0::/job\n"),
+        (group, "low 0\noom 1\noom_kill 3\n"),
+        (machine, "pgfault 7\noom_kill 5\n"),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    before = memory_kills(tmp_path)
+    assert before == {group: 3, machine: 5}
+    assert "did not change: another process sent it" in memory_verdict(before, before)
+    assert f"oom_kill in {group} went from 3 to 4" in memory_verdict(before, {**before, group: 4})
+    assert f"oom_kill in {machine} went from 5 to 6" in memory_verdict(before, {**before, machine: 6})
+    assert memory_verdict({}, {}).startswith("mostly the system short of memory")
+
+
+def test_a_machine_with_the_first_version_of_cgroups(tmp_path):
+    control = tmp_path / "sys/fs/cgroup/memory/job/memory.oom_control"
+    control.parent.mkdir(parents=True)
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:devices:/\n4:memory:/job\n0::/\n")
+    assert memory_kills(tmp_path) == {control: 2}

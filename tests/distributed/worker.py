@@ -8,6 +8,7 @@ pair of kinds of rows on two ranks, and from ranks that have nothing.
 
 import argparse
 import itertools
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from tiercel.distributed.launch import leave
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.learner.batch import advantage_groups
 from tiercel.models.family import Family
+from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training.advantages import step_advantages
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with joined_ranks(TIMEOUT_SECONDS) as ranks:
+    with joined_ranks(TIMEOUT_SECONDS, Pulse(int(os.environ["RANK"]))) as ranks:
         if options.task == "arrangements":
             arrangements(options, ranks)
             return

@@ -84,6 +84,48 @@ def test_nobody_is_the_culprit_where_all_wait_in_the_same_place(tmp_path):
     assert "all ranks have waited in the same place, gather (grpo.py:80)" in diagnosis(signs, {}, tmp_path)
 
 
+def test_a_rank_that_is_silent_beyond_the_limit_is_a_stall_while_this_one_works():
+    working, silent = sign(0, quiet=0.1, waits=None), sign(1, quiet=0.0)
+    assert not is_stalled(0, [working, silent.silent_for(9.0, LIMIT, "")])
+    assert is_stalled(0, [working, silent.silent_for(10.0, LIMIT, "")])
+
+
+def test_a_silent_rank_whose_process_computes_has_longer():
+    working, silent = sign(0, quiet=0.1, waits=None), sign(1, quiet=0.0)
+    assert not is_stalled(0, [working, silent.silent_for(29.0, LIMIT, "R")])
+    assert is_stalled(0, [working, silent.silent_for(30.0, LIMIT, "R")])
+    assert is_stalled(0, [working, silent.silent_for(10.0, LIMIT, "S")])
+
+
+def test_a_rank_that_waits_long_and_is_silent_for_a_moment_is_no_stall():
+    waiting, briefly_silent = sign(0, quiet=3600.0), sign(1, quiet=3600.0).silent_for(2.0, LIMIT, "")
+    assert not is_stalled(0, [waiting, briefly_silent, sign(2, quiet=0.5, waits=None)])
+    assert is_stalled(0, [waiting, briefly_silent, sign(2)])
+
+
+def test_the_figures_are_those_of_a_rank_beyond_its_limit(tmp_path):
+    late = sign(0, quiet=3.0).silent_for(10.0, LIMIT, "T")
+    text = diagnosis([late, sign(1, quiet=0.2)], {}, tmp_path)
+    assert "no progress for 13 s (the limit is 10 s" in text
+    assert "rank 0 gives no sign of life: a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)" in text
+    assert "it was last in phase learn of step 3" in text
+    left_out = [sign(0, quiet=11.0), sign(1, quiet=11.0), sign(2, quiet=0.0, phases=8)]
+    assert "no progress for 11 s (the limit is 10 s" in diagnosis(left_out, {}, tmp_path)
+
+
+def test_before_a_step_the_one_that_stands_still_is_the_culprit():
+    stuck = replace(sign(0, waits=None, phases=0), phase="import")
+    importing = replace(sign(1, waits=None, phases=0, quiet=0.1), phase="import")
+    assert [guilty.rank for guilty in culprits([stuck, importing])] == [0]
+
+
+def test_in_one_collective_the_one_whose_code_is_not_the_collectives_is_the_culprit(tmp_path):
+    signs = [sign(0), sign(1, is_inside=False)]
+    assert [guilty.rank for guilty in culprits(signs)] == [1]
+    assert "rank 1 has entered gather (grpo.py:80), but is in other code there" in diagnosis(signs, {}, tmp_path)
+    assert culprits([sign(0, is_inside=False), sign(1, is_inside=False)]) == ()
+
+
 def test_the_message_names_rank_phase_rows_frames_and_who_waits(tmp_path):
     stack = (
         'Thread 0x1 (most recent call first):\n  File "watchdog.py", line 3 in _watch\n\n'
@@ -95,7 +137,7 @@ def test_the_message_names_rank_phase_rows_frames_and_who_waits(tmp_path):
     assert "rank 1 (node, process 12) is in phase learn of step 3, rows row-4; the others wait for it" in text
     assert 'File "user.py", line 8 in nap' in text
     assert "ranks 0, 2 wait in gather (grpo.py:80), phase learn of step 3" in text
-    assert str(tmp_path / "stall") in text and "reliability.stall_timeout" in text
+    assert f"threads: {tmp_path / 'stall'}" in text and "reliability.stall_timeout" in text
 
 
 def test_frames_are_those_of_the_last_thread():

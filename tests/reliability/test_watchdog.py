@@ -1,15 +1,21 @@
 """The watchdog's own thread: it ends what stands still, leaves alone what does not, and says whose fault it is."""
 
+import errno
 import json
+import os
+import re
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.stall import Sign
+from tiercel.reliability.stall_files import SignFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 
 LIMIT = 0.6
@@ -28,7 +34,8 @@ class Ends:
 
 
 def watchdog(run: Path, pulse: Pulse, ends: Ends, world_size: int = 1, **limits: float) -> Watchdog:
-    return Watchdog(pulse, run, world_size, {ANY_PHASE: LIMIT, **limits}, end=ends)
+    files = SignFiles(run / ".signs", world_size)
+    return Watchdog(pulse, run, files, {ANY_PHASE: LIMIT, **limits}, end=ends)
 
 
 def test_a_rank_that_stands_still_is_ended_with_its_stack_and_a_message(tmp_path, capsys):
@@ -56,8 +63,8 @@ def test_progress_keeps_it_alive(tmp_path):
 
 def test_a_phase_may_have_a_longer_limit(tmp_path):
     pulse, ends = Pulse(), Ends()
-    with watchdog(tmp_path, pulse, ends, load=60.0):
-        pulse.begin("load", 0)
+    with watchdog(tmp_path, pulse, ends, save=60.0):
+        pulse.begin("save", 0)
         time.sleep(2 * LIMIT)
         assert not ends.codes
         pulse.begin("learn", 0)
@@ -104,11 +111,85 @@ def test_a_rank_that_says_nothing_any_more_is_named(tmp_path, capsys):
     assert "rank 0 waits in sum of gradients (update.py:9)" in said
 
 
+def other_sign(rank: int, looks: int = 0) -> Sign:
+    """Of a rank that lives elsewhere, in its import."""
+    return Sign(rank=rank, phase="import", phases=0, step=0, quiet_seconds=0.0, limit_seconds=LIMIT, looks=looks)
+
+
+def test_a_rank_that_works_names_the_next_one_once_that_is_silent(tmp_path, capsys):
+    pulse, ends = Pulse(0), Ends()
+    with watchdog(tmp_path, pulse, ends, 2) as dog:
+        dog.files.write(other_sign(1))
+        started = time.monotonic()
+        while not ends.happened.wait(LIMIT / 10):
+            pulse.beat()
+            assert time.monotonic() - started < 20 * LIMIT
+    said = capsys.readouterr().err
+    assert "rank 1 gives no sign of life" in said and "it was last in phase import of the start" in said
+    assert "rank 0 works in phase import of the start" in said
+    assert not re.search("no progress for 0 s", said)
+
+
+def test_a_rank_that_has_not_begun_is_named_and_one_that_left_is_not(tmp_path, capsys):
+    pulse, ends = Pulse(0), Ends()
+    with watchdog(tmp_path, pulse, ends, 2) as dog:
+        dog.files.write(other_sign(1))
+        time.sleep(LIMIT / 2)
+        dog.files.forget(1)
+        for _ in range(12):
+            pulse.beat()
+            time.sleep(LIMIT / 4)
+        assert not ends.codes
+    with watchdog(tmp_path, pulse, ends, 2):
+        while not ends.happened.wait(LIMIT / 10):
+            pulse.beat()
+    assert "it was last in phase launch of the start, before tiercel's own first line" in capsys.readouterr().err
+
+
+def test_an_import_may_take_long_while_it_works_and_no_longer(tmp_path, capsys):
+    pulse, ends = Pulse(), Ends()
+    with watchdog(tmp_path, pulse, ends, **{"import": 60.0}):
+        until = time.monotonic() + 3 * LIMIT
+        while time.monotonic() < until:
+            sum(range(10_000))
+        assert not ends.codes
+        assert ends.happened.wait(20 * LIMIT)
+    assert "is in phase import of the start" in capsys.readouterr().err
+
+
+def test_the_message_has_the_figures_of_the_judgement_whoever_speaks(tmp_path, capsys):
+    pulse, ends = Pulse(0), Ends()
+    judged = [replace(other_sign(0, 5), waits_in="gather (a.py:1)"), replace(other_sign(1, 9), quiet_seconds=0.7)]
+    with watchdog(tmp_path, pulse, ends, 2) as dog:
+        dog.files.write(other_sign(1))
+        assert dog.files.call_out(judged) == judged
+        assert dog.files.call_out(judged[:1]) == judged  # the first judgement counts
+        assert ends.happened.wait(20 * LIMIT)
+    assert "no progress for 1 s (the limit is 0.6 s" in capsys.readouterr().err
+
+
+def test_a_lost_sign_on_a_full_disk_is_still_a_sign_of_life(tmp_path, monkeypatch):
+    files = SignFiles(tmp_path, 1)
+    files.write(other_sign(0))
+    os.utime(tmp_path / "rank-0.json", (1.0, 1.0))
+    monkeypatch.setattr(Path, "write_text", raising(OSError(errno.ENOSPC, "full")))
+    files.write(other_sign(0, 7))
+    assert files.moment(0) > time.time() - 60.0
+    assert files.read()[0].looks == 0
+
+
+def raising(error: Exception):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 def test_nothing_is_left_after_a_run_that_ended(tmp_path):
     with ExitStack() as dogs:
         for rank in (0, 1):
             dogs.enter_context(watchdog(tmp_path, Pulse(rank), Ends(), 2))
         time.sleep(LIMIT / 2)
         assert len(list((tmp_path / ".signs").iterdir())) >= 1
-    assert not list((tmp_path / ".signs").iterdir())
+    assert not (tmp_path / ".signs").exists()
     assert threading.active_count() == 1 or all(t.name != "watchdog" for t in threading.enumerate())

@@ -9,28 +9,30 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
 from tiercel.models.policy import load_for_inference
 from tiercel.models.vision import VisionStore
+from tiercel.reliability.pulse import Pulse
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.recipe import Recipe
-from tiercel.training.ending import launched_ranks
+from tiercel.training.ending import fetch, launched_ranks
 from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loaded_model, loss_in_words
 from tiercel.training.setup import set_up_numerics, training_device
 
 
-def run(recipe: Recipe, arguments: Namespace) -> None:
+def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
     """Evaluate as the command line says."""
-    evaluate_target(recipe, Path(arguments.target), arguments.adapter)
+    evaluate_target(recipe, Path(arguments.target), arguments.adapter, pulse)
 
 
-def evaluate_target(recipe: Recipe, target: Path, adapter: Path | None) -> None:
-    """A recipe: its model, with `adapter` where one is given. A run: before and after its training."""
+def evaluate_target(recipe: Recipe, target: Path, adapter: Path | None, pulse: Pulse) -> None:
+    """A recipe: its model, with `adapter` where one is given. A run: before and after its training. `pulse`: this
+    process's, which is watched."""
     if not target.is_dir():
-        with launched_ranks(recipe) as ranks:
+        with launched_ranks(recipe, pulse) as ranks:
             _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks)}")
         return
     start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
-    with launched_ranks(recipe) as ranks:
+    with launched_ranks(recipe, pulse) as ranks:
         _say(ranks, f"before: {_score(recipe, recipe.model.path, start, ranks)}")
         model, trained = (recipe.model.path, adapter) if adapter is not None else trained_weights(target, recipe)
         _say(ranks, f"after:  {_score(recipe, model, trained, ranks)}")
@@ -55,11 +57,15 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
     """One line on the model's held-out rows."""
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
+    fetch(chosen, ranks)
+    ranks.pulse.begin("load", 0)
     policy = load_for_inference(chosen, training_device(), adapter)
+    ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, SftRecipe):
         rows = heldout_rows(chosen, "sft", ranks)
         return loss_in_words(heldout_loss(loaded_model(policy, chosen, ranks), chosen, rows))
-    sampler = LocalSampler(policy, VisionStore(policy, 0), prepacked_bytes=chosen.rollout.prepacked_bytes)
+    store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
+    sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with Scorer(chosen.rewards, chosen.reliability, policy.family.coordinate_space) as scorer:
         evaluation = evaluate(sampler, policy.family, chosen, scorer, ranks)
     assert evaluation is not None

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from tiercel.cli import recipes
 from tiercel.cli.ahead import read_weights_ahead
 from tiercel.cli.arguments import build_parser, rank_options
-from tiercel.distributed.launch import launch, leave, note_code, start_notes
+from tiercel.distributed.launch import launch, leave
+from tiercel.distributed.notes import note_code, note_error, start_notes
 from tiercel.errors import EXIT_DONE, ElsewhereError, RecipeError, TiercelError
 from tiercel.reliability.redaction import redact, redact_given
 from tiercel.reliability.tracebacks import redact_tracebacks
 from tiercel.runs.recipe import Recipe
 from tiercel.runs.waiting import waiting
+from tiercel.training.watching import watched
 
 SECONDS_TO_SPEAK = 2.0  # before this rank's end makes the launcher end the one at fault
 
@@ -31,6 +34,7 @@ class Command:
     module: str
     read: Callable[[argparse.Namespace], Recipe] | None = None  # None: it is about no recipe
     loads_weights: bool = False
+    is_watched: bool = False  # several ranks may run it, and one that stands still is named; `run` takes the pulse too
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except TiercelError as error:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"tiercel {arguments.command}{rank}: {_told(error)}", file=sys.stderr)
+        text = f"tiercel {arguments.command}{rank}: {_told(error)}"
+        print(text, file=sys.stderr)
+        note_error(text)
         note_code(error.exit_code)
         return error.exit_code
     return EXIT_DONE
@@ -62,14 +68,27 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     """Judge the command's recipe, then import and run it, here or as ranks of its own. `given`: its words."""
     command = COMMANDS[arguments.command]
     recipe = command.read(arguments) if command.read else None
+    if command.is_watched and recipe is not None:
+        _run_watched(command, recipe, arguments, given)
+    else:
+        _imported(command, recipe, arguments).run(recipe, arguments)
+
+
+def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace, given: Sequence[str]) -> None:
     if _wants_ranks(arguments):
-        launch(rank_options().parse_known_args(given)[1], arguments.nproc, arguments.max_restarts)
+        words = rank_options().parse_known_args(given)[1]
+        launch(words, arguments.nproc, arguments.max_restarts, recipe.reliability.stall_timeout)
         return
+    with watched(recipe, arguments.command) as pulse:
+        _imported(command, recipe, arguments).run(recipe, arguments, pulse)
+
+
+def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Namespace) -> Any:
+    """The command's module."""
     if command.loads_weights and recipe is not None:
         read_weights_ahead(recipe)
     with fast_imports(), waiting(_say_on_stderr, f"importing what `tiercel {arguments.command}` needs"):
-        module = import_module(command.module)
-    module.run(recipe, arguments)
+        return import_module(command.module)
 
 
 @contextmanager
@@ -121,14 +140,14 @@ def entry_point() -> None:
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(module="tiercel.demo.command"),
-    "sft": Command(module="tiercel.cli.train", read=recipes.sft_recipe, loads_weights=True),
-    "grpo": Command(module="tiercel.cli.train", read=recipes.grpo_recipe, loads_weights=True),
+    "sft": Command(module="tiercel.cli.train", read=recipes.sft_recipe, loads_weights=True, is_watched=True),
+    "grpo": Command(module="tiercel.cli.train", read=recipes.grpo_recipe, loads_weights=True, is_watched=True),
     "check": Command(module="tiercel.cli.check", read=recipes.checked_recipe),
     "data": Command(module="tiercel.cli.preview", read=recipes.file_recipe),
     "plan": Command(module="tiercel.cli.plan", read=recipes.planned_recipe),
     "doctor": Command(module="tiercel.cli.doctor"),
     "serve": Command(module="tiercel.cli.serve", read=recipes.served_recipe),
-    "eval": Command(module="tiercel.cli.evaluate", read=recipes.evaluated_recipe, loads_weights=True),
+    "eval": Command(module="tiercel.cli.evaluate", read=recipes.evaluated_recipe, loads_weights=True, is_watched=True),
     "predict": Command(module="tiercel.cli.predict", read=recipes.predicting_recipe, loads_weights=True),
     "export": Command(module="tiercel.cli.export", read=recipes.exported_recipe, loads_weights=True),
     "replay": Command(module="tiercel.cli.replay", read=recipes.replayed_recipe, loads_weights=True),

@@ -3,13 +3,17 @@
 from argparse import Namespace
 
 from tiercel.config import GrpoRecipe
+from tiercel.reliability.pulse import Pulse
 from tiercel.runs.recipe import Recipe
 from tiercel.training import grpo, sft
 from tiercel.training.ending import run_recipe
 
 
-def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Train, and say where the report is."""
-    report = run_recipe(grpo.train, recipe) if isinstance(recipe, GrpoRecipe) else run_recipe(sft.train, recipe)
+def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
+    """Train, and say where the report is. `pulse`: this process's, which is watched."""
+    if isinstance(recipe, GrpoRecipe):
+        report = run_recipe(grpo.train, recipe, pulse)
+    else:
+        report = run_recipe(sft.train, recipe, pulse)
     if report is not None:
         print(report)

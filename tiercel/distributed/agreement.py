@@ -1,13 +1,16 @@
 """Ranks agree before they work: versions, recipe, data and model files are the same on all, or the run is refused."""
 
 import hashlib
+import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from tiercel.config import recipe_to_yaml
+from tiercel.config import flatten
+from tiercel.config.keys import shown
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.data.readers import files_of
@@ -15,32 +18,57 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
 from tiercel.models.loading import resolve
+from tiercel.reliability.redaction import redact
 
 SAMPLED_BYTES = 2**20  # at each end of a file too large to be read whole
 
 
-def require_agreement(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
-    """Raises EnvironmentProblem that names the ranks and their values where one differs."""
-    if ranks.world_size == 1:
-        return
-    # Programs first: of different ones nothing else can be compared, the places in their code least of all.
-    lines = differences(ranks.gather(program(), anywhere=True))
-    lines = lines or differences(ranks.gather(ranks.together(lambda: facts(recipe))))
-    if lines and ranks.is_first:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What must be equal on all ranks, by the name that an error gives it. `node`: the machine; `hashes`: of whole
+    values, where `values` shows them cut and without secrets; they are compared and never shown."""
+
+    node: str
+    values: Mapping[str, str]
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+def require_same_recipe(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
+    """Programs and recipes, before anything is fetched or read. Raises EnvironmentProblem that names the keys, the
+    ranks and their values where one differs."""
+    own = recipe_facts(recipe)
+    own = replace(own, values={**program(), **own.values})
+    _require_equal(ranks.gather(own, anywhere=True))  # of different programs the places in the code differ too
+
+
+def require_same_files(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
+    """Devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
+    _require_equal(ranks.gather(Facts(node=_node(), values=ranks.together(lambda: facts(recipe)))))
+
+
+def _node() -> str:
+    return f"node {os.environ.get('GROUP_RANK', '0')}, {platform.node()}"
+
+
+def _require_equal(every: Sequence[Facts]) -> None:
+    """Every machine's first rank says what differs, for each machine may show its user its own ranks' words alone."""
+    lines = differences(every)
+    if lines and os.environ.get("LOCAL_RANK", "0") == "0":
         raise EnvironmentProblem("\n  ".join(["the ranks differ; make them equal and start again", *lines]))
     if lines:
         raise ElsewhereError(0, EXIT_USER)
 
 
-def differences(facts_of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
+def differences(facts_of_ranks: Sequence[Facts]) -> list[str]:
     """A line for each fact that is not equal on all ranks, whose facts stand in their order."""
+    nodes = [each.node for each in facts_of_ranks]
     lines = []
-    for name in sorted({name for each in facts_of_ranks for name in each}):
-        ranks_of: dict[str, list[int]] = {}
+    for name in sorted({name for each in facts_of_ranks for name in each.values}):
+        ranks_of: dict[tuple[str, str], list[int]] = {}
         for rank, each in enumerate(facts_of_ranks):
-            ranks_of.setdefault(each.get(name, "none"), []).append(rank)
+            ranks_of.setdefault((each.values.get(name, "none"), each.hashes.get(name, "")), []).append(rank)
         if len(ranks_of) > 1:
-            parts = [f"{value} on {_ranks(ranks)}" for value, ranks in ranks_of.items()]
+            parts = [f"{value} on {_ranks(ranks, nodes)}" for (value, _), ranks in ranks_of.items()]
             lines.append(f"{name}: {', '.join(parts)}")
     return lines
 
@@ -52,6 +80,13 @@ def program() -> dict[str, str]:
     return {"python": platform.python_version(), **installed_versions(), "tiercel's files": own}
 
 
+def recipe_facts(recipe: SftRecipe | GrpoRecipe) -> Facts:
+    """Every key of the recipe, with its value as it may be shown."""
+    values = flatten(recipe)
+    hashes = {key: hashlib.sha256(str(value).encode()).hexdigest() for key, value in values.items()}
+    return Facts(node=_node(), values={key: redact(shown(value)) for key, value in values.items()}, hashes=hashes)
+
+
 def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
     """What must be equal on all ranks, by the name that an error gives it."""
     found: dict[str, str] = {}
@@ -60,7 +95,6 @@ def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda)
         found["driver"] = str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    found["recipe"] = hashlib.sha256(recipe_to_yaml(recipe).encode()).hexdigest()[:16]
     rows = {
         "data.train": recipe.data.train,
         **{f"data.mix.{number}": more.path for number, more in enumerate(recipe.data.mix)},
@@ -93,8 +127,8 @@ def fingerprint(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
+def _ranks(ranks: Sequence[int], nodes: Sequence[str]) -> str:
+    """By name, with their machines where there are several. `nodes`: each rank's."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"ranks {shown}"
+    where = list(dict.fromkeys(nodes[rank] for rank in ranks)) if len(set(nodes)) > 1 else []
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" ({'; '.join(where)})" if where else "")

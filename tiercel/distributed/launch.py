@@ -8,8 +8,6 @@ attempt reads, for the launcher itself knows none but its own.
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,14 +15,13 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, NoReturn
 
-from tiercel.errors import EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER, ElsewhereError, TiercelError, TrainingError
+from tiercel.distributed.deaths import describe_deaths, memory_kills
+from tiercel.distributed.notes import NOTES, noted_code, told_file
+from tiercel.distributed.oversight import Oversight
+from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, TrainingError
 
-NOTES = "TIERCEL_LAUNCH_NOTES"  # directory of the notes; set for ranks that this module started
-FINAL_CODES = (EXIT_USER, EXIT_TERMINATED)  # starting again would end in the same way
-PARENT_CHECK_SECONDS = 1.0
 
-
-def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
+def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_timeout: float) -> None:
     """Run `python -m tiercel ARGUMENTS` as ranks on this machine. Raises ElsewhereError with the exit code of the rank
     that failed first, which has said why, and TrainingError where a rank was killed and could not."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -49,74 +46,33 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=notes),
             signals_to_handle="SIGQUIT",  # the others are handed on below, once, and ranks take the time they need
         )
+        kills = memory_kills()
         try:
-            with _signals_handed_on(Path(notes)):
+            with _signals_handed_on(Path(notes)), Oversight(Path(notes), processes, stall_timeout) as oversight:
                 elastic_launch(config, sys.executable)("-m", "tiercel", *arguments)
         except ChildFailedError as error:
-            raise failure_of(Path(notes), error.failures) from error
+            raise failure_of(oversight, error.failures, kills) from error
         finally:
             del os.environ[NOTES]
 
 
-def failure_of(notes: Path, failures: Mapping[int, Any]) -> TiercelError:
-    """What to tell of ranks that failed; `failures`: torch's, by rank. One that ended without a word, by a signal say,
-    is named, though another has noted meanwhile that it lost it."""
-    code = _noted_code(notes)
-    silent = {rank: failure for rank, failure in failures.items() if not _told(notes, failure.pid).exists()}
-    if silent and code in (None, EXIT_TRAINING):
-        return TrainingError(_unsaid(silent))
+def failure_of(oversight: Oversight, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
+    """What to tell of ranks that failed; `failures`: torch's, by rank; `kills`: the kernel's counts of kills for want
+    of memory, before. One that ended without a word, by a signal say, is named, even if another has noted meanwhile
+    that it lost it; one that the launcher ended is not."""
+    notes = oversight.notes
+    code = noted_code(notes)
+    deaths = oversight.deaths(
+        {
+            rank: (failure.pid, int(failure.exitcode))
+            for rank, failure in failures.items()
+            if not told_file(notes, failure.pid).exists()
+        }
+    )
+    has_told = len(deaths) < len(failures)
+    if code in (None, EXIT_TRAINING) and not all(death.was_ended and has_told for death in deaths):
+        return TrainingError(describe_deaths(deaths, kills, memory_kills()))
     return ElsewhereError(0, EXIT_TRAINING if code is None else code)
-
-
-def start_notes() -> int | None:
-    """A rank's first act: its process id for the launcher. An exit code where an earlier attempt found that nothing
-    would be won by another."""
-    if NOTES not in os.environ:
-        return None
-    notes = Path(os.environ[NOTES])
-    (notes / f"{os.getpid()}.pid").touch()
-    code = _noted_code(notes)
-    if code in FINAL_CODES:
-        return code
-    (notes / "code").unlink(missing_ok=True)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    return None
-
-
-def note_code(code: int) -> None:
-    """Note why this rank ends, unless another one was first; and that it has said so itself."""
-    if NOTES in os.environ:
-        with suppress(OSError):
-            _told(Path(os.environ[NOTES]), os.getpid()).touch()
-        with suppress(OSError), (Path(os.environ[NOTES]) / "code").open("x", encoding="utf-8") as file:
-            file.write(str(code))
-
-
-def _told(notes: Path, process: int) -> Path:
-    """There where a rank has said why it ends."""
-    return notes / f"{process}.told"
-
-
-def _noted_code(notes: Path) -> int | None:
-    if (notes / "stopped").exists():
-        return EXIT_TERMINATED
-    with suppress(FileNotFoundError, ValueError):
-        return int((notes / "code").read_text(encoding="utf-8"))
-    return None
-
-
-def _unsaid(failures: Mapping[int, Any]) -> str:
-    """What the launcher knows of ranks that ended without a word."""
-    ends = []
-    for rank, failure in sorted(failures.items()):
-        code = int(failure.exitcode)
-        if code >= 0:
-            ends.append(f"rank {rank} ended with exit code {code}")
-            continue
-        name = signal.Signals(-code).name
-        why = "; mostly the system short of memory: lower data.workers or --nproc" if name == "SIGKILL" else ""
-        ends.append(f"rank {rank} was killed by {name}{why}")
-    return "; ".join(ends) + ". The same command goes on from the newest checkpoint; --max-restarts does so by itself"
 
 
 @contextmanager
@@ -136,13 +92,6 @@ def _signals_handed_on(notes: Path) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Ranks have sessions of their own, so a killed launcher would leave them."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(EXIT_TRAINING)
 
 
 def leave(code: int) -> NoReturn:

@@ -191,16 +191,18 @@ def _sum(values: Sequence[float]) -> float:
 
 
 @contextmanager
-def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
+def joined_ranks(timeout_seconds: float, pulse: Pulse) -> Iterator[Ranks]:
     """Join the ranks that a launcher started, or stay alone. A collective that waits longer than the timeout fails:
     NCCL on GPU, gloo for what lies on the CPU."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
-        yield ALONE
+        yield Ranks(pulse=pulse)
         return
+    pulse.begin("join", 0)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
-    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), pulse=Pulse(dist.get_rank()))
+    with pulse.collective("joining the others"):
+        dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
+    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), pulse=pulse)
     dist.destroy_process_group()  # not after an error: the others may still be in a collective
 
 

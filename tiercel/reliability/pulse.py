@@ -1,4 +1,5 @@
-"""How far a rank is: phase, rows, the collective it waits in. The watchdog reads it from a thread of its own."""
+"""How far a rank is, from its process's start to its end: phase, rows, the collective it waits in. The watchdog reads
+it from a thread of its own."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from tiercel.reliability.fault_plan import strike
 class Doing:
     """What a rank does at a moment."""
 
-    phase: str = "start"
+    phase: str = "import"
     phases: int = 0  # begun so far; ranks go through the same ones
     step: int = 0
     rows: tuple[str, ...] = ()

@@ -2,14 +2,25 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 COMMUNICATION = ("torch/distributed/", "deepspeed/comm/")  # files whose functions wait for other ranks
 FRAMES_SHOWN = 4
+STATES = {
+    "T": "a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)",
+    "t": "a debugger has stopped it",
+    "D": "it waits for a disk, a file system or a device",
+    "S": "its process is there, but waits for something",
+    "R": "its process is there and computes",
+    "Z": "its process has ended",
+}
+AT_WORK = ("R", "D")  # it may hold the interpreter for a while, as the loading of a library does
+PATIENCE_AT_WORK = 3  # times as long as others may be silent
 PACKAGE = str(Path(__file__).parent.parent)
+START = ("launch", "import", "join", "agree", "download", "rows")  # phases before there is a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +38,11 @@ class Sign:
     path: tuple[tuple[str, int], ...] = ()  # file and line of each call that led there, outermost first
     quiet_seconds: float  # since its last progress
     limit_seconds: float
+    is_inside: bool = True  # where it waits in a collective, its innermost call is torch's
     looks: int = 0  # grows as long as the rank can run at all
     is_silent: bool = False
+    is_gone: bool = False  # silent for longer than any rank may be
+    state: str = ""  # of a silent rank's process, by /proc's letter, where one of its machine could look
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,11 +56,24 @@ class Sign:
     def is_over(self) -> bool:
         return self.quiet_seconds >= self.limit_seconds
 
+    @property
+    def place(self) -> str:
+        rows = f", rows {', '.join(self.rows)}" if self.rows else ""
+        return f"phase {self.phase} of {'the start' if self.phase in START else f'step {self.step}'}{rows}"
+
+    def silent_for(self, seconds: float, limit: float, state: str) -> "Sign":
+        """The same sign, once nothing has followed it for so many seconds; beyond the limit the rank is gone."""
+        limit *= PATIENCE_AT_WORK if state in AT_WORK else 1
+        silent = replace(self, is_silent=True, quiet_seconds=self.quiet_seconds + seconds, state=state)
+        return replace(silent, is_gone=True, limit_seconds=limit) if seconds >= limit else silent
+
 
 def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
-    """Whether this rank, which is beyond its limit, should end the run. One that works on its own should; one that
-    waits for the others, as soon as none of them makes progress."""
+    """Whether this rank should end the run: it works on its own beyond its limit; or it waits beyond it, and no other
+    makes progress; or another is gone."""
     own = signs[rank]
+    if any(sign.is_gone for sign in signs):
+        return True
     if not own.is_over:
         return False
     return own.waits_in is None or all(sign.is_over or sign.is_silent for sign in signs)
@@ -54,17 +81,24 @@ def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
 
 def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
     """The ranks that hold up the others: those that say nothing any more, unless they were last waiting while another
-    works beyond its limit; else those that wait for nobody, where others wait; else those that are in another place
-    than most. Between two halves, those that are further, for they left out a collective; but where all seem to work,
-    as on GPUs that wait by themselves, those that are behind."""
+    works beyond its limit; else those that stand still before there is a step, each on its own; else those that wait
+    for nobody, where others wait; else those that are in another place than most. Between two halves, those that are
+    further, for they left out a collective; but where all seem to work, as on GPUs that wait by themselves, those that
+    are behind. Where all are in one collective, those whose innermost call is none of torch's, if others' is."""
     silent = [sign for sign in signs if sign.is_silent]
     is_stuck = any(sign.waits_in is None and sign.is_over and not sign.is_silent for sign in signs)
     if silent and not (is_stuck and all(sign.waits_in is not None for sign in silent)):
         return tuple(silent)
     working = [sign for sign in signs if sign.waits_in is None]
+    starting = tuple(sign for sign in working if sign.is_over and sign.phase in START)
+    if 0 < len(starting) < len(signs):
+        return starting
     if working and (len(working) < len(signs) or len(signs) == 1):
         return tuple(working)
     common, count = Counter(sign.position for sign in signs).most_common(1)[0]
+    if count == len(signs):
+        outside = tuple(sign for sign in signs if not sign.is_inside)
+        return outside if len(outside) < len(signs) else ()
     if 2 * count > len(signs):
         return tuple(sign for sign in signs if sign.position != common)
     first = min(sign.position for sign in signs)
@@ -75,37 +109,39 @@ def diagnosis(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path)
     """The message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
     guilty = culprits(signs)
     if not guilty and len(signs) > 1:
-        return "\n".join([_everyone_waits(signs), *_advice(directory)])
-    longest = max((sign.quiet_seconds for sign in guilty or signs), default=0.0)
-    limit = max(sign.limit_seconds for sign in guilty or signs)
-    lines = [f"stalled: no progress for {longest:.0f} s (the limit is {limit:g} s, from reliability.stall_timeout)"]
+        return "\n".join([_everyone_waits(signs), *_advice(stacks, directory)])
+    longest = max([sign for sign in guilty if sign.is_over] or signs, key=lambda sign: sign.quiet_seconds)
+    lines = [
+        f"stalled: no progress for {longest.quiet_seconds:.0f} s (the limit is {longest.limit_seconds:g} s, from "
+        "reliability.stall_timeout)"
+    ]
     lines += [_line(sign, len(signs)) for sign in guilty]
     for sign in guilty:
         if frames := innermost_frames(stacks.get(sign.rank, "")):
             lines += [f"  rank {sign.rank} is at", *(f"    {frame}" for frame in frames)]
-    others: dict[str, list[int]] = {}
+    others: dict[tuple[str, str], list[int]] = {}
     for sign in signs:
         if sign not in guilty:
-            place = f"{sign.waits_in or 'nothing'}, phase {sign.phase} of step {sign.step}"
-            others.setdefault(place, []).append(sign.rank)
-    for place, ranks in others.items():
+            verb, place = ("wait", f"{sign.waits_in}, ") if sign.waits_in is not None else ("work", "")
+            others.setdefault((verb, place + replace(sign, rows=()).place), []).append(sign.rank)
+    for (verb, place), ranks in others.items():
         named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-        lines.append(f"  rank{'s' if len(ranks) > 1 else ''} {named} wait{'' if len(ranks) > 1 else 's'} in {place}")
-    return "\n".join([*lines, *_advice(directory)])
+        lines.append(f"  rank{'s' if len(ranks) > 1 else ''} {named} {verb}{'' if len(ranks) > 1 else 's'} in {place}")
+    return "\n".join([*lines, *_advice(stacks, directory)])
 
 
 def _everyone_waits(signs: Sequence[Sign]) -> str:
     sign = max(signs, key=lambda sign: sign.quiet_seconds)
     return (
         f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, "
-        f"{sign.waits_in or 'on their devices'}, phase {sign.phase} of step {sign.step}: the network between them "
-        "stands still, or a device"
+        f"{sign.waits_in or 'on their devices'}, {replace(sign, rows=()).place}: the network between them stands "
+        "still, or a device"
     )
 
 
-def _advice(directory: Path) -> list[str]:
+def _advice(stacks: Mapping[int, str], directory: Path) -> list[str]:
     return [
-        f"stacks of all ranks and threads: {directory}",
+        *([f"stacks of all ranks and threads: {directory}"] if stacks else []),
         "the same command goes on from the newest checkpoint; where that phase is only slow, raise "
         "reliability.stall_timeout",
     ]
@@ -113,17 +149,22 @@ def _advice(directory: Path) -> list[str]:
 
 def _line(sign: Sign, world_size: int) -> str:
     where = f" ({sign.host}, process {sign.process})" if sign.host else ""
-    rows = f", rows {', '.join(sign.rows)}" if sign.rows else ""
-    place = f"phase {sign.phase} of step {sign.step}{rows}"
     if sign.is_silent:
+        state = STATES.get(sign.state) or "it ended, was stopped, or is in code that holds the interpreter"
+        return f"  rank {sign.rank}{where} gives no sign of life: {state}; it was last in {sign.place}{_meaning(sign)}"
+    if sign.waits_in is not None and not sign.is_inside:
         return (
-            f"  rank {sign.rank}{where} gives no sign of life: it ended, was stopped, or is in code that holds the "
-            f"interpreter; it was last in {place}"
+            f"  rank {sign.rank}{where} has entered {sign.waits_in}, but is in other code there, {sign.place}; the "
+            "others wait for it"
         )
     if sign.waits_in is not None:
-        return f"  rank {sign.rank}{where} is in another collective than the others: {sign.waits_in}, {place}"
+        return f"  rank {sign.rank}{where} is in another collective than the others: {sign.waits_in}, {sign.place}"
     holding = "; the others wait for it" if world_size > 1 else ""
-    return f"  rank {sign.rank}{where} is in {place}{holding}"
+    return f"  rank {sign.rank}{where} is in {sign.place}{_meaning(sign)}{holding}"
+
+
+def _meaning(sign: Sign) -> str:
+    return ", before tiercel's own first line" if sign.phase == "launch" else ""
 
 
 def innermost_frames(stack: str) -> list[str]:
@@ -161,6 +202,11 @@ def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
             path.append((file.removeprefix(PACKAGE), frame.f_lineno))
         frame = frame.f_back
     return tuple(reversed(path))
+
+
+def is_inside_torch(frame: FrameType | None) -> bool:
+    """Whether the frame is one of torch or DeepSpeed, which in a collective wait for the others."""
+    return frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "/deepspeed/"))
 
 
 def _communicates(frame: FrameType) -> bool:

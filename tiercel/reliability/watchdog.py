@@ -1,8 +1,9 @@
 """A rank that makes no progress ends the run, with the stacks of all ranks and one message that names the culprit.
 
-Each rank has a thread that writes what the rank does to a file which all ranks see, and looks whether it still makes
-progress. One that waits for the others is no cause as long as one of them makes progress. Where a rank is beyond its
-limit, it calls out; all write their stacks and end, and the first of those that can speaks for all.
+From its process's start each rank has a thread that writes what the rank does to a file which all ranks see, and looks
+whether it still makes progress, and whether the next rank still writes. One that waits for the others is no cause as
+long as one of them makes progress. Where a rank is beyond its limit, whoever finds it calls out, with the signs that it
+judged by; all write their stacks and end, and the first of those that can speaks for all.
 """
 
 import faulthandler
@@ -20,8 +21,9 @@ from types import TracebackType
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.reliability.stall import Sign, code_path, diagnosis, is_stalled, waiting_place
+from tiercel.reliability.stall import Sign, code_path, diagnosis, is_inside_torch, is_stalled, waiting_place
 from tiercel.reliability.stall_files import SignFiles, read_stack, stack_name, write_stacks
+from tiercel.reliability.work import Work
 
 SLOWEST_LOOK = 0.5  # seconds
 LOOKS_PER_LIMIT = 20
@@ -33,29 +35,37 @@ SECONDS_FOR_THE_MESSAGE = 4.0
 SECONDS_OF_CLOCKS = 10.0  # by which those of machines may differ
 STDERR = 2
 ANY_PHASE = ""
+SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # have a limit of their own only while they work
 
 
 class Watchdog:
-    """Watches the rank that opens it, as a context manager. `limits`: seconds without progress by phase, ANY_PHASE for
-    those that have none of their own. `end` gets the exit code and does not return."""
+    """Watches the rank that opens it, as a context manager. `directory`: of the run; `files`: where its ranks tell each
+    other what they do; `limits`: seconds without progress by phase, ANY_PHASE for those that have none of their own.
+    `age`: seconds since the process began, in which others may have been silent; `end` gets the exit code and does not
+    return."""
 
     def __init__(
         self,
         pulse: Pulse,
         directory: Path,
-        world_size: int,
+        files: SignFiles,
         limits: Mapping[str, float],
         *,
+        age: float = 0.0,
         end: Callable[[int], None] = os._exit,
     ):
         self.pulse = pulse
-        self.directory = directory  # of the run
-        self.world_size = world_size
+        self.directory = directory
+        self.files = files
         self.limits = limits
+        self.age = age
         self.end = end
         look = min(SLOWEST_LOOK, min(limits.values()) / LOOKS_PER_LIMIT)
-        self.look_seconds = look * max(1.0, world_size / RANKS_OF_A_LOOK)
-        self.files = SignFiles(directory / ".signs", world_size)
+        self.look_seconds = look * max(1.0, files.world_size / RANKS_OF_A_LOOK)
+        self._next_rank = (pulse.rank + 1) % files.world_size
+        self._has_met_next = False
+        self._began = 0.0  # this process, or its going on, by the file system's clock
+        self._work = Work()
         self._main = threading.get_ident()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -65,6 +75,8 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         self.pulse.beat()
         self.files.forget(self.pulse.rank)
+        self._look()  # before anything can hold the interpreter
+        self._began = self._now() - self.age
         self._thread.start()
         return self
 
@@ -73,7 +85,7 @@ class Watchdog:
     ) -> None:
         self._stopped.set()
         self._thread.join()
-        self.files.forget(self.pulse.rank)
+        self.files.leave(self.pulse.rank)
 
     def limit(self, phase: str) -> float:
         """Seconds without progress that a phase may have."""
@@ -94,23 +106,43 @@ class Watchdog:
         started = time.monotonic()
         is_over = self._stopped.wait(self.look_seconds)
         lost = time.monotonic() - started - self.look_seconds
-        if lost > self.look_seconds:
+        if lost > max(self.look_seconds, min(LONGEST_SILENCE, self.limits[ANY_PHASE] / 8)):
             self.pulse.moment = min(self.pulse.moment + lost, time.monotonic())
+            self._work.moment = min(self._work.moment + lost, time.monotonic())
+            self._work.progress = min(self._work.progress + lost, time.monotonic())
+        if lost > LONGEST_SILENCE:  # all ranks were suspended, it may be, and go on one after the other
+            self._began = self._now() + lost
         return is_over
 
     def _judge(self) -> None:
         own = self._look()
-        signs = self._signs_of_all() if own.is_over else None
-        if signs is not None and is_stalled(own.rank, signs) and not self._stopped.is_set():
-            self.files.call_out()
-            self._end(signs)
-        elif self.files.is_called_out():
-            self._end(None)
+        called = self.files.called_out()
+        if called is None and (own.is_over or self._next_is_silent()):
+            signs = self._signs_of_all()
+            if is_stalled(own.rank, signs) and not self._stopped.is_set():
+                called = self.files.call_out(signs)
+        if called is not None:
+            self._end(called)
+
+    def _next_is_silent(self) -> bool:
+        """Whether the next rank has written nothing for longer than any may. One that was there and took its file away
+        has ended by itself. Each rank looks after one other, so that their number does not matter."""
+        if self._next_rank == self.pulse.rank:
+            return False
+        moment = self.files.moment(self._next_rank)
+        self._has_met_next |= moment is not None
+        if moment is None and self._has_met_next:
+            return False
+        return self._now() - max(self._began, moment or self._began) >= self.limits[ANY_PHASE]
+
+    def _now(self) -> float:
+        """By the file system's clock, just after this rank wrote its sign: other machines' clocks may differ."""
+        return self.files.moment(self.pulse.rank) or time.time()
 
     def _arm(self) -> None:
         """Where even this thread cannot run, because something holds the interpreter, the stacks go to stderr. It does
         not end the process, for one that a scheduler stopped looks the same; other ranks do."""
-        longest = max(self.limits.values()) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
+        longest = self.limit(self.pulse.doing.phase) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
         faulthandler.dump_traceback_later(longest, file=STDERR)
 
     def _look(self) -> Sign:
@@ -119,7 +151,9 @@ class Watchdog:
         doing = self.pulse.doing
         frame = sys._current_frames().get(self._main)
         waits_in, path = doing.collective or waiting_place(frame), code_path(frame)
+        is_inside = is_inside_torch(frame)
         del frame  # it holds what its functions hold
+        quiet, limit = self._quiet_and_limit(doing.phase)
         sign = Sign(
             rank=self.pulse.rank,
             host=platform.node(),
@@ -130,12 +164,23 @@ class Watchdog:
             rows=doing.rows[:8],
             waits_in=waits_in,
             path=path,
-            quiet_seconds=self.pulse.quiet_seconds,
-            limit_seconds=self.limit(doing.phase),
+            quiet_seconds=quiet,
+            limit_seconds=limit,
+            is_inside=is_inside,
             looks=self._looks,
         )
         self.files.write(sign, has_stacks=self._has_stacks)
         return sign
+
+    def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
+        """Seconds without progress, and how many there may be. Where a phase says nothing of its progress, imports and
+        reading are progress, and any work lets it have its own limit."""
+        quiet, idle = self.pulse.quiet_seconds, self._work.idle_seconds()
+        if phase not in SHOWN_BY_WORK:
+            return quiet, self.limit(phase)
+        if idle >= self.limits[ANY_PHASE]:
+            return min(quiet, idle), self.limits[ANY_PHASE]
+        return min(quiet, time.monotonic() - self._work.progress), self.limit(phase)
 
     def _signs_of_all(self) -> list[Sign]:
         """By rank. A rank whose sign does not change meanwhile is silent."""
@@ -145,11 +190,12 @@ class Watchdog:
         while time.monotonic() - started < silence:
             time.sleep(self.look_seconds)
             own = self._look()
-        signs = self.files.changed_since(before)
+        limit = self.limits[ANY_PHASE]
+        signs = self.files.changed_since(before, now=self._now(), began=self._began, limit=limit)
         signs[own.rank] = own
         return signs
 
-    def _end(self, signs: Sequence[Sign] | None) -> None:
+    def _end(self, signs: Sequence[Sign]) -> None:
         """Stacks, one message by one rank, exit. What cannot be written must not keep the rest from being said."""
         started = time.time()
         stall = self.directory / "stall" / f"step-{self.pulse.doing.step:06d}"
@@ -159,12 +205,14 @@ class Watchdog:
                 write_stacks(stall, self.pulse.rank)
             self._has_stacks = True
             self._look()
-            signs = self._signs_of_all() if signs is None else signs
-            if self.pulse.rank == next(sign.rank for sign in signs if not sign.is_silent):
+            if self.pulse.rank == next((sign.rank for sign in signs if not sign.is_silent), None):
                 self._await(lambda: self.files.have_stacks(signs), SECONDS_FOR_STACKS)
                 self._speak(signs, stall, message_file, started)
             else:
                 self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
+                if os.environ.get("LOCAL_RANK") == "0":  # each machine may show its user its own ranks' words alone
+                    with suppress(OSError):
+                        print(f"\n{message_file.read_text(encoding='utf-8')}", end="", file=sys.stderr, flush=True)
         finally:
             self._stopped.set()
             self.end(EXIT_STALL)

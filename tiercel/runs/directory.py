@@ -54,7 +54,8 @@ MAY_DIFFER = (
 )
 LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
-BEGUN = (".lock", "config.yaml.tmp")  # all that a run leaves that is killed before it has a config.yaml
+# Left by a run that ends before its config.yaml.
+BEGUN = (".lock", "config.yaml.tmp", ".signs-sft", ".signs-grpo", ".signs-eval", "stall", "log.txt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """What every training command does around its loop: the run directory, memory errors in plain words, the report."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,35 +9,40 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.config.reward_rules import takes_time
 from tiercel.config.schema import BaseRecipe, Source
-from tiercel.distributed.agreement import require_agreement
-from tiercel.distributed.launch import note_code
+from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
 from tiercel.models.loading import resolve
 from tiercel.models.memory_errors import first_line, is_out_of_memory
-from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
+from tiercel.reliability.pulse import Pulse
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
 from tiercel.trackers.opening import require_packages
+from tiercel.training.watching import phase_limits
 
-BLIND = 3  # stall timeouts, where nothing tells of progress: files being read and written, vLLM in process
-BLIND_PHASES = ("start", "load", "engine", "save")
 COLLECTIVE_PATIENCE = 2
 AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
 
 
-def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe) -> Path | None:
+def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe, pulse: Pulse) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
-    and return its path; None but on the first rank. Raises TrainingError where memory runs out."""
-    with launched_ranks(recipe) as ranks, ready_run(recipe, ranks) as run:
-        for source in checkpoints_of(recipe):  # a download shows its own progress and may take hours
-            ranks.together(partial(resolve, source))
-        with watched(recipe, run):
-            train(recipe, run)
+    and return its path; None but on the first rank. `pulse`: this process's, which is watched. Raises TrainingError
+    where memory runs out."""
+    with launched_ranks(recipe, pulse) as ranks, ready_run(recipe, ranks) as run:
+        fetch(recipe, ranks)
+        pulse.begin("rows", 0)
+        train(recipe, run)
+        pulse.begin("report", pulse.doing.step)
         report = ranks.on_first(lambda: write_report(run.path))
         return report if ranks.is_first else None
+
+
+def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
+    """Whatever the recipe names on a hub; a download shows its own progress and may take hours."""
+    ranks.pulse.begin("download", 0)
+    for source in checkpoints_of(recipe):
+        ranks.together(partial(resolve, source))
 
 
 def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
@@ -56,37 +60,17 @@ def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
 
 
 @contextmanager
-def launched_ranks(recipe: SftRecipe | GrpoRecipe) -> Iterator[Ranks]:
+def launched_ranks(recipe: SftRecipe | GrpoRecipe, pulse: Pulse) -> Iterator[Ranks]:
     """This process among the ranks that a launcher started, once they agree; their failures in plain words."""
     limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
-    with plain_failures(recipe), joined_ranks(limit) as ranks:
-        require_agreement(recipe, ranks)
+    with plain_failures(recipe), joined_ranks(limit, pulse) as ranks:
+        if ranks.world_size > 1:
+            pulse.begin("agree", 0)
+            require_same_recipe(recipe, ranks)
+            fetch(recipe, ranks)
+            pulse.begin("agree", 0)
+            require_same_files(recipe, ranks)
         yield ranks
-
-
-def watched(recipe: BaseRecipe, run: RunDirectory) -> Watchdog:
-    """Ends the run, with exit code 4, where it makes no progress."""
-
-    def end(code: int) -> None:
-        note_code(code)
-        os._exit(code)
-
-    return Watchdog(run.ranks.pulse, run.path, run.ranks.world_size, phase_limits(recipe), end=end)
-
-
-def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
-    """Seconds without progress that each phase may have: a stall's, and what the phase may itself wait for others."""
-    stall = recipe.reliability.stall_timeout
-    limits = {ANY_PHASE: stall, **dict.fromkeys(BLIND_PHASES, BLIND * stall)}
-    if isinstance(recipe, GrpoRecipe):
-        rewards = stall + recipe.reliability.reward_timeout * sum(takes_time(reward) for reward in recipe.rewards)
-        rollouts = BLIND * stall if recipe.rollout.engine == "vllm" else stall
-        if recipe.rollout.engine == "vllm-server":
-            rollouts += recipe.rollout.patience + recipe.rollout.request_timeout
-        limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
-        limits["engine"] += rollouts
-        limits["evaluation"] = max(rewards, rollouts)
-    return limits
 
 
 @contextmanager

@@ -1,0 +1,123 @@
+"""What to say of ranks that ended without a word: which came first, what ended it, what is known of the cause."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiercel.distributed.notes import FINAL_FAULTS
+from tiercel.reliability.stall import innermost_frames
+
+RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does so by itself"
+CAUSES = {
+    signal.SIGFPE: (
+        "compiled code divided an integer by zero. Known of bfloat16 products with an old cuBLAS on some cards: "
+        "`tiercel doctor` tries each dtype's products here; upgrade torch, or set model.dtype: float32"
+    ),
+    signal.SIGILL: (
+        "an instruction that this processor lacks: torch, or another package, was built for another one. `tiercel "
+        "doctor` says at which step and for which model.dtype; install a build for this processor, or set "
+        "ATEN_CPU_CAPABILITY=default"
+    ),
+    signal.SIGSEGV: (
+        "compiled code touched memory that is not its own. Mostly packages that were not built for each other: "
+        "`tiercel doctor` compares their versions and tries each dtype's products"
+    ),
+    signal.SIGBUS: (
+        "a file mapped into memory lost its place: /dev/shm or the disk is full, or a model file was changed or cut "
+        "while it was read. Make room in /dev/shm (`df /dev/shm`; --shm-size of a container), or lower data.workers"
+    ),
+    signal.SIGABRT: "compiled code gave up; its last words stand above",
+}
+OOM_REMEDY = "lower data.workers or --nproc"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Death:
+    """A rank that ended without a word. `code`: its exit code, or minus its signal; `was_ended`: by the launcher
+    itself, since another had ended; `stack`: what the rank wrote as the signal came."""
+
+    rank: int
+    code: int
+    was_ended: bool = False
+    stack: str = ""
+
+
+def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], kills_now: Mapping[Path, int]) -> str:
+    """The message. `kills_...`: the kernel's counts of processes killed for want of memory, by file."""
+    fell = [death for death in deaths if not death.was_ended] or list(deaths)
+    signals = {signal.Signals(-death.code) for death in fell if death.code < 0}
+    parts = [f"{_end_of(death)}{_why(death, kills_before, kills_now)}" for death in fell]
+    ended = [f"rank {death.rank}" for death in deaths if death not in fell]
+    lines = ["; ".join(parts)]
+    for death in fell:
+        if frames := innermost_frames(_of_the_signal(death.stack)):
+            lines += [f"  rank {death.rank} was at", *(f"    {frame}" for frame in frames)]
+    if ended:
+        lines.append(f"tiercel then ended {', '.join(ended)}")
+    final = [each.name for each in FINAL_FAULTS.values() if each in signals]
+    lines.append(f"{' and '.join(final)} would come again, so no attempt follows" if final else RESUMED)
+    return "\n".join(lines)
+
+
+def _of_the_signal(stack: str) -> str:
+    """The stack of the thread that the signal came to, where it is one of Python's; else all."""
+    head, mark, tail = stack.partition("Current thread")
+    return mark + tail.partition("\n\n")[0] if mark else head
+
+
+def _end_of(death: Death) -> str:
+    if death.code >= 0:
+        return f"rank {death.rank} ended with exit code {death.code}"
+    return f"rank {death.rank} was killed by {signal.Signals(-death.code).name}"
+
+
+def _why(death: Death, before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
+    if death.code == -signal.SIGKILL:
+        return f": {memory_verdict(before, now)}"
+    cause = CAUSES.get(signal.Signals(-death.code)) if death.code < 0 else None
+    return f": {cause}" if cause else ""
+
+
+def memory_verdict(before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
+    """Whether the kernel killed for want of memory meanwhile, by its own counts."""
+    for file, count in now.items():
+        if count > before.get(file, count):
+            return (
+                f"the kernel killed for want of memory (oom_kill in {file} went from {before[file]} to {count}); "
+                f"{OOM_REMEDY}"
+            )
+    if not now:
+        return f"mostly the system short of memory; {OOM_REMEDY}"
+    files = ", ".join(map(str, now))
+    return (
+        f"not by the kernel for want of memory, whose counts (oom_kill in {files}) did not change: another process "
+        "sent it, such as a scheduler at its limit or a `kill -9`"
+    )
+
+
+def memory_kills(root: Path = Path("/")) -> dict[Path, int]:
+    """The kernel's counts of processes killed for want of memory, by the file that has them: of this process's cgroup,
+    of either version, and of the machine. Empty where none can be read."""
+    groups = {"": "", "memory": ""}  # path by controller; version 2 has none
+    try:
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            groups |= {name: path for name in controllers.split(",") if name in groups}
+    except (OSError, ValueError):
+        pass
+    mount = root / "sys/fs/cgroup"
+    files = [
+        *(mount / path.strip("/") / "memory.events" for path in (groups[""], "")),
+        *(mount / "memory" / path.strip("/") / "memory.oom_control" for path in (groups["memory"], "")),
+        root / "proc/vmstat",
+    ]
+    return {file: count for file in files if (count := _oom_kills(file)) is not None}
+
+
+def _oom_kills(file: Path) -> int | None:
+    try:
+        fields = dict(line.split(maxsplit=1) for line in file.read_text().splitlines() if " " in line)
+        return int(fields["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,168 @@
+"""The launcher's own watch over the ranks of one machine: what they cannot say of themselves.
+
+A thread that finds the ranks' processes, gives each its first sign before Python has begun in it, notes when each
+ended, speaks where no rank can, and ends those that outlive a stall, as a stopped one does.
+"""
+
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tiercel.distributed.deaths import Death
+from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
+from tiercel.errors import EXIT_STALL
+from tiercel.reliability.redaction import redact
+from tiercel.reliability.stall import Sign, diagnosis
+from tiercel.reliability.stall_files import SignFiles, process_state
+
+LOOK_SECONDS = 0.2
+SECONDS_TO_SPEAK = 2.0  # for ranks, before the launcher does so for them
+SECONDS_TO_END = 1.0  # for ranks, once the first has ended after a stall was called out
+SECONDS_LOST = 3.0  # between two looks, where something suspended this process
+LAUNCHER_PATIENCE = 29.0  # seconds; torch's launcher kills what has not ended half a minute after it asked
+
+
+class Oversight:
+    """A context manager. `stall_timeout`: seconds of silence of all ranks that are a stall."""
+
+    def __init__(self, notes: Path, world_size: int, stall_timeout: float):
+        self.notes = notes
+        self.stall_timeout = stall_timeout
+        self.files = SignFiles(notes / SIGNS, world_size)
+        self._ranks: dict[int, int] = {}  # by process, of all attempts
+        self._attempt: set[int] = set()  # processes of the last one
+        self._ends: dict[int, float] = {}  # process, of any attempt: when it was seen to have ended
+        self._killed: set[int] = set()
+        self._awake_since = 0.0  # the ranks may have been suspended with this process
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="oversight", daemon=True)
+
+    def __enter__(self) -> "Oversight":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def deaths(self, ended: Mapping[int, tuple[int, int]]) -> list[Death]:
+        """What is known of the ends of ranks that said nothing, each with its process and its exit code. After a signal
+        that would only come again these are the ranks that it came to, of whichever attempt."""
+        if faults := final_faults(self.notes):
+            ended = {self._ranks[process]: (process, -number) for process, number in faults.items()}
+        first = min((self._ends[process] for process in self._attempt & self._ends.keys()), default=0.0)
+        return [
+            Death(rank=rank, code=code, was_ended=self._was_ended(process, code, first), stack=self._stack(process))
+            for rank, (process, code) in sorted(ended.items())
+        ]
+
+    def _was_ended(self, process: int, code: int, first: float) -> bool:
+        """Whether this launcher ended it; `first`: when the first rank ended."""
+        if code == -signal.SIGKILL:
+            return process in self._killed or self._ends.get(process, first) - first >= LAUNCHER_PATIENCE
+        return code == -signal.SIGTERM
+
+    def _stack(self, process: int) -> str:
+        with suppress(OSError):
+            return stack_file(self.notes, process).read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def _watch(self) -> None:
+        looked = time.time()
+        while not self._stopped.wait(LOOK_SECONDS):
+            if time.time() - looked > SECONDS_LOST:
+                self._awake_since = time.time()
+            looked = time.time()
+            with suppress(OSError):
+                self._look()
+
+    def _look(self) -> None:
+        living = {process for process in self._attempt if is_running(process)}
+        for process in self._attempt - living:
+            self._ends.setdefault(process, time.monotonic())
+        if not living or len(self._attempt) < self.files.world_size:
+            new = {process: rank for process, rank in started_ranks().items() if process not in self._ranks}
+            self._attempt = (self._attempt if living else set()) | new.keys() if new else self._attempt
+            for process, rank in new.items():
+                self._begin(process, rank)
+        elif self.files.called_out() is not None:
+            first = min((self._ends[process] for process in self._attempt - living), default=time.monotonic())
+            if time.monotonic() - first >= SECONDS_TO_END:
+                self._kill(living)
+        else:
+            signs = self._signs()
+            if len(signs) == self.files.world_size and all(sign.is_gone for sign in signs):
+                self._speak(signs)
+                self._kill(living)
+
+    def _begin(self, process: int, rank: int) -> None:
+        """A new rank: its sign until it gives its own."""
+        self._ranks[process] = rank
+        sign = Sign(
+            rank=rank,
+            host=platform.node(),
+            process=process,
+            phase="launch",
+            phases=0,
+            step=0,
+            quiet_seconds=0.0,
+            limit_seconds=self.stall_timeout,
+        )
+        before = self.files.read()[rank]
+        if before is None or before.process != process:
+            self.files.write(sign)
+
+    def _signs(self) -> list[Sign]:
+        """Of the ranks that have one, as silent as its file is old, but for the time that ranks have to speak
+        themselves; those that left the watch have none."""
+        signs = []
+        for rank, sign in enumerate(self.files.read()):
+            since = max(self._awake_since, self.files.moment(rank) or time.time())
+            if sign is not None:
+                silence = time.time() - since - SECONDS_TO_SPEAK
+                signs.append(sign.silent_for(silence, self.stall_timeout, process_state(sign)))
+        return signs
+
+    def _speak(self, signs: Sequence[Sign]) -> None:
+        self.files.call_out(signs)
+        note_code(EXIT_STALL)
+        print(f"\n{redact(diagnosis(signs, {}, self.notes))}", file=sys.stderr, flush=True)
+
+    def _kill(self, processes: Set[int]) -> None:
+        for process in processes:
+            self._killed.add(process)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def started_ranks() -> dict[int, int]:
+    """Ranks by process id, of this process's children."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            if int(_fields(int(entry.name))[1]) == os.getpid():
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                found |= {int(entry.name): int(each[5:]) for each in variables if each.startswith(b"RANK=")}
+    return found
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return _fields(process)[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _fields(process: int) -> list[str]:
+    """Of /proc's stat, from the state on: state, parent, ..."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

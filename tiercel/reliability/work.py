@@ -1,0 +1,63 @@
+"""Whether a process does anything at all, for phases that tell of no progress, such as imports."""
+
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+LEAST_SHARE = 0.02  # of a core; threads that only look now and then use less
+SHORTEST_SPAN = 0.02  # seconds; in less time the figures say nothing
+LEAST_READS = 8.0  # a second; fewer are pages of a resting process that the system took away meanwhile
+OWN_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Used:
+    """So far, by all threads but the one that asks."""
+
+    processor_seconds: float
+    input_output: int  # pages and blocks read from a disk or network, blocks written
+    modules: int  # imported
+
+    @classmethod
+    def now(cls) -> "Used":
+        every = resource.getrusage(resource.RUSAGE_SELF)
+        counted = [(every, 1)] if OWN_THREAD is None else [(every, 1), (resource.getrusage(OWN_THREAD), -1)]
+        return cls(
+            processor_seconds=sum(sign * (usage.ru_utime + usage.ru_stime) for usage, sign in counted),
+            input_output=sum(sign * (usage.ru_majflt + usage.ru_inblock + usage.ru_oublock) for usage, sign in counted),
+            modules=len(sys.modules),
+        )
+
+
+def process_age() -> float:
+    """Seconds since this process was started; 0 where that cannot be read."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Work:
+    """Looked at every now and then, always by the same thread."""
+
+    def __init__(self) -> None:
+        self._used = Used.now()
+        self._looked = self.moment = self.progress = time.monotonic()  # of the last work; of the last import or reading
+
+    def idle_seconds(self) -> float:
+        """Since the process last worked."""
+        now = time.monotonic()
+        seconds = now - self._looked
+        if seconds < SHORTEST_SPAN:
+            return now - self.moment
+        used, before = Used.now(), self._used
+        if used.modules > before.modules or used.input_output - before.input_output > LEAST_READS * seconds:
+            self.moment = self.progress = now
+        elif used.processor_seconds - before.processor_seconds > LEAST_SHARE * seconds:
+            self.moment = now
+        self._used, self._looked = used, now
+        return now - self.moment

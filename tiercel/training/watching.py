@@ -1,0 +1,56 @@
+"""The watch over a command that trains or evaluates, from before its heavy imports to its end. Imports no torch."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tiercel.config.reward_rules import takes_time
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.distributed.notes import note_code, signs_directory
+from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.stall_files import NOWHERE, SignFiles
+from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
+from tiercel.reliability.work import process_age
+
+BLIND = 3  # stall timeouts, where nothing but work tells of progress: imports, files being read and written, vLLM
+BLIND_PHASES = ("import", "agree", "rows", "load", "engine", "save", "report")
+DOWNLOAD_SECONDS = 7 * 86400.0  # it shows its own progress, and may take hours
+
+
+@contextmanager
+def watched(recipe: BaseRecipe, command: str) -> Iterator[Pulse]:
+    """Ends this process, with exit code 4, where it makes no progress, or another rank does not; `command` names the
+    ranks that belong together. Yields what the process is to say of its progress."""
+
+    def end(code: int) -> None:
+        note_code(code)
+        os._exit(code)
+
+    pulse = Pulse(int(os.environ.get("RANK", "0")))
+    files = SignFiles(_directory(recipe, command), int(os.environ.get("WORLD_SIZE", "1")))
+    with Watchdog(pulse, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end):
+        yield pulse
+
+
+def _directory(recipe: BaseRecipe, command: str) -> Path:
+    """Where ranks see each other's signs before anything is imported: under tiercel's own launcher a directory of its
+    own, else the run directory, which all machines share."""
+    if (directory := signs_directory()) is not None:
+        return directory
+    return Path(recipe.output) / f".signs-{command}" if "RANK" in os.environ else NOWHERE
+
+
+def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
+    """Seconds without progress that each phase may have: a stall's, and what the phase may itself wait for others."""
+    stall = recipe.reliability.stall_timeout
+    limits = {ANY_PHASE: stall, **dict.fromkeys(BLIND_PHASES, BLIND * stall), "download": DOWNLOAD_SECONDS}
+    if isinstance(recipe, GrpoRecipe):
+        rewards = stall + recipe.reliability.reward_timeout * sum(takes_time(reward) for reward in recipe.rewards)
+        rollouts = BLIND * stall if recipe.rollout.engine == "vllm" else stall
+        if recipe.rollout.engine == "vllm-server":
+            rollouts += recipe.rollout.patience + recipe.rollout.request_timeout
+        limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
+        limits["engine"] += rollouts
+        limits["evaluation"] = max(rewards, rollouts)
+    return limits
