@@ -17,6 +17,7 @@ from benchmarks.faults.non_finite import non_finite
 from benchmarks.faults.rewards import hostile_rewards
 from benchmarks.faults.secrets import secrets
 from benchmarks.faults.stalls import stalls
+from benchmarks.faults.start_hangs import start_hangs
 from benchmarks.faults.terminations import terminations
 from benchmarks.faults.wrong_recipes import wrong_recipes
 
@@ -30,6 +31,7 @@ FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "NaN or Inf on one rank": non_finite,
     "hostile rewards": hostile_rewards,
     "a rank sleeps, stops, dies, skips": stalls,
+    "a rank hangs at its start": start_hangs,
     "hostile images": hostile_images,
     "fuzzed rows": fuzzed_rows,
     "pickle canaries in every loadable slot": canaries,

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.tiny_models import save_tiny_checkpoint
@@ -21,6 +22,7 @@ from tiercel.reliability.fault_plan import VARIABLE
 FAMILY = "qwen2_5_vl"
 MARK = "TIERCEL_FAULT_MARK"
 STRUCK = "fault plan:"  # begins the line that a planned fault says
+STALLED = "stalled:"
 RECIPES = {"grpo": grpo_recipe, "sft": sft_recipe}
 SECONDS_TO_BE_GONE = 5.0
 
@@ -32,6 +34,7 @@ class Ended:
     code: int
     said: str  # on stderr
     seconds_from_fault: float | None  # from the planned fault to the end
+    seconds_to_stalled: float | None  # from the planned fault to the message of a stall
     left: tuple[str, ...]  # processes that outlived it
 
     def problem(self, code: int, *texts: str, within: float | None = None) -> str | None:
@@ -70,9 +73,17 @@ def environment(plan: str = "[]") -> dict[str, str]:
     return {**os.environ, **threads, VARIABLE: plan, MARK: uuid.uuid4().hex}
 
 
-def run(kind: str, recipe: Path, *arguments: str, plan: str = "[]", timeout: float = 240.0) -> Ended:
-    """Run the command to its end; one that outlasts the timeout is killed with all its processes."""
-    marked = environment(plan)
+def run(
+    kind: str,
+    recipe: Path,
+    *arguments: str,
+    plan: str = "[]",
+    variables: Mapping[str, str] = MappingProxyType({}),
+    timeout: float = 240.0,
+) -> Ended:
+    """Run the command to its end, with more variables in its environment; one that outlasts the timeout is killed with
+    all its processes."""
+    marked = environment(plan) | dict(variables)
     process = subprocess.Popen(
         [sys.executable, "-m", "tiercel", kind, str(recipe), *arguments],
         env=marked,
@@ -100,10 +111,12 @@ def run(kind: str, recipe: Path, *arguments: str, plan: str = "[]", timeout: flo
     left = left_behind(marked[MARK])
     listener.join(SECONDS_TO_BE_GONE)
     struck = [moment for moment, line in lines if line.startswith(STRUCK)]
+    stalled = [moment for moment, line in lines if line.startswith(STALLED)]
     return Ended(
         code=code,
         said="".join(line for _, line in lines),
         seconds_from_fault=ended - struck[0] if struck else None,
+        seconds_to_stalled=stalled[0] - struck[0] if struck and stalled else None,
         left=tuple(left),
     )
 
