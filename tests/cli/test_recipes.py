@@ -49,7 +49,8 @@ def test_every_command_has_a_module_that_runs_it():
         assert spec is not None and spec.origin is not None
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         (run,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
-        assert [argument.arg for argument in run.args.args] == ["recipe", "arguments"]
+        expected = ["recipe", "arguments", "pulse"] if command.is_watched else ["recipe", "arguments"]
+        assert [argument.arg for argument in run.args.args] == expected
 
 
 @pytest.mark.parametrize("case", cases(), ids=" ".join)
