@@ -14,6 +14,7 @@ LAYERS = (
     {"__init__", "errors", "samples", "documents"},
     {"types", "geometry", "config"},
     {"reliability"},
+    {"http_json"},
     {"algorithms", "data", "models"},
     {"distributed"},
     {"rollout", "rewards", "learner", "runs"},

@@ -12,15 +12,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tiercel.errors import EnvironmentProblem
+from tiercel.http_json import brief
 from tiercel.models.family import Family
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 BATCHED_TOKENS = 4096  # of one pass on a CPU
-PROBED_LOGPROB = 1e-4  # of the only token that may be drawn: 0 but for rounding
+ROUNDING = 1e-4  # by which the logprob of the only token that may be drawn differs from 0: a float32 sum over 1e5 words
+UNKNOWN = -9999.0  # what vLLM writes for a logprob that it has not, or that is minus infinity
+
+
+class Impossible(ValueError):
+    """A completion that no engine can have drawn; the text names the field and what stood there."""
 
 
 def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
@@ -65,13 +72,21 @@ def make_completion(
     logprobs: Sequence[float],
     finish_reason: str | None,
     seed: int,
-    min_new_tokens: int,
+    params: SamplingParams,
 ) -> Completion:
-    """One completion as every engine gives it: its text is decoded here, so that all engines write it alike."""
+    """One completion as every engine gives it: its text is decoded here, so that all engines write it alike. Raises
+    Impossible."""
+    if not token_ids or len(token_ids) > params.max_new_tokens:
+        raise Impossible(f"token_ids: {len(token_ids)} came; at least 1 and at most {params.max_new_tokens} can")
+    if len(logprobs) != len(token_ids):
+        raise Impossible(f"logprobs: {len(logprobs)} came for {len(token_ids)} token_ids")
     ids_C = torch.tensor(list(token_ids), dtype=torch.int64)
     logprobs_C = torch.tensor(list(logprobs), dtype=torch.float32)
-    logprobs_C[:min_new_tokens] = math.nan
-    has_end = bool(token_ids) and token_ids[-1] in family.checkpoint.end_token_ids
+    _require_possible(family, ids_C, logprobs_C)
+    logprobs_C[: params.min_new_tokens] = math.nan
+    has_end = token_ids[-1] in family.checkpoint.end_token_ids
+    if finish_reason == "stop" and not has_end and not params.stop:
+        raise Impossible(f"finish_reason: 'stop' came; token_ids has no end token, but {token_ids[-1]} at its end")
     said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
         token_ids_C=ids_C,
@@ -80,6 +95,24 @@ def make_completion(
         is_truncated=not has_end and finish_reason != "stop",
         seed=seed,
     )
+
+
+def _require_possible(family: Family, ids_C: Tensor, logprobs_C: Tensor) -> None:
+    """Raises Impossible for the first token that cannot have been drawn."""
+    ends = torch.tensor(family.checkpoint.end_token_ids)
+    faults = (
+        ("token_ids", ids_C, (ids_C < 0) | (ids_C >= family.vocabulary_size), "ids are below the vocabulary's size, "
+         f"{family.vocabulary_size}"),
+        ("token_ids", ids_C, family.is_placeholder(ids_C), "it stands for a picture and is never sampled"),
+        ("token_ids", ids_C, torch.isin(ids_C, ends) & (torch.arange(len(ids_C)) + 1 < len(ids_C)),
+         "it is an end token, and others came after it"),
+        ("logprobs", logprobs_C, ~((logprobs_C > UNKNOWN) & (logprobs_C <= ROUNDING)),
+         "the logprob of a sampled token is a finite number of at most 0"),
+    )  # fmt: skip
+    for field, values_C, is_wrong_C, reason in faults:
+        if bool(is_wrong_C.any()):
+            place = int(is_wrong_C.nonzero()[0])
+            raise Impossible(f"{field}[{place}]: {brief(values_C[place].item())} came; {reason}")
 
 
 def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:

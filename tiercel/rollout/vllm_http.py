@@ -4,23 +4,30 @@ that it cannot.
 Calls are coroutines, so that one that is given up closes its connection at once.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tiercel.errors import EnvironmentProblem
+from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, new_client
 from tiercel.reliability.redaction import redact
+from tiercel.rollout.vllm_protocol import ChatAnswer, ModelList, Refusal, ServedModel
 
 KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own name for it
-CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
+MODELS_SECONDS = 60.0
 ADAPTER_SECONDS = 60.0  # to read an adapter and take it in
+SHORT_ANSWER = 1 << 22  # bytes of all that is no completion
+LONGEST_MESSAGE = 500  # characters of a server's words
+MODELS, CHAT = "/v1/models", "/v1/chat/completions"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class ServerFault(Exception):
     """The server did not give a usable answer; another attempt, here or at another server, may get one."""
+
+
+class Nonsense(ServerFault):
+    """The server gave a whole answer that cannot be. One that does so again and again is of no use."""
 
 
 class AdapterMissing(ServerFault):
@@ -33,92 +40,85 @@ class VllmServer:
     def __init__(self, url: str, key: str | None, timeout_seconds: float):
         address = url.rstrip("/").removesuffix("/v1")
         self.url = redact(address)  # as messages name it
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS, pool=None)
-        # A server of this machine or network is asked directly, whatever proxy the environment names.
-        self._client = httpx.AsyncClient(
-            base_url=address, headers=headers, timeout=timeout, limits=httpx.Limits(), trust_env=False
-        )
+        self._seconds = timeout_seconds
+        self._client = new_client(base_url=address, headers={"Authorization": f"Bearer {key}"} if key else {})
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def is_healthy(self) -> bool:
+        request = self._client.build_request("GET", "/health")
         try:
-            return (await self._client.get("/health", timeout=HEALTH_SECONDS)).status_code == 200
-        except httpx.HTTPError:
+            reply = await ask(self._client, request, seconds=HEALTH_SECONDS, most_bytes=SHORT_ANSWER)
+        except (NoAnswer, WrongAnswer):
             return False
+        return reply.status == 200
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> tuple[ServedModel, ...]:
         """The base model first, then the loaded adapters."""
-        answer = self._json(await self._request("GET", "/v1/models", None), "/v1/models")
-        models = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(models, list) or not models:
-            raise ServerFault("/v1/models lists no model")
-        return models
+        return _read(MODELS, await self._request("GET", MODELS, None, MODELS_SECONDS), ModelList).data
 
     async def load(self, name: str, directory: Path) -> None:
         """Load an adapter; one of this name that is there already is the same, for the name has its hash."""
         body = {"lora_name": name, "lora_path": str(directory)}
-        response = await self._request("POST", "/v1/load_lora_adapter", body, ADAPTER_SECONDS)
-        if response.status_code < 400:
+        reply = await self._request("POST", LOAD, body, ADAPTER_SECONDS)
+        if reply.status < 400:
             return
-        message = _message(response)
+        message = _message(reply)
         if "already" in message and "loaded" in message:
             return
-        raise EnvironmentProblem(f"{self.url}: {_load_advice(response.status_code, message, directory)}")
+        raise EnvironmentProblem(f"{self.url}: {_load_advice(reply.status, message, directory)}")
 
     async def unload(self, name: str) -> None:
         """Forget an adapter; one that is not there is forgotten already."""
-        await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, ADAPTER_SECONDS)
+        await self._request("POST", UNLOAD, {"lora_name": name}, ADAPTER_SECONDS)
 
-    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a chat completion."""
-        response = await self._request("POST", "/v1/chat/completions", body)
-        if response.status_code == 404 and "does not exist" in _message(response):
+    async def complete(self, body: dict[str, Any], most_bytes: int = SHORT_ANSWER) -> ChatAnswer:
+        """The answer to a chat completion, of at most so many bytes."""
+        reply = await self._request("POST", CHAT, body, self._seconds, most_bytes)
+        if reply.status == 404 and "does not exist" in _message(reply):
             raise AdapterMissing(f"it does not know {body['model']}")
-        if response.status_code >= 400:
-            raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(response))}")
-        answer = self._json(response, "/v1/chat/completions")
-        if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
-            raise ServerFault("its answer has no choices")
-        return answer
+        if reply.status >= 400:
+            raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(reply))}")
+        return _read(CHAT, reply, ChatAnswer)
 
     async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None = None
-    ) -> httpx.Response:
-        timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, most_bytes: int = SHORT_ANSWER
+    ) -> Reply:
+        request = self._client.build_request(method, path, json=body)
         try:
-            response = await self._client.request(method, path, json=body, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise ServerFault(
-                f"{path}: {type(error).__name__}: {error}" if str(error) else type(error).__name__
-            ) from error
-        if response.status_code in (401, 403):
+            reply = await ask(self._client, request, seconds=seconds, most_bytes=most_bytes)
+        except NoAnswer as error:
+            raise ServerFault(f"{path}: {error}") from error
+        except WrongAnswer as error:
+            raise Nonsense(f"{path}: {error}") from error
+        if reply.status in (401, 403):
             raise EnvironmentProblem(
-                f"{self.url}: refuses the key ({response.status_code}); set {KEY_VARIABLE} to the server's --api-key"
+                f"{self.url}: refuses the key ({reply.status}); set {KEY_VARIABLE} to the server's --api-key"
             )
-        is_verdict = path == "/v1/load_lora_adapter" and _refuses_adapter(_message(response))
-        if (response.status_code >= 500 and not is_verdict) or response.status_code == 429:
-            raise ServerFault(f"{path}: {response.status_code} {redact(_message(response))[:200]}")
-        return response
-
-    @staticmethod
-    def _json(response: httpx.Response, path: str) -> Any:
-        try:
-            return response.json()
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ServerFault(f"{path}: answered with something that is not JSON") from error
+        is_refusal = 400 <= reply.status < 500 and reply.status != 429
+        is_verdict = path == LOAD and reply.status >= 500 and _refuses_adapter(_message(reply))
+        if reply.status != 200 and not is_refusal and not is_verdict:
+            raise ServerFault(f"{path}: {reply.status} {_message(reply)}")
+        return reply
 
 
-def _message(response: httpx.Response) -> str:
-    """The server's own words."""
+def _read(path: str, reply: Reply, form: type[AnswerType]) -> AnswerType:
     try:
-        answer = response.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return response.text
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+        return reply.read(form)
+    except NoAnswer as error:
+        raise ServerFault(f"{path}: {error}") from error
+    except WrongAnswer as error:
+        raise Nonsense(f"{path}: {error}") from error
+
+
+def _message(reply: Reply) -> str:
+    """The server's own words; whatever it wrote where that is no error of vLLM's."""
+    try:
+        words = reply.read(Refusal).words()
+    except (NoAnswer, WrongAnswer):
+        words = None
+    return reply.text() if words is None else redact(words)[:LONGEST_MESSAGE]
 
 
 def _refuses_adapter(message: str) -> bool:

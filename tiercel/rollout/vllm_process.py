@@ -21,6 +21,7 @@ from tiercel.models.family import Family
 from tiercel.models.images import picture_image
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm_common import (
+    Impossible,
     lora_rank_limit,
     make_completion,
     pixel_limits,
@@ -158,17 +159,23 @@ class ProcessSampler:
     ) -> tuple[Completion, ...]:
         require_same_prompt(self.family, prompt, output.prompt_token_ids, "rollout.engine: vllm")
         completions = sorted(output.outputs, key=lambda each: each.index)
-        return tuple(
-            make_completion(
-                self.family,
-                each.token_ids,
-                [step[token].logprob for token, step in zip(each.token_ids, each.logprobs, strict=True)],
-                each.finish_reason,
-                seed + number,
-                params.min_new_tokens,
+        try:
+            return tuple(
+                make_completion(
+                    self.family,
+                    each.token_ids,
+                    [step[token].logprob for token, step in zip(each.token_ids, each.logprobs, strict=True)],
+                    each.finish_reason,
+                    seed + number,
+                    params,
+                )
+                for number, each in islice(enumerate(completions), params.group_size)
             )
-            for number, each in islice(enumerate(completions), params.group_size)
-        )
+        except Impossible as error:
+            raise TrainingError(
+                f"rollout.engine: vllm: row {prompt.row.id}: its answer cannot be: {error}; update vLLM, or write "
+                "rollout.engine: local"
+            ) from error
 
 
 def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the adapter again before it gets requests; its prompts go to the others.
 import asyncio
 import base64
 import io
+import math
 import os
 import threading
 import time
@@ -20,16 +21,35 @@ from typing import Any, TypeVar
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.http_json import brief
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.vllm_common import PROBED_LOGPROB, make_completion, require_same_prompt, sampling_fields
-from tiercel.rollout.vllm_http import KEY_VARIABLE, AdapterMissing, ServerFault, VllmServer
+from tiercel.rollout.vllm_common import (
+    ROUNDING,
+    Impossible,
+    make_completion,
+    require_same_prompt,
+    sampling_fields,
+)
+from tiercel.rollout.vllm_http import (
+    CHAT,
+    KEY_VARIABLE,
+    SHORT_ANSWER,
+    AdapterMissing,
+    Nonsense,
+    ServerFault,
+    VllmServer,
+)
+from tiercel.rollout.vllm_protocol import ChatAnswer, Choice
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, Message
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 POLL_SECONDS = 0.05
+NONSENSE = 3  # answers that cannot be, each after a while of its own, before a server is left out for good
+SCORED_ID = "token_id:"  # before an id, in vLLM's answers
+BYTES_PER_TOKEN = 1024  # that an answer may take; vLLM takes about 150
 T = TypeVar("T")
 
 
@@ -58,8 +78,13 @@ class _Seat:
     in_flight: int = 0
     fault: str | None = None  # why it is left alone
     faults: int = 0  # in a row
+    nonsense: int = 0  # answers that cannot be, in the whole run
     next_try: float = 0.0
     is_tried: bool = False  # someone is finding out whether it is back
+
+    @property
+    def is_out(self) -> bool:
+        return self.nonsense >= NONSENSE
 
 
 class ServerSampler:
@@ -200,7 +225,7 @@ class ServerSampler:
             except ServerFault as fault:
                 first_fault = first_fault or time.monotonic()
                 self._retries += 1
-                self._leave(seat, str(fault))
+                self._leave(seat, fault)
 
     async def _ask(
         self, seat: _Seat, prompt: EncodedPrompt, params: SamplingParams, seed: int, body: dict[str, Any]
@@ -210,7 +235,7 @@ class ServerSampler:
         version = self.policy.version
         seat.in_flight += 1
         try:
-            answer = await seat.server.complete(body)
+            answer = await seat.server.complete(body, _most_bytes(prompt, params))
             completions = self._completions(prompt, params, seed, answer, seat.server.url)
         finally:
             seat.in_flight -= 1
@@ -229,42 +254,46 @@ class ServerSampler:
             "logprobs": True,
             "top_logprobs": 0,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # a token's logprob then says whose it is
             **sampling_fields(self.family, params, seed),
         }
 
     def _completions(
-        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: dict[str, Any], url: str
+        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: ChatAnswer, url: str
     ) -> tuple[Completion, ...]:
         """Raises ServerFault for an answer that is not whole or not of the policy asked for."""
         assert self.policy is not None
-        if answer.get("model") != self.policy.name:
-            raise AdapterMissing(f"it answered for {answer.get('model')}, {self.policy.name} was asked")
-        choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))
-        if [choice.get("index") for choice in choices] != list(range(params.group_size)):
-            raise ServerFault(f"{len(choices)} completions of {params.group_size}")
-        ids = answer.get("prompt_token_ids")
-        if ids is None:
+        if answer.model != self.policy.name:
+            raise AdapterMissing(f"it answered for {brief(answer.model)}, {self.policy.name} was asked")
+        if answer.prompt_token_ids is None:
             raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
-        require_same_prompt(self.family, prompt, ids, url)
-        completions = []
-        for number, choice in enumerate(choices):
-            if choice.get("finish_reason") not in ("stop", "length"):
-                raise ServerFault(f"completion {number} ended with {choice.get('finish_reason')}")
-            token_ids = choice.get("token_ids") or []
-            logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
-            if not token_ids or len(logprobs) != len(token_ids):
-                raise ServerFault(f"completion {number} has {len(token_ids)} tokens and {len(logprobs)} logprobs")
-            completions.append(
-                make_completion(
-                    self.family, token_ids, logprobs, choice["finish_reason"], seed + number, params.min_new_tokens
-                )
-            )
-        return tuple(completions)
+        require_same_prompt(self.family, prompt, answer.prompt_token_ids, url)
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        if (numbers := [choice.index for choice in choices]) != list(range(params.group_size)):
+            raise Nonsense(f"{CHAT}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for")
+        return tuple(self._completion(choice, seed + choice.index, params) for choice in choices)
+
+    def _completion(self, choice: Choice, seed: int, params: SamplingParams) -> Completion:
+        field = f"{CHAT}: choices[{choice.index}]"
+        if choice.finish_reason not in ("stop", "length"):
+            raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
+        token_ids = choice.token_ids or ()
+        entries = (choice.logprobs and choice.logprobs.content) or ()
+        for place, (token, entry) in enumerate(zip(token_ids, entries, strict=False)):
+            if (entry.token or "").startswith(SCORED_ID) and entry.token != f"{SCORED_ID}{token}":
+                raise Nonsense(f"{field}.logprobs[{place}]: {brief(entry.token)} came; token_ids has {token} there")
+        logprobs = [entry.logprob for entry in entries]
+        try:
+            return make_completion(self.family, token_ids, logprobs, choice.finish_reason, seed, params)
+        except Impossible as error:
+            raise Nonsense(f"{field}.{error}") from error
 
     async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _Seat:
         """The server with the least to do; one that is due again is tried on the way. Raises TrainingError where none
-        has answered, or this prompt has failed, for longer than the patience."""
+        has answered, or this prompt has failed, for longer than the patience, and where all are left out."""
         while True:
+            if all(seat.is_out for seat in self.seats):
+                raise TrainingError(self._useless())
             now = time.monotonic()
             since = self._last_answer if first_fault is None else first_fault
             if now - since > self.patience_seconds and (first_fault is not None or not self._good_seats()):
@@ -287,6 +316,14 @@ class ServerSampler:
             f"{reasons}; start the servers again and give the same command, which goes on from the newest checkpoint"
         )
 
+    def _useless(self) -> str:
+        reasons = "; ".join(f"{url}: {fault}" for url, fault in self.faults().items())
+        return (
+            f"rollout.urls: every server has given {NONSENSE} answers that cannot be: {reasons}; nothing of them was "
+            "learnt; look into the server's log, start it again or update vLLM, and give the same command, which goes "
+            "on from the newest checkpoint"
+        )
+
     async def _try_again(self, seat: _Seat) -> None:
         """Give a server that was lost the policy, and requests from then on."""
         assert self.policy is not None
@@ -299,21 +336,28 @@ class ServerSampler:
             if self._probe is not None:
                 await self._require_processed_logprobs(seat, self._probe)
         except ServerFault as fault:
-            self._leave(seat, str(fault))
+            self._leave(seat, fault)
         else:
             seat.fault = None
             self.say(f"{seat.server.url} is back, with {self.policy.name}")
         finally:
             seat.is_tried = False
 
-    def _leave(self, seat: _Seat, reason: str) -> None:
+    def _leave(self, seat: _Seat, fault: ServerFault) -> None:
+        """For a while; for the rest of the run where it talks nonsense."""
         is_news = seat.fault is None
-        seat.fault = reason
+        seat.fault = str(fault)
         if is_news or seat.is_tried:  # of many requests that fail together the first counts
             seat.next_try = time.monotonic() + BACKOFF_SECONDS[min(seat.faults, len(BACKOFF_SECONDS) - 1)]
             seat.faults += 1
-        if is_news:
-            self.say(f"{seat.server.url} failed ({reason}); its prompts are tried again")
+            seat.nonsense += isinstance(fault, Nonsense)
+        if seat.is_out and seat.next_try != math.inf:
+            seat.next_try = math.inf
+            self.say(
+                f"{seat.server.url} is left out from here on: {NONSENSE} answers that cannot be, the last: {fault}"
+            )
+        elif is_news:
+            self.say(f"{seat.server.url} failed ({fault}); its prompts are tried again")
 
     async def _unload(self, name: str) -> None:
         async def unload(server: VllmServer) -> None:
@@ -336,34 +380,31 @@ class ServerSampler:
             try:
                 await work(seat)
             except ServerFault as fault:
-                self._leave(seat, str(fault))
+                self._leave(seat, fault)
 
         await asyncio.gather(*(on(seat) for seat in self._good_seats()))
 
     async def _require_fit(self, seat: _Seat) -> None:
         base = (await seat.server.models())[0]
-        limit = base.get("max_model_len")
-        if limit is not None and limit < self.needs.row_tokens:
+        if base.max_model_len is not None and base.max_model_len < self.needs.row_tokens:
             raise EnvironmentProblem(
-                f"{seat.server.url}: takes {limit} tokens, a prompt and its completion are up to "
+                f"{seat.server.url}: takes {base.max_model_len} tokens, a prompt and its completion are up to "
                 f"{self.needs.row_tokens}; start it with --max-model-len {self.needs.row_tokens}"
             )
-        root = base.get("root")
-        if root and Path(root).name not in {Path(name).name for name in self.needs.model_names}:
+        if base.root and Path(base.root).name not in {Path(name).name for name in self.needs.model_names}:
             raise EnvironmentProblem(
-                f"{seat.server.url}: serves {root}, the recipe's model.path is {self.needs.model_names[0]}; start it "
-                "with that one"
+                f"{seat.server.url}: serves {brief(base.root)}, the recipe's model.path is "
+                f"{self.needs.model_names[0]}; start it with that one"
             )
 
     async def _require_processed_logprobs(self, seat: _Seat, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
         body = self._request(prompt, _one_token(), 0) | {"allowed_token_ids": [only], "min_tokens": 0}
         answer = await seat.server.complete(body)
-        try:
-            logprob = answer["choices"][0]["logprobs"]["content"][0]["logprob"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise EnvironmentProblem(f"{seat.server.url}: gives no logprobs ({error!r}); update vLLM") from error
-        if abs(logprob) > PROBED_LOGPROB:
+        entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
+        if not entries:
+            raise EnvironmentProblem(f"{seat.server.url}: gives no logprobs; update vLLM")
+        if abs(entries[0].logprob) > ROUNDING:
             raise EnvironmentProblem(
                 f"{seat.server.url}: gives logprobs of the raw logits; start it with --logprobs-mode processed_logprobs"
             )
@@ -411,6 +452,11 @@ def _data_url(image: EncodedImage) -> str:
     buffer = io.BytesIO()
     picture_image(image.views[0]).save(buffer, format="PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _most_bytes(prompt: EncodedPrompt, params: SamplingParams) -> int:
+    """Of an answer that may be."""
+    return SHORT_ANSWER + BYTES_PER_TOKEN * (len(prompt.token_ids_P) + params.group_size * params.max_new_tokens)
 
 
 def _one_token() -> SamplingParams:
