@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,8 +14,21 @@ Answer = dict[str, Any]
 END_TOKEN = "<|im_end|>"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raw:
+    """An answer to the byte."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
+    promised: int = 0  # bytes beyond the body that the header tells of
+    pause: float = 0.0  # seconds before each byte
+    wire: bytes | None = None  # what is written in place of all this
+
+
 class ScriptedServer:
-    """`faults` are taken one for each completion request, until there are none."""
+    """`faults` are taken one for each completion request, until there are none. `tamper` makes of every good answer to
+    a completion what is sent, `tamper_models` the same for /v1/models."""
 
     def __init__(self, prompt_ids: Callable[[list[Any]], list[int]], end_id: int):
         self.prompt_ids = prompt_ids
@@ -28,6 +42,8 @@ class ScriptedServer:
         self.model_root = "models/base"
         self.key: str | None = None
         self.gives_raw_logprobs = False
+        self.tamper: Callable[[Answer], Raw] | None = None
+        self.tamper_models: Callable[[Answer], Raw] | None = None
         self.lock = threading.Lock()
         self.url = ""
 
@@ -52,6 +68,7 @@ class ScriptedServer:
 class _Handler(BaseHTTPRequestHandler):
     scripted: ScriptedServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the word that its headers have come
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
@@ -62,6 +79,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data) + promised))
         self.end_headers()
         self.wfile.write(data)
+
+    def _answer_raw(self, raw: Raw) -> None:
+        if raw.wire is not None:
+            self.wfile.write(raw.wire)
+            self.close_connection = True
+            return
+        self.send_response(raw.status)
+        for name, value in (*raw.headers, ("Content-Length", str(len(raw.body) + raw.promised))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = raw.promised > 0
+        with suppress(OSError):  # the client gives up
+            if not raw.pause:
+                self.wfile.write(raw.body)
+            for number in range(len(raw.body) if raw.pause else 0):
+                time.sleep(raw.pause)
+                self.wfile.write(raw.body[number : number + 1])
+                self.wfile.flush()
 
     def _is_known(self) -> bool:
         key = self.scripted.key
@@ -75,7 +110,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, b"")
         elif self._is_known():
             base = {"id": "base", "root": self.scripted.model_root, "max_model_len": self.scripted.max_model_len}
-            self._answer(200, {"data": [base, *({"id": name} for name in self.scripted.adapters)]})
+            answer = {"data": [base, *({"id": name} for name in self.scripted.adapters)]}
+            if self.scripted.tamper_models is not None:
+                self._answer_raw(self.scripted.tamper_models(answer))
+            else:
+                self._answer(200, answer)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -127,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, answer | {"model": "policy-other-7-00000000"})
         elif fault == "aborts":
             self._answer(200, answer | {"choices": [c | {"finish_reason": "abort"} for c in answer["choices"]]})
+        elif scripted.tamper is not None and "allowed_token_ids" not in body:
+            self._answer_raw(scripted.tamper(answer))
         else:
             self._answer(200, answer)
 

@@ -77,6 +77,7 @@ class _Seat:
     server: VllmServer
     in_flight: int = 0
     fault: str | None = None  # why it is left alone
+    last_fault: str | None = None  # why it was, though it may be back
     faults: int = 0  # in a row
     nonsense: int = 0  # answers that cannot be, in the whole run
     next_try: float = 0.0
@@ -310,19 +311,21 @@ class ServerSampler:
         return [seat for seat in self.seats if seat.fault is None]
 
     def _lost(self, prompt: EncodedPrompt) -> str:
-        reasons = "; ".join(f"{url}: {fault}" for url, fault in self.faults().items())
         return (
             f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience ({self.patience_seconds:g} s): "
-            f"{reasons}; start the servers again and give the same command, which goes on from the newest checkpoint"
+            f"{self._reasons()}; start the servers again and give the same command, which goes on from the newest "
+            "checkpoint"
         )
 
     def _useless(self) -> str:
-        reasons = "; ".join(f"{url}: {fault}" for url, fault in self.faults().items())
         return (
-            f"rollout.urls: every server has given {NONSENSE} answers that cannot be: {reasons}; nothing of them was "
-            "learnt; look into the server's log, start it again or update vLLM, and give the same command, which goes "
-            "on from the newest checkpoint"
+            f"rollout.urls: every server has given {NONSENSE} answers that cannot be: {self._reasons()}; nothing of "
+            "them was learnt; look into the server's log, start it again or update vLLM, and give the same command, "
+            "which goes on from the newest checkpoint"
         )
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{seat.server.url}: {seat.last_fault}" for seat in self.seats if seat.last_fault)
 
     async def _try_again(self, seat: _Seat) -> None:
         """Give a server that was lost the policy, and requests from then on."""
@@ -346,7 +349,7 @@ class ServerSampler:
     def _leave(self, seat: _Seat, fault: ServerFault) -> None:
         """For a while; for the rest of the run where it talks nonsense."""
         is_news = seat.fault is None
-        seat.fault = str(fault)
+        seat.fault = seat.last_fault = str(fault)
         if is_news or seat.is_tried:  # of many requests that fail together the first counts
             seat.next_try = time.monotonic() + BACKOFF_SECONDS[min(seat.faults, len(BACKOFF_SECONDS) - 1)]
             seat.faults += 1

@@ -1,0 +1,99 @@
+"""Answers of a broken vLLM server from the fifth rollout on: none is learnt from, and each ends with a message."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rollout.hostile_answers import HostileAnswer, Tokens, hostile_answers
+from tests.rollout.scripted_server import ScriptedServer, serving
+from tests.rollout.test_local import PARAMS
+from tests.rollout.test_vllm_server import POLICY, SEEDS, sampler_of, summary
+from tests.tiny_models import tiny_prompts, tiny_recipe
+from tiercel.errors import TiercelError
+from tiercel.models.loading import load_family
+from tiercel.rollout import vllm_server
+from tiercel.rollout.vllm_server import chat_messages
+
+TOKENS = Tokens(vocabulary=77, placeholder=5, end=2)  # for the names alone; the fixture has the checkpoint's
+GOOD_ROLLOUTS = 4
+
+
+@pytest.fixture(scope="module")
+def family(tiny_checkpoints):
+    return load_family(tiny_recipe(tiny_checkpoints["qwen2_5_vl"]).model)
+
+
+@pytest.fixture(scope="module")
+def prompts(family):
+    return tiny_prompts(family)[:3]
+
+
+@pytest.fixture
+def server(family, prompts):
+    def ids_of(messages):
+        return next(p.token_ids_P.tolist() for p in prompts if chat_messages(p) == messages)
+
+    with serving(ScriptedServer(ids_of, family.checkpoint.end_token_ids[0])) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(vllm_server, "BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.005)
+
+
+@pytest.fixture(scope="module")
+def answers(family) -> dict[str, HostileAnswer]:
+    vision, end = family.placeholder_ids[0], family.checkpoint.end_token_ids[0]
+    return hostile_answers(Tokens(vocabulary=family.vocabulary_size, placeholder=vision, end=end))
+
+
+def test_there_are_as_many_hostile_answers_as_were_promised():
+    assert len(hostile_answers(TOKENS)) >= 54
+
+
+@pytest.mark.parametrize("name", hostile_answers(TOKENS))
+def test_a_hostile_answer_ends_with_a_message_and_is_never_accepted(name, answers, family, prompts, server):
+    hostile = answers[name]
+    said: list[str] = []
+    patience, timeout = (0.2, 0.15) if hostile.ending == "patience" else (20.0, 20.0)
+    sampler = sampler_of(family, server, patience=patience, timeout=timeout, said=said)
+    sampler.load_policy(0, Path(POLICY))
+    good = [summary(sampler.sample(prompts, PARAMS, SEEDS)) for _ in range(GOOD_ROLLOUTS)]
+    assert good == good[:1] * GOOD_ROLLOUTS
+    if hostile.of_models:
+        server.tamper_models, server.faults = hostile.make, ["500"]
+    else:
+        server.tamper = hostile.make
+    asked = len(server.requests)
+    with pytest.raises(TiercelError) as caught:
+        sampler.sample(prompts[:1], PARAMS, SEEDS[:1])
+    text = str(caught.value)
+    assert server.url in text and hostile.says in text, text
+    assert len(text) < 2000 and text.isprintable()
+    tries = len(server.requests) - asked
+    if hostile.ending == "at once":
+        assert caught.value.exit_code == 2 and tries == 1
+    elif hostile.ending == "patience":
+        assert caught.value.exit_code == 3 and "rollout.patience" in text and "start the servers again" in text
+        assert hostile.says != "not JSON" or tries > vllm_server.NONSENSE
+    else:
+        assert caught.value.exit_code == 3 and "given 3 answers that cannot be" in text and "server's log" in text
+        assert tries == (1 if hostile.of_models else vllm_server.NONSENSE)
+        assert any("is left out from here on" in line for line in said)
+    sampler.close()
+
+
+def test_a_server_that_talks_nonsense_is_left_out_and_the_others_go_on(answers, family, prompts, server):
+    with serving(ScriptedServer(server.prompt_ids, server.end_id)) as broken:
+        broken.tamper = answers["logprob true"].make
+        sampler = sampler_of(family, server, broken, patience=5)
+        sampler.load_policy(0, Path(POLICY))
+        for _ in range(8):
+            sampler.sample(prompts, PARAMS, SEEDS)
+        assert 1 <= len(broken.requests) <= vllm_server.NONSENSE * len(prompts)
+        heard = len(broken.requests)
+        sampler.sample(prompts, PARAMS, SEEDS)
+        assert len(broken.requests) == heard and list(sampler.faults()) == [broken.url]
+        sampler.close()
