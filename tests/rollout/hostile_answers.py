@@ -200,7 +200,9 @@ def _connections() -> dict[str, HostileAnswer]:
             make=lambda answer: Raw(status=500, body=b"[" * DEEP), ending="patience", says="500 [[["
         ),
         "sent elsewhere": HostileAnswer(
-            make=lambda answer: Raw(status=302, headers=(("Location", "http://[::"),)), ending="patience", says="location header"
+            make=lambda answer: Raw(status=302, headers=(("Location", "http://[::"),)),
+            ending="patience",
+            says="Invalid URL in location header",
         ),
         "status 400": HostileAnswer(make=refusing(400), ending="at once", says="refuses a request: as told"),
         "status 403": HostileAnswer(make=refusing(403), ending="at once", says="refuses the key"),

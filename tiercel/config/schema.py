@@ -278,6 +278,9 @@ class Rollout(Section):
     parity_tolerance: PositiveFloat | None = None
     """Largest difference between an engine's logprobs and the trainer's before the first step; null takes 1e-3 with
     model.dtype float32, 0.25 else."""
+    parity_action: Literal["stop", "warn"] = "stop"
+    """Where at a later step many of an engine's logprobs are far beyond the tolerance: stop ends the run before the
+    update, warn goes on and says it."""
     lookahead: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     """1: vllm-server samples the next step's prompts while the learner works, from the policy that the learner starts
     from, so that completions are one version old; needs algorithm.correction."""

@@ -42,6 +42,7 @@ MAY_DIFFER = (
     "rollout.urls",
     "rollout.request_timeout",
     "rollout.patience",
+    "rollout.parity_action",
     "rollout.vllm.gpu_memory_utilization",
     "rollout.vllm.sleep_level",
     "reliability.stall_timeout",

@@ -30,6 +30,7 @@ from tiercel.training.advantages import step_advantages
 from tiercel.training.before import before_updates
 from tiercel.training.clock import Clock
 from tiercel.training.encoding import prompt_encoder
+from tiercel.training.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.evaluation import heldout_groups, judge
 from tiercel.training.finite import require_finite_advantages
 from tiercel.training.guard import FiniteGuard
@@ -43,7 +44,7 @@ from tiercel.training.sampling import open_sampler
 from tiercel.training.schedule import learning_rate
 from tiercel.training.sharing import balanced, minibatch_shares, padding_item, passes_to_add
 from tiercel.training.spreading import cut_for_all
-from tiercel.training.update import GAP_SUM, GAP_TOKENS, Engine, Update, policy_update
+from tiercel.training.update import Engine, Update, policy_update
 from tiercel.types import EncodedPrompt, Group, ScoredGroup
 
 
@@ -104,6 +105,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 setup.seed_step(recipe.train.seed, step, ranks.rank)
                 keep = partial(keep_groups, rollouts=run.rollouts_file(step + 1))
                 updates = learn(engine, learnable, recipe, partial(guard.attempt, keep=keep))
+                warn_of_gap(recipe, step, *in_passes(updates), say)
                 engine.vision.end_step()
                 clock.begin("rollout", step)
                 rollouts.finish()
@@ -246,20 +248,24 @@ def evaluation_row(
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Means over the step's updates; token means are weighted by tokens."""
     in_loss = _summed([update.loss_sums for update in updates])
-    in_pass = _summed([update.pass_sums for update in updates])
+    in_pass, largest = in_passes(updates)
     passed = in_pass.pop("tokens", 0.0)
-    drift = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith("drift/")}
-    known, gaps = in_pass.pop(GAP_TOKENS, 0.0), in_pass.pop(GAP_SUM, 0.0)
+    apart = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith(("drift/", "gap/"))}
     return {
         "loss": setup.mean([update.loss for update in updates]),
         "grad_norm": setup.mean([update.grad_norm for update in updates]),
         "loss_scale/skipped": sum(update.was_skipped for update in updates),
         **setup.per_token(in_loss, sum(update.tokens for update in updates)),
         **setup.per_token(in_pass, passed),
-        **({"sampler/logprob_gap_mean": gaps / known} if known else {}),
-        **drift_metrics(drift),
-        **largest_by_name([update.pass_largest for update in updates]),
+        **gap_metrics(apart),
+        **drift_metrics(apart),
+        **largest,
     }
+
+
+def in_passes(updates: Sequence[Update]) -> tuple[dict[str, float], dict[str, float]]:
+    """Sums, and largest values, over the tokens that went through the learner."""
+    return _summed([update.pass_sums for update in updates]), largest_by_name([each.pass_largest for each in updates])
 
 
 def version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:

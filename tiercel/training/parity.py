@@ -17,6 +17,7 @@ from tiercel.errors import EnvironmentProblem
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, empty_unit, group_item, policy_units
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import Sampler, SamplingParams, sampling_params
+from tiercel.training.engine_gap import engine_name, parity_tolerance
 from tiercel.training.sampling import PROBE, PolicySync
 from tiercel.training.sharing import padding_item, passes_to_add
 from tiercel.training.update import Engine, unit_scores
@@ -61,7 +62,7 @@ def check_parity(
         top_k=0,
     )
     tolerance = parity_tolerance(recipe)
-    name = f"rollout.engine: {recipe.rollout.engine}"
+    name = engine_name(recipe)
     engine.ranks.together(lambda: sampler.require_usable(some[0]) if some else None)
     groups = _sampled(sampler, engine, recipe, some, params)
     scores = trainer_logprobs(engine, recipe, groups)
@@ -157,10 +158,3 @@ def _gap(engine: Engine, groups: Sequence[Group], scores: Sequence[Tensor]) -> G
 
 def _with_pictures_first(prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
     return sorted(prompts, key=lambda prompt: not prompt.images)
-
-
-def parity_tolerance(recipe: GrpoRecipe) -> float:
-    """The recipe's, or what the dtype lets one expect."""
-    if recipe.rollout.parity_tolerance is not None:
-        return recipe.rollout.parity_tolerance
-    return 1e-3 if recipe.model.dtype == "float32" else 0.25

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tiercel.algorithms import KL_ESTIMATORS, LossInput, Totals, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_sums, is_near_policy
-from tiercel.config.schema import Correction, GrpoRecipe
+from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
 from tiercel.errors import TrainingError
@@ -25,6 +25,7 @@ from tiercel.learner.learner import Learner
 from tiercel.learner.prefix import PrefixPass
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
+from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
 from tiercel.training.finite import (
     Trace,
     faulty_rows,
@@ -35,7 +36,7 @@ from tiercel.training.finite import (
 )
 
 SMALLEST_LOSS_SCALE = 2.0**-10
-GAP_SUM, GAP_TOKENS = "sampler/gap_sum", "sampler/gap_tokens"  # their quotient is sampler/logprob_gap_mean
+Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ranks' passes: sums, largest values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,12 +141,13 @@ def policy_update(
     totals: Totals,
 ) -> Update:
     """One update by a policy-gradient loss over a minibatch with these totals; `before` per unit and microbatch. Raises
-    NonFiniteError."""
+    NonFiniteError, and TrainingError where the engine has gone wrong."""
     passes = [
         partial(policy_contributions, engine, unit, known, recipe) for unit, known in zip(units, before, strict=True)
     ]
+    accept = partial(require_near, recipe, engine.ranks.pulse.doing.step)
     with engine.vision.update([unit.images for unit in units]):
-        return _apply(engine, passes, totals.tokens)
+        return _apply(engine, passes, totals.tokens, accept)
 
 
 def policy_contributions(
@@ -167,7 +169,7 @@ def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Before,
     base_N = logprobs_N.detach() if known.old_logprobs_N is None else known.old_logprobs_N.to(device)
     sampler_N, advantages_C = batch.sampler_logprobs_N.to(device), batch.advantages_C.to(device)
     completion_of_N = batch.packed.continuation_of_N.to(device)
-    match = engine_match(base_N, sampler_N, completion_of_N, algorithm.correction)
+    match = engine_match(base_N, sampler_N, completion_of_N, recipe)
     factors = [match.weights_N, known.is_chosen_N]
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
@@ -195,7 +197,7 @@ def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Before,
             **_learnt_share(factors[1:]),
             **match.sums,
         },
-        pass_largest={"sampler/logprob_gap_max": match.largest_gap},
+        pass_largest={LARGEST_GAP: match.largest_gap},
         tokens=len(logprobs_N),
         row_ids=batch.prompt_ids,
         faulty_rows=lambda: faulty_rows(batch, logprobs_N.detach()),
@@ -224,15 +226,15 @@ class EngineMatch:
 
 
 def engine_match(
-    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, correction: Correction
+    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, recipe: GrpoRecipe
 ) -> EngineMatch:
     """Gaps over the tokens whose sampler logprob is known, how far the policies are apart, and the recipe's importance
     weights."""
-    gaps_N = (old_logprobs_N - sampler_logprobs_N).abs()
-    known_N = ~sampler_logprobs_N.isnan()
+    gaps_N = (old_logprobs_N - sampler_logprobs_N)[~sampler_logprobs_N.isnan()]
+    correction = recipe.algorithm.correction
     drift = drift_sums(old_logprobs_N, sampler_logprobs_N, completion_of_N)
-    sums = {GAP_SUM: gaps_N[known_N].sum(), GAP_TOKENS: known_N.sum(), **drift}
-    largest = gaps_N[known_N].max() if bool(known_N.any()) else gaps_N.new_zeros(())
+    sums = {**gap_counts(gaps_N, gap_limits(recipe)), **drift}
+    largest = gaps_N.abs().max() if len(gaps_N) else gaps_N.new_zeros(())
     if correction.level == "none":
         return EngineMatch(weights_N=None, sums=sums, largest_gap=largest)
     weights = importance_weights(
@@ -292,8 +294,14 @@ def sft_contributions(
     )
 
 
-def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]], tokens: int) -> Update:
-    """Backward through every microbatch, reduce, check, clip, step. All ranks step, or none does."""
+def _apply(
+    engine: Engine,
+    passes: Sequence[Callable[[], Iterator[Contribution]]],
+    tokens: int,
+    accept: Accept = lambda sums, largest: None,
+) -> Update:
+    """Backward through every microbatch, reduce, check, clip, step. All ranks step, or none does. `accept` raises, on
+    all ranks alike, where nothing is to be learnt from the passes."""
     strategy = engine.strategy
     strategy.zero_gradients()
     spoil_weights(engine)
@@ -316,6 +324,9 @@ def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]
     engine.vision.backward()
     norm = strategy.reduce_gradients()
     in_loss = engine.ranks.sum({name: float(value) for name, value in loss_sums.items()})
+    in_pass = engine.ranks.sum({name: float(value) for name, value in pass_sums.items()})
+    largest_of_all = engine.ranks.maxima(largest)
+    accept(in_pass, largest_of_all)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or engine.policy.compute_dtype == torch.float16):
         raise non_finite(engine, in_loss["loss"], norm, trace)
     was_updated = strategy.update(norm, engine.max_grad_norm)
@@ -326,8 +337,8 @@ def _apply(engine: Engine, passes: Sequence[Callable[[], Iterator[Contribution]]
         grad_norm=norm if was_updated else 0.0,
         loss_sums=in_loss,
         tokens=tokens,
-        pass_sums=engine.ranks.sum({name: float(value) for name, value in pass_sums.items()}),
-        pass_largest=engine.ranks.maxima(largest),
+        pass_sums=in_pass,
+        pass_largest=largest_of_all,
         was_skipped=not was_updated,
     )
 

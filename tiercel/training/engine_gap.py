@@ -1,0 +1,126 @@
+"""An engine that goes wrong after the gate: what it sampled is not learnt from.
+
+The gate (parity.py) compares some two hundred tokens with rollout.parity_tolerance before the first step. Afterwards
+the policy pass compares every token that it learns from, before the optimiser's step and without a pass of its own.
+Over so many tokens the largest gap is no measure: in bfloat16 a healthy run has one of 0.25 and more in most steps.
+So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all that rounding
+can do (EXTREME). An engine is wrong where a SHARE of the tokens is far off, and not just a FEW of a short step, or
+where one is extremely off. No token of the gate's was beyond one tolerance, so that with a confidence of 95 % fewer
+than 1.5 % of all are; four tolerances at 5 % of the tokens is another engine.
+
+What else sets the two apart in a healthy run is allowed for. With rollout.lookahead the completions are an update
+old, and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top. With rollout.top_p or
+rollout.top_k vLLM gives the logprob among the tokens that were left, which is above the policy's own, so that only
+one below it counts. Groups that the learner leaves out, for their advantages are all 0, are not compared: nothing is
+learnt from them.
+
+Shape suffix: N scored tokens of a microbatch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.config.schema import GrpoRecipe
+from tiercel.errors import TrainingError
+from tiercel.reliability.redaction import redact
+
+FAR, EXTREME = 4.0, 100.0  # times the gap that is expected
+DRIFT = 0.5  # nats that an update, or a dropout mask, may move a token's logprob
+SHARE = 0.05  # of the tokens
+FEW = 3  # tokens
+GAP_SUM, GAP_TOKENS = "gap/sum", "gap/tokens"
+FAR_TOKENS, EXTREME_TOKENS = "gap/far", "gap/extreme"
+LARGEST_GAP = "sampler/logprob_gap_max"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapLimits:
+    """In nats."""
+
+    far: float
+    extreme: float
+    is_cut: bool  # the engine's logprobs are those of a cut distribution
+
+
+def gap_limits(recipe: GrpoRecipe) -> GapLimits:
+    """See this file's beginning."""
+    rollout = recipe.rollout
+    has_dropout = recipe.lora is not None and recipe.lora.dropout > 0
+    expected = parity_tolerance(recipe) + (DRIFT if rollout.lookahead or has_dropout else 0.0)
+    is_cut = rollout.engine != "local" and (rollout.top_p < 1 or rollout.top_k > 0)
+    return GapLimits(far=FAR * expected, extreme=EXTREME * expected, is_cut=is_cut)
+
+
+def parity_tolerance(recipe: GrpoRecipe) -> float:
+    """The recipe's, or what the dtype lets one expect."""
+    if recipe.rollout.parity_tolerance is not None:
+        return recipe.rollout.parity_tolerance
+    return 1e-3 if recipe.model.dtype == "float32" else 0.25
+
+
+def gap_counts(gaps_N: Tensor, limits: GapLimits) -> dict[str, Tensor]:
+    """Sums over tokens by how far the engine's logprob is below the learner's, which add up over microbatches and
+    ranks."""
+    excess_N = gaps_N if limits.is_cut else gaps_N.abs()
+    return {
+        GAP_SUM: gaps_N.abs().sum(),
+        GAP_TOKENS: torch.tensor(len(gaps_N)),
+        FAR_TOKENS: (excess_N > limits.far).sum(),
+        EXTREME_TOKENS: (excess_N > limits.extreme).sum(),
+    }
+
+
+def gap_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """sampler/logprob_gap_mean, and sampler/gap_far_fraction, the share of tokens that are far off; empty where no
+    token's sampler logprob is known."""
+    known = sums.get(GAP_TOKENS, 0.0)
+    if not known:
+        return {}
+    return {"sampler/logprob_gap_mean": sums[GAP_SUM] / known, "sampler/gap_far_fraction": sums[FAR_TOKENS] / known}
+
+
+def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], largest: Mapping[str, float]) -> None:
+    """Raises TrainingError, with the sums of all ranks on all of them, where the engine is wrong and
+    rollout.parity_action stops."""
+    if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
+        raise TrainingError(
+            f"step {step + 1}: {problem}; no parameter was changed by it; start the engine again with the recipe's "
+            "model and the adapter of this run alone, and give the same command, which goes on from the newest "
+            "checkpoint; rollout.parity_action: warn would go on"
+        )
+
+
+def warn_of_gap(
+    recipe: GrpoRecipe,
+    step: int,
+    sums: Mapping[str, float],
+    largest: Mapping[str, float],
+    say: Callable[[str], None],
+) -> None:
+    """Once for a step, with the sums of its updates."""
+    if recipe.rollout.parity_action == "warn" and (problem := gap_problem(recipe, sums, largest)) is not None:
+        say(f"warning: step {step + 1}: {problem}; learnt from all the same, for rollout.parity_action is warn")
+
+
+def gap_problem(recipe: GrpoRecipe, sums: Mapping[str, float], largest: Mapping[str, float]) -> str | None:
+    """What is wrong with the engine, in figures; None where nothing is."""
+    known, far, extreme = (sums.get(name, 0.0) for name in (GAP_TOKENS, FAR_TOKENS, EXTREME_TOKENS))
+    if not extreme and far <= max(FEW, SHARE * known):
+        return None
+    limits = gap_limits(recipe)
+    return (
+        f"{engine_name(recipe)}: its logprobs are no longer the learner's: of {known:,.0f} tokens {far:,.0f} are off "
+        f"by more than {limits.far:.3g} and {extreme:,.0f} by more than {limits.extreme:.3g}, the mean gap is "
+        f"{sums[GAP_SUM] / known:.3g}, the largest {largest.get(LARGEST_GAP, 0.0):.3g} "
+        f"(rollout.parity_tolerance: {parity_tolerance(recipe):g})"
+    )
+
+
+def engine_name(recipe: GrpoRecipe) -> str:
+    """As messages name it."""
+    rollout = recipe.rollout
+    servers = f" ({redact(', '.join(rollout.urls))})" if rollout.engine == "vllm-server" else ""
+    return f"rollout.engine: {rollout.engine}{servers}"
