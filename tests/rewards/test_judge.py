@@ -1,9 +1,11 @@
 """The reward `judge` against a real HTTP server that follows a script."""
 
+import gc
 import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -16,12 +18,38 @@ from tiercel.rewards.judge import JudgeReward
 from tiercel.rewards.scoring import Scorer
 
 LIMITS = Reliability(reward_timeout=20)
+JSON = "application/json"
+GOOD = b'{"choices": [{"message": {"content": "<answer>10</answer>"}}]}'
+DEEP = 100_000
+# By its name in an order: the body, the headers, what the failure says.
+HOSTILE: dict[str, tuple[bytes, dict[str, str], str]] = {
+    "bz2": (GOOD, {"Content-Type": f"{JSON}; charset=bz2"}, "content-type: charset 'bz2' came"),
+    "hex": (GOOD, {"Content-Type": f"{JSON}; charset=hex"}, "content-type: charset 'hex' came"),
+    "utf-16": (GOOD.decode().encode("utf-16"), {"Content-Type": f"{JSON}; charset=utf-16"}, "charset 'utf-16' came"),
+    "unknown": (GOOD, {"Content-Type": f"{JSON}; charset=klingon"}, "content-type: charset 'klingon' came"),
+    "gzip": (GOOD, {"Content-Encoding": "gzip"}, "content-encoding: 'gzip' came"),
+    "no-utf-8": (GOOD.replace(b"10", b"\xff"), {}, "not JSON"),
+    "page": (b"<html>busy</html>", {}, "not JSON"),
+    "empty": (b"", {}, "not JSON"),
+    "deep": (b"[" * DEEP + b"]" * DEEP, {}, "not JSON"),
+    "long": (GOOD + b" " * 5_000_000, {}, "body: more than 4,194,304 bytes came"),
+    "null": (b"null", {}, "answer: None came"),
+    "list": (b"[]", {}, "answer: [] came"),
+    "no-choice": (b'{"choices": []}', {}, "choices: [] came"),
+    "choices-text": (b'{"choices": "10"}', {}, "choices: '10' came"),
+    "choice-null": (b'{"choices": [null]}', {}, "choices[0]: None came"),
+    "message-text": (b'{"choices": [{"message": "10"}]}', {}, "choices[0].message: '10' came"),
+    "content-number": (b'{"choices": [{"message": {"content": 10}}]}', {}, "choices[0].message.content: 10 came"),
+    "content-null": (b'{"choices": [{"message": {"content": null}}]}', {}, "choices[0].message.content: None came"),
+    "content-list": (b'{"choices": [{"message": {"content": [10]}}]}', {}, "choices[0].message.content: [10] came"),
+}
 
 
 class Script(ThreadingHTTPServer):
     """Answers each request by the first line of its completion; keeps what it was asked."""
 
     daemon_threads = True
+    block_on_close = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -79,6 +107,21 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, {"choices": [{"message": {"content": value}}]})
         elif kind == "odd":
             self.reply(200, {"choices": []})
+        elif kind in ("hostile", "refusing"):
+            body, headers, _ = HOSTILE[value]
+            self.send_response(200 if kind == "hostile" else 400)
+            for name, text in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, text)
+            self.end_headers()
+            self.wfile.write(body)
+        elif kind == "dribble":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            with suppress(OSError):  # the client gives up
+                for _ in range(100):
+                    time.sleep(0.05)
+                    self.wfile.write(b" ")
         elif kind == "elsewhere":
             self.send_response(302)
             self.send_header("Location", "http://169.254.169.254/")
@@ -99,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Script]:
     script = Script()
-    thread = threading.Thread(target=script.serve_forever, daemon=True)
+    thread = threading.Thread(target=script.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield script
     script.shutdown()
@@ -161,6 +204,24 @@ def test_a_completion_without_a_grade_is_unscorable_and_says_why(server, order, 
     assert found.failure.startswith(f"reward judge at {server.url}: row row-1: ")
     assert all(word in found.failure for word in words.split(".*")[:1])
     assert server.tries[order] == tries
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_reply_costs_one_grade_and_says_the_field(server, name, caplog):
+    found, refused, other = scores(server, f"hostile={name}", f"refusing={name}", "grade=5")
+    assert found.value is None and refused.value is None and other.value == 0.5
+    assert found.failure.startswith(f"reward judge at {server.url}: row row-1: the reply is no chat completion: ")
+    assert HOSTILE[name][2] in found.failure and len(found.failure) < 1000
+    assert "status 400: " in refused.failure or name == "long"
+    gc.collect()  # what a task raised and nobody asked for is said when it is collected
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_reply_that_comes_byte_by_byte_has_the_time_of_any(server):
+    started = time.monotonic()
+    (found,) = scores(server, "dribble", timeout=0.3, retries=1)
+    assert time.monotonic() - started < 3
+    assert "no whole answer within 0.3 s" in found.failure and server.tries == {"dribble": 2}
 
 
 def test_the_whole_batch_has_a_time_of_its_own(server):

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+from pydantic import Field
 
 from tiercel.config.schema import Reliability, Reward
 from tiercel.errors import DataError, RecipeError
+from tiercel.http_json import Answer, NoAnswer, Reply, WrongAnswer, ask, new_client
 from tiercel.rewards.answers import extract_answer
 from tiercel.rewards.truths import texts_of, truth_of
 from tiercel.samples import RewardValue, Sample
@@ -34,6 +36,7 @@ Reply with a whole number from 0 (wrong) to 10 (right), inside <answer></answer>
 """
 WORTH_A_TRY = (408, 409, 425, 429, 500, 502, 503, 504)
 FIRST_PAUSE = 0.5  # seconds; doubled with every try
+MOST_BYTES = 1 << 22  # of a reply
 _NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _GRADE = re.compile(rf"\s*(?P<grade>{_NUMBER})\s*(?:/\s*(?P<of>{_NUMBER}))?\s*\.?\s*")
 LONGEST_REPLY = 300  # characters of a reply that is shown
@@ -41,6 +44,20 @@ LONGEST_REPLY = 300  # characters of a reply that is shown
 
 class _Unanswered(Exception):
     """A request that got no grade; the text says why."""
+
+
+class _Text(Answer):
+    content: str
+
+
+class _Choice(Answer):
+    message: _Text
+
+
+class ChatReply(Answer):
+    """What is read of a chat completion."""
+
+    choices: Annotated[tuple[_Choice, ...], Field(min_length=1)]
 
 
 class JudgeReward:
@@ -79,9 +96,7 @@ class JudgeReward:
     async def _score_all(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
         gate = asyncio.Semaphore(self._judge.concurrency)
         limits = httpx.Limits(max_connections=self._judge.concurrency)
-        async with httpx.AsyncClient(
-            headers=self._headers, timeout=self._judge.timeout, limits=limits, trust_env=False
-        ) as client:
+        async with new_client(headers=self._headers, limits=limits) as client:
             tasks = [asyncio.create_task(self._score_one(sample, client, gate)) for sample in samples]
             if tasks:
                 await asyncio.wait(tasks, timeout=self._batch_timeout)
@@ -130,22 +145,24 @@ class JudgeReward:
 
     async def _ask(self, client: httpx.AsyncClient, question: str) -> str:
         """The text of the judge's reply. Raises _Unanswered."""
+        address = f"{self._judge.url.rstrip('/')}/chat/completions"
         pause, trouble = FIRST_PAUSE, ""
         for number in range(self._judge.retries + 1):
             if number:
                 await asyncio.sleep(pause)
                 pause *= 2
+            request = client.build_request("POST", address, json=self._body(question))
             try:
-                response = await client.post(
-                    f"{self._judge.url.rstrip('/')}/chat/completions", json=self._body(question)
-                )
-            except httpx.HTTPError as error:
-                trouble = str(error) or type(error).__name__
+                reply = await ask(client, request, seconds=self._judge.timeout, most_bytes=MOST_BYTES)
+            except NoAnswer as error:
+                trouble = str(error)
                 continue
-            if response.status_code == 200:
-                return _text_of(response)
-            trouble = f"status {response.status_code}: {response.text[:LONGEST_REPLY]}"
-            if response.status_code not in WORTH_A_TRY:
+            except WrongAnswer as error:
+                raise _Unanswered(f"the reply is no chat completion: {error}") from error
+            if reply.status == 200:
+                return _text_of(reply)
+            trouble = f"status {reply.status}: {reply.text()}"
+            if reply.status not in WORTH_A_TRY:
                 raise _Unanswered(trouble)
         raise _Unanswered(f"{trouble} (tried {self._judge.retries + 1} times)")
 
@@ -158,14 +175,11 @@ class JudgeReward:
         }
 
 
-def _text_of(response: httpx.Response) -> str:
+def _text_of(reply: Reply) -> str:
     try:
-        text = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise _Unanswered(f"the reply is no chat completion: {response.text[:LONGEST_REPLY]!r}") from error
-    if not isinstance(text, str):
-        raise _Unanswered("the reply has no text")
-    return text
+        return reply.read(ChatReply).choices[0].message.content
+    except (NoAnswer, WrongAnswer) as error:
+        raise _Unanswered(f"the reply is no chat completion: {error}") from error
 
 
 def _read_question(file: str) -> str:
