@@ -183,7 +183,7 @@ def hostile_rewards(size: Literal["short", "full"], seed: int, work: Path) -> Fi
 
 def attempt(misbehaviour: Misbehaviour, count: int, place: int, work: Path) -> tuple[list[str], float]:
     """What was not as promised, and the seconds that the bad batch took."""
-    with TemporaryDirectory(dir=work) as directory, _watched(Path(directory)) as watched:
+    with TemporaryDirectory(dir=work) as directory, watched(Path(directory)) as traces:
         file = Path(directory) / "hostile.py"
         body = textwrap.indent(misbehaviour.source, "    ")
         file.write_text(PREAMBLE + body + "\n" + (CALLED_ONCE if misbehaviour.is_batched else CALLED_EACH))
@@ -193,12 +193,12 @@ def attempt(misbehaviour: Misbehaviour, count: int, place: int, work: Path) -> t
             reward.start()
             texts = ["bad" if number == place else "good" for number in range(count)]
             start = time.perf_counter()
-            values = reward.score([_sample(text) for text in texts])
+            values = reward.score([sample_of(text) for text in texts])
             taken = time.perf_counter() - start
-            after = reward.score([_sample("good")] * 2)
+            after = reward.score([sample_of("good")] * 2)
         finally:
             reward.close()
-        problems = [*_wrong_values(misbehaviour, place, values), *watched.left()]
+        problems = [*_wrong_values(misbehaviour, place, values), *traces.left()]
     if taken > misbehaviour.timeout + MARGIN:
         problems.append(f"the batch took {taken:.1f} s")
     if [value.value for value in after] != [1.0, 1.0]:
@@ -221,7 +221,7 @@ def _wrong_values(misbehaviour: Misbehaviour, place: int, values: Sequence[Rewar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Watched:
+class Watched:
     """Where a reward's traces would be: processes that were there before are no part of them."""
 
     mark: str
@@ -229,16 +229,24 @@ class _Watched:
     before: frozenset[int]
 
     def left(self) -> Iterator[str]:
-        """Processes with the mark in their environment, or with none at all and new; files below TMPDIR."""
+        """Processes of the reward's, and files below TMPDIR."""
+        yield from (f"process {pid} is left: {command}" for pid, command in self.processes().items())
+        yield from (f"{path} is left" for path in self.temporary.iterdir())
+
+    def processes(self) -> dict[int, str]:
+        """By id the command of those with the mark in their environment or their command, and of new ones without an
+        environment."""
+        found = {}
         for pid in sorted(_processes() - self.before):
             try:
                 environment = Path(f"/proc/{pid}/environ").read_bytes()
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if f"{MARK}={self.mark}".encode() in environment or (not environment and command == "sleep 600 "):
-                yield f"process {pid} is left: {command}"
-        yield from (f"{path} is left" for path in self.temporary.iterdir())
+            is_marked = f"{MARK}={self.mark}".encode() in environment or self.mark in command
+            if is_marked or (not environment and command == "sleep 600 "):
+                found[pid] = command
+        return found
 
 
 def _processes() -> frozenset[int]:
@@ -246,20 +254,20 @@ def _processes() -> frozenset[int]:
 
 
 @contextmanager
-def _watched(directory: Path) -> Iterator[_Watched]:
+def watched(directory: Path) -> Iterator[Watched]:
     """Processes started inside have a mark in their environment, and temporary files a directory of their own."""
-    mark, temporary = uuid4().hex, directory / "temporary"
+    mark, temporary = str(uuid4().int), directory / "temporary"
     temporary.mkdir()
     before = tempfile.tempdir
     os.environ[MARK], tempfile.tempdir = mark, str(temporary)
     try:
-        yield _Watched(mark=mark, temporary=temporary, before=_processes())
+        yield Watched(mark=mark, temporary=temporary, before=_processes())
     finally:
         tempfile.tempdir = before
         del os.environ[MARK]
 
 
-def _sample(completion: str) -> Sample:
+def sample_of(completion: str) -> Sample:
     return Sample(
         id="row-1",
         prompt="",

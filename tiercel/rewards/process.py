@@ -6,10 +6,10 @@ its own. What it prints is read aside and its last lines are kept.
 """
 
 import contextlib
-import glob
 import json
 import logging
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -26,6 +26,7 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import EnvironmentProblem
 from tiercel.reliability.redaction import is_secret_name, redact
+from tiercel.rewards.supervisor import marked
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
@@ -36,7 +37,10 @@ _CHUNK = 65536  # bytes
 _TICK = 0.2  # seconds between looks at whether the process still lives
 _STACK_WAIT = 0.3  # seconds given to a hanging process to say where it hangs
 _EXIT_WAIT = 1.0  # seconds for a process that closed its socket to be gone
-_CLOSE_WAIT = 2.0  # seconds for the supervisor to end all
+_CLOSE_WAIT = 6.0  # seconds for the supervisor to end all
+_MARKED_WAIT = 5.0  # seconds for marked processes to be gone, though they fork meanwhile
+_LOOKS = 5  # in a row without a marked process, before there is none
+_LOWEST_MARK = 2**50  # microseconds: 35 years
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tiercel.rewards.supervisor import main; main(sys.argv[2])"
@@ -70,6 +74,7 @@ class RewardProcess:
         """Start the process; it imports the user's code and then sends its first reply. `variables`: of the
         environment, which it sees though they look like secrets."""
         self._call = call
+        self._mark = _LOWEST_MARK + secrets.randbelow(_LOWEST_MARK)
         with contextlib.ExitStack() as undo:
             try:
                 self._directory = tempfile.mkdtemp(prefix="tiercel-reward-")
@@ -106,6 +111,7 @@ class RewardProcess:
             "directory": self._directory,
             "memory_gb": limits.reward_memory_gb,
             "file_mb": limits.reward_file_mb,
+            "mark": self._mark,
         }
         arguments = [json.dumps([str(entry) for entry in sys.path]), json.dumps(charge)]
         directories = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), self._directory)
@@ -173,12 +179,13 @@ class RewardProcess:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)  # loader workers may hold it open as well
         self._control.close()
+        self._process.send_signal(signal.SIGCONT)  # the user's code may have stopped it
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_WAIT)
-        if self._process.returncode != 0:  # the user's code stopped or killed the supervisor
+        if self._process.returncode != 0:  # the user's code killed the supervisor, or stops it again and again
             self._process.kill()
             self._process.wait()
-            kill_marked(f"TMPDIR={self._directory}")
+            kill_marked(self._mark, f"TMPDIR={self._directory}")
             shutil.rmtree(self._directory, ignore_errors=True)
         self._selector.close()
         self._channel.close()
@@ -248,23 +255,18 @@ def _parsed(line: bytes | bytearray) -> Mapping[str, Any]:
     return reply
 
 
-def kill_marked(variable: str) -> None:
-    """Kill the processes that were started with `NAME=value` in their environment, and wait a while; Linux only."""
-    deadline = time.monotonic() + _EXIT_WAIT
-    while (found := _marked(variable.encode())) and time.monotonic() < deadline:
-        for pid in found:
+def kill_marked(mark: int, variable: str) -> None:
+    """Kill the processes that have either mark (supervisor.py), and wait a while; Linux only."""
+    if sys.platform != "linux":
+        return
+    deadline = time.monotonic() + _MARKED_WAIT
+    empty_looks = 0
+    while empty_looks < _LOOKS and time.monotonic() < deadline:
+        empty_looks += 1
+        for pid in marked(mark, variable):
+            empty_looks = 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _marked(variable: bytes) -> list[int]:
-    found = []
-    for file in glob.glob("/proc/[0-9]*/environ"):
-        with contextlib.suppress(OSError), open(file, "rb") as environment:  # gone, or another user's
-            if variable in environment.read().split(b"\0"):
-                found.append(int(file.split("/")[2]))
-    return found
 
 
 def _as_text(line: bytes) -> str:

@@ -1,8 +1,10 @@
 """The process between the trainer and a reward's worker: it runs no code of the user's, so it outlives what that does.
 
-As the subreaper (Linux) of all that the worker starts it inherits every process that left the worker's session or lost
-its parent, so none can hide. The worker itself could not be that, for it may end first; and a variable in the
-environment that marks its processes is lost with `env -i`. Started by process.py; imports no torch.
+As the subreaper (Linux) of all that the worker starts it inherits every process that left the worker's session or
+lost its parent, so none can hide. The worker itself could not be that, for it may end first. Where the user's code
+kills the supervisor, the trainer ends what is left, which it knows by a mark that `env -i` does not take away
+(`marked`); where it stops it, the trainer's word, or its death, wakes it. Other systems than Linux have neither:
+there a process in a session of its own is left. Started by process.py; imports no torch.
 
 The memory that all of them hold is added up. RLIMIT_AS and RLIMIT_DATA hold for each process by itself, and count what
 was reserved and never touched: the address space of CUDA, the stacks of idle threads.
@@ -12,6 +14,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -19,7 +22,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -29,7 +32,7 @@ TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile i
 CLEAN = 0  # exit code: nothing is left
 UNCLEAN = 1
 
-_END_WAIT = 1.5  # seconds for processes that were killed to be gone
+_END_WAIT = 5.0  # seconds for processes that were killed to be gone, though they fork meanwhile
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -45,12 +48,14 @@ class Charge:
     directory: str  # the worker's TMPDIR, removed at the end
     memory_gb: float
     file_mb: float
+    mark: int  # see `mark_descendants`
 
 
 def main(charge_json: str) -> NoReturn:
     """Start the worker, watch it, end all that it started; then say on the control socket why it ended, if it did."""
     charge = Charge(**json.loads(charge_json))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # the user's code may have stopped this process
     worker = os.fork()
     if worker == 0:
         _work(charge)
@@ -83,6 +88,7 @@ def _work(charge: Charge) -> NoReturn:
     os.setsid()
     os.close(charge.control)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    mark_descendants(charge.mark)
     code = 1
     try:
         run(charge.channel, charge.call, charge.file_mb)
@@ -208,6 +214,26 @@ def _kibibytes(file: str, fields: tuple[bytes, ...]) -> int:
             return sum(int(line.split()[1]) for line in lines if line.startswith(fields))
     except OSError:
         return 0
+
+
+def mark_descendants(mark: int) -> None:
+    """Give this process, and all that come of it, a mark that outlasts fork, exec and an empty environment: a limit, in
+    microseconds, of the time that real-time processes may take, so high that none is ever hit. Linux only."""
+    if sys.platform == "linux":
+        with contextlib.suppress(ValueError, OSError):  # the limit here is lower already
+            resource.setrlimit(resource.RLIMIT_RTTIME, (mark, mark))
+
+
+def marked(mark: int, variable: str) -> Iterator[int]:
+    """Ids of the processes with the mark, and of those that were started with `NAME=value` in their environment; the
+    newest first, for one that forks and ends is soon another."""
+    wanted = (("limits", str(mark).encode()), ("environ", variable.encode()))
+    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()), reverse=True):
+        for file, text in wanted:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as content:  # gone, or another user's
+                if text in content.read():
+                    yield pid
+                    break
 
 
 def describe_end(code: int, file_mb: float) -> str:
