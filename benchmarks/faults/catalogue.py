@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults.broken_servers import broken_servers
 from benchmarks.faults.canaries import canaries
 from benchmarks.faults.crashes import crashes
 from benchmarks.faults.damage import damage
@@ -12,6 +13,7 @@ from benchmarks.faults.full_disks import full_disks
 from benchmarks.faults.fuzzed_rows import fuzzed_rows
 from benchmarks.faults.hostile_images import hostile_images
 from benchmarks.faults.kills import kills
+from benchmarks.faults.left_processes import left_processes
 from benchmarks.faults.long_runs import long_runs
 from benchmarks.faults.non_finite import non_finite
 from benchmarks.faults.rewards import hostile_rewards
@@ -30,6 +32,8 @@ FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "SIGTERM in each phase": terminations,
     "NaN or Inf on one rank": non_finite,
     "hostile rewards": hostile_rewards,
+    "processes that rewards leave": left_processes,
+    "a broken vLLM server": broken_servers,
     "a rank sleeps, stops, dies, skips": stalls,
     "a rank hangs at its start": start_hangs,
     "hostile images": hostile_images,

@@ -12,6 +12,7 @@ from tiercel.models.loading import DTYPES
 from tiercel.models.policy import WHOLE_FILE, load_for_inference
 from tiercel.models.saving import copy_tokenizer_files
 from tiercel.runs.recipe import Recipe
+from tiercel.writing import writing
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
@@ -24,8 +25,10 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
     """Write the merged model, or the adapter alone. Raises RunError where the target holds something already."""
     if target.exists() and not target.is_dir():
         raise RunError(f"--output: {target} is a file; name a directory")
-    if target.exists() and any(target.iterdir()):
-        raise RunError(f"{target} is not empty; remove it or name another --output")
+    with writing(target):  # before the weights are loaded
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise RunError(f"{target} is not empty; remove it or name another --output")
     model, adapter = trained_weights(run, recipe)
     if not merge:
         if adapter is None:
@@ -34,11 +37,13 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
             raise RunError(
                 f"{run} trained weights whole beside its adapter, which alone is not its policy; use --merge"
             )
-        shutil.copytree(adapter, target, dirs_exist_ok=True)
+        with writing(target):
+            shutil.copytree(adapter, target, dirs_exist_ok=True)
         return target
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     policy = load_for_inference(chosen, torch.device("cpu"), adapter)
     weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
-    weights.to(DTYPES[recipe.model.dtype]).save_pretrained(target)
-    copy_tokenizer_files(Path(policy.family.checkpoint.path), target)
+    with writing(target):
+        weights.to(DTYPES[recipe.model.dtype]).save_pretrained(target)
+        copy_tokenizer_files(Path(policy.family.checkpoint.path), target)
     return target

@@ -10,6 +10,7 @@ from tiercel.importing.conversion import draft_of, refusals
 from tiercel.importing.launches import Foreign, Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
+from tiercel.writing import write_text
 
 
 def run(recipe: None, arguments: Namespace) -> None:
@@ -27,7 +28,7 @@ def import_command(given: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
     else:
-        output.write_text(text, encoding="utf-8")
+        write_text(output, text)
         print(output)
     for problem in problems:
         print(f"still to do: {problem}", file=sys.stderr)

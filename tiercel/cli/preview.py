@@ -12,7 +12,7 @@ from torch import Tensor
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_training_rows
-from tiercel.errors import DataError, RunError
+from tiercel.errors import DataError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
 from tiercel.models.loading import load_family
@@ -21,6 +21,7 @@ from tiercel.report.preview import Piece, PreviewPicture, PreviewRow, render
 from tiercel.rewards.boxes import is_proper
 from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
+from tiercel.writing import write_text
 
 
 def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
@@ -38,10 +39,7 @@ def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path)
         f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",
         f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
     ]
-    try:
-        output.write_text(render(shown, f"{name}: rows", notes), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{output}: the page cannot be written: {error.strerror or error}") from error
+    write_text(output, render(shown, f"{name}: rows", notes))
     print(f"{output}: {len(shown)} rows")
 
 

@@ -18,9 +18,10 @@ from tiercel.data.images import open_header
 from tiercel.data.order import RowOrder
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
-from tiercel.errors import DataError, RunError
+from tiercel.errors import DataError
 from tiercel.reliability.redaction import redact_values
 from tiercel.types import ImageRoots, RejectedRow, Row
+from tiercel.writing import GO_ON, writing
 
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
@@ -229,7 +230,7 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
     ]
     lines = [json.dumps(record) for record in redact_values(records)]
     file = Path(path)
-    try:
+    with writing(file, GO_ON):
         recorded = file.read_text(encoding="utf-8") if file.exists() else ""
         known = set(recorded.splitlines())
         new = [line for line in dict.fromkeys(lines) if line not in known]
@@ -239,8 +240,6 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
         opening = "" if recorded == "" or recorded.endswith("\n") else "\n"
         with file.open("a", encoding="utf-8") as stream:
             stream.write(opening + "\n".join(new) + "\n")
-    except OSError as error:
-        raise RunError(f"{file}: rejected rows cannot be recorded: {error.strerror or error}") from error
 
 
 def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
@@ -253,13 +252,10 @@ def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
         for record in records_of(_source(file))
         if (file, record.line) in wanted
     }
-    try:
-        with Path(path).open("w", encoding="utf-8") as stream:
-            for row in rejected:
-                found = {"file": row.file, "line": row.line, "id": row.id, "field": row.field, "reason": row.reason}
-                stream.write(_fix_line(found, records.get((row.file, row.line))))
-    except OSError as error:
-        raise RunError(f"{path}: rejected rows cannot be written: {error.strerror or error}") from error
+    with writing(Path(path)), Path(path).open("w", encoding="utf-8") as stream:
+        for row in rejected:
+            found = {"file": row.file, "line": row.line, "id": row.id, "field": row.field, "reason": row.reason}
+            stream.write(_fix_line(found, records.get((row.file, row.line))))
     return len(rejected)
 
 

@@ -11,6 +11,7 @@ from tiercel.demo.scenes import write_scenes
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
+from tiercel.writing import writing
 
 START = Path(__file__).parent / "start"
 RECIPES = Path("recipes")
@@ -32,10 +33,11 @@ def demo() -> None:
     data = Path("runs/demo-data")
     if not (data / "heldout.jsonl").exists():
         print(f"1/4 scenes of real handwriting -> {data}", flush=True)
-        write_scenes(data, "warmup", WARMUP_SCENES, 1, (1,), use_held_out=False, jitter=CARELESSNESS)
-        write_scenes(data, "practice", PRACTICE_SCENES, 2, (1,), use_held_out=False)
-        shutil.copytree(START, data / "start", dirs_exist_ok=True)
-        write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1,), use_held_out=True)
+        with writing(data, "start the demo in a copy of tiercel's directory that can be written"):
+            write_scenes(data, "warmup", WARMUP_SCENES, 1, (1,), use_held_out=False, jitter=CARELESSNESS)
+            write_scenes(data, "practice", PRACTICE_SCENES, 2, (1,), use_held_out=False)
+            shutil.copytree(START, data / "start", dirs_exist_ok=True)
+            write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1,), use_held_out=True)
     print("2/4 tiercel sft recipes/demo-sft.yaml: learn to point from carelessly drawn boxes", flush=True)
     run_command("sft", str(RECIPES / "demo-sft.yaml"))
     if not Path("runs/demo-sft/model").exists():

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from tiercel import __version__
-from tiercel.errors import RunError
 from tiercel.report.comparison import comparison_section
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
@@ -20,6 +19,7 @@ from tiercel.report.reading import GroupFile, Run, finite, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
 from tiercel.report.verdict import Change, Notice, changes, completions_sampled, headline, notices, progress
 from tiercel.runs.files import write_atomically
+from tiercel.writing import writing
 
 FILE = "report.html"
 
@@ -32,10 +32,8 @@ def write_report(run: Path, compare: Path | None = None) -> Path:
     """
     page = render(read_run(run), read_run(compare) if compare is not None else None)
     path = run / FILE
-    try:
+    with writing(path):
         write_atomically(path, page)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from error
     return path
 
 

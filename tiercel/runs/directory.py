@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.runs.recipe import Recipe, kind_of, load_run_recipe
 from tiercel.types import EncodedImage, ScoredGroup
+from tiercel.writing import GO_ON, writing
 
 MAY_DIFFER = (
     "train.steps",
@@ -82,10 +82,10 @@ class RunDirectory:
         """Append one row to metrics.jsonl and flush it."""
 
         def append() -> None:
-            with self.metrics_file.open("a", encoding="utf-8") as file:
+            with writing(self.metrics_file, GO_ON), self.metrics_file.open("a", encoding="utf-8") as file:
                 file.write(json_line(row))
 
-        self.ranks.on_first(partial(_written, self.metrics_file, append))
+        self.ranks.on_first(append)
 
     def rollouts_file(self, step: int) -> Path:
         """The groups that the step's last update learnt from."""
@@ -109,27 +109,22 @@ class RunDirectory:
         space = {"coordinate_space": family.coordinate_space}
         lines = [json_line({**space, **group_record(group, values)}) for group, values in everyone]
         file = self.path / folder / f"step-{step:06d}.jsonl"
-        self.ranks.on_first(partial(_written, file, partial(write_atomically, file, "".join(lines))))
+
+        def write() -> None:
+            with writing(file, GO_ON):
+                write_atomically(file, "".join(lines))
+
+        self.ranks.on_first(write)
         return [group for group, _ in everyone]
 
     def save_image(self, image: EncodedImage) -> None:
         """The picture as the model got it, under its hash."""
         path = self.path / "images" / f"{image.sha256}.png"
         if not path.exists():
-            _written(path, partial(_save_picture, image, path, path.with_suffix(f".{self.ranks.rank}.tmp")))
-
-
-def _save_picture(image: EncodedImage, path: Path, temporary: Path) -> None:
-    picture_image(image.views[0]).save(temporary, format="PNG")
-    temporary.replace(path)
-
-
-def _written(file: Path, write: Callable[[], None]) -> None:
-    """Raises RunError where the disk is full, say."""
-    try:
-        write()
-    except OSError as error:
-        raise RunError(f"{file} cannot be written: {error}; the same command goes on once it can") from error
+            temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
+            with writing(path, GO_ON):
+                picture_image(image.views[0]).save(temporary, format="PNG")
+                temporary.replace(path)
 
 
 def gathered_groups(
@@ -205,25 +200,37 @@ def _require_seen(path: Path) -> None:
 
 @contextmanager
 def _held(recipe: Recipe, path: Path) -> Iterator[None]:
-    kind = kind_of(recipe)
+    with writing(path, "name another `output`, or make room and rights there"):
+        lock = _opened(path)
+    try:
+        _take(lock, path)
+        config = path / "config.yaml"
+        if config.exists():
+            _require_same(load_run_recipe(path), recipe, config)
+        with writing(path, GO_ON):
+            _begin(recipe, path)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _opened(path: Path) -> int:
+    """The descriptor of the lock of a directory that is a run's or becomes one."""
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
     if path.is_dir() and not config.exists() and any(p.name not in BEGUN for p in path.iterdir()):
         raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        _take(lock, path)
-        if config.exists():
-            _require_same(load_run_recipe(path), recipe, config)
-        write_atomically(config, f"# tiercel {kind}\n" + render(redact_values(recipe.model_dump(mode="json"))))
-        for name in FOLDERS:
-            (path / name).mkdir(exist_ok=True)
-        write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
-        yield
-    finally:
-        os.close(lock)
+    return os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+
+
+def _begin(recipe: Recipe, path: Path) -> None:
+    text = f"# tiercel {kind_of(recipe)}\n" + render(redact_values(recipe.model_dump(mode="json")))
+    write_atomically(path / "config.yaml", text)
+    for name in FOLDERS:
+        (path / name).mkdir(exist_ok=True)
+    write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
 
 
 def _take(lock: int, path: Path) -> None:
@@ -252,13 +259,14 @@ def resume_point(
     if found is not None:
         require_usable(found)
     step = found.step if found else -1
-    if run.metrics_file.exists():
-        kept = [row for row in read_metrics(run.path) if row["step"] <= step]
-        write_atomically(run.metrics_file, "".join(json_line(row) for row in kept))
-    for folder in ("rollouts", "evaluations"):
-        for file in (run.path / folder).glob("step-*.jsonl"):
-            if int(file.stem.removeprefix("step-")) > step:
-                file.unlink()
+    with writing(run.path, GO_ON):
+        if run.metrics_file.exists():
+            kept = [row for row in read_metrics(run.path) if row["step"] <= step]
+            write_atomically(run.metrics_file, "".join(json_line(row) for row in kept))
+        for folder in ("rollouts", "evaluations"):
+            for file in (run.path / folder).glob("step-*.jsonl"):
+                if int(file.stem.removeprefix("step-")) > step:
+                    file.unlink()
     return found
 
 

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tiercel.reliability.redaction import redact
+from tiercel.writing import GO_ON, writing
 
 SHOWN = (
     ("loss", "loss", "{:+.4f}"),
@@ -35,7 +36,9 @@ class Progress:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=log is None)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._is_terminal = sys.stderr.isatty() and log is not None
-        self._file: IO[str] = Path(os.devnull if log is None else log).open("a", encoding="utf-8")  # noqa: SIM115
+        self._log = Path(os.devnull) if log is None else log
+        with writing(self._log, GO_ON):
+            self._file: IO[str] = self._log.open("a", encoding="utf-8")
         self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> "Progress":
@@ -86,5 +89,6 @@ class Progress:
         return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
     def _write(self, text: str) -> None:
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        self._file.flush()
+        with writing(self._log, GO_ON):
+            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self._file.flush()

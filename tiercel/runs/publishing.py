@@ -10,10 +10,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from tiercel.errors import RunError
 from tiercel.runs.files import file_sha256
+from tiercel.writing import GO_ON, writing
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -29,10 +27,8 @@ class Publisher:
 
     def publish(self, version: int, write: Callable[[Path], None]) -> Path:
         """A directory with what `write` makes, complete before it has its name."""
-        try:
+        with writing(self.root / f"policy-{self.run_name}-{version}", GO_ON):
             return self._publish(version, write)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{self.root}: version {version} of the policy cannot be written: {error}") from error
 
     def _publish(self, version: int, write: Callable[[Path], None]) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from tiercel.data.reading import RowTable, RunRows, require_few_bad, write_bad_r
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
-from tiercel.errors import DataError, RecipeError, RunError, Terminated
+from tiercel.errors import DataError, RecipeError, Terminated
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
@@ -33,7 +32,15 @@ from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
-from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_better, prune, save_checkpoint
+from tiercel.runs.checkpoints import (
+    SCORE,
+    FoundCheckpoint,
+    best_scored,
+    directory_of,
+    is_better,
+    prune,
+    save_checkpoint,
+)
 from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
@@ -45,6 +52,7 @@ from tiercel.training.finite import require_finite_weights
 from tiercel.training.first_rows import try_first_rows
 from tiercel.training.sharing import padding_item
 from tiercel.training.update import Engine
+from tiercel.writing import GO_ON, writing
 
 Place: TypeAlias = tuple[str, str]  # of a row: its file, and its id there
 ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run takes in turn
@@ -303,11 +311,9 @@ def save(
         save_pending(directory, groups)
 
     def save_and_prune() -> None:
-        try:
-            needed = byte_count(weights) + byte_count(moments)
+        needed = byte_count(weights) + byte_count(moments)
+        with writing(directory_of(run.checkpoints, step), f"{GO_ON} from the newest checkpoint"):
             save_checkpoint(run.checkpoints, step, write, state, expected_bytes=needed)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{run.checkpoints}: the checkpoint of step {step} cannot be written: {error}") from error
         prune(run.checkpoints, step, recipe.train.keep, best_so_far(run, recipe, step))
 
     engine.ranks.on_first(save_and_prune)
