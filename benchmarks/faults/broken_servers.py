@@ -2,16 +2,21 @@
 
     python -m benchmarks.faults --only "a broken vLLM server"
 
-Each case is a real run of the command line against a server that samples in earnest, passes the gate, and answers four
-rollouts well. Then it gives one of the hostile answers of tests/rollout/hostile_answers.py, or answers that could be but
-for their numbers.
+Each case is a run of the command line, in a process that was forked after torch was imported, against a server that
+samples in earnest, passes the gate, and answers four rollouts well. Then it gives one of the hostile answers of
+tests/rollout/hostile_answers.py, or answers that could be but for their numbers.
 """
 
 import json
+import os
 import random
+import signal
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
@@ -19,6 +24,7 @@ from benchmarks.faults.processes import Ended, TinyRuns, run, steps_recorded
 from tests.rollout.hostile_answers import HostileAnswer, Tokens, hostile_answers
 from tests.rollout.sampling_server import SamplingServer, version_of
 from tests.rollout.scripted_server import Answer, Raw, serving
+from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.schema import GrpoRecipe
 
@@ -26,6 +32,7 @@ GOOD_ROLLOUTS = 4
 STEPS = 6
 QUICK = ("rollout.patience=3", "rollout.request_timeout=2")  # for what is tried again until the patience is over
 SHORT = 2
+SECONDS = 240.0
 EXIT_CODES = {"left out": 3, "patience": 3, "at once": 2}
 
 
@@ -83,7 +90,7 @@ def _answer_problem(runs: TinyRuns, recipe: GrpoRecipe, hostile: HostileAnswer, 
         else:
             server.tamper = lambda answer: hostile.make(answer) if _is_late(answer) else _good(answer)
         quick = QUICK if hostile.ending == "patience" else ()
-        ended = run("grpo", file, *_by(server), *quick)
+        ended = _command(file, *_by(server), *quick)
         url = server.url
     return _problem(ended, runs.work / name, EXIT_CODES[hostile.ending], (url, hostile.says))
 
@@ -93,11 +100,40 @@ def _gap_problem(runs: TinyRuns, recipe: GrpoRecipe, gap: _Gap, number: int) -> 
     file = runs.recipe("grpo", name, train={"steps": STEPS, "save_every": 2})
     with serving(SamplingServer(recipe)) as server:
         server.tamper = lambda answer: _good(gap.make(answer) if _is_late(answer) else answer)
-        ended = run("grpo", file, *_by(server), *gap.arguments)
+        command = partial(run, "grpo") if "--nproc" in gap.arguments else _command
+        ended = command(file, *_by(server), *gap.arguments)
         url = server.url
     if gap.code == 0:
         return ended.problem(0, "warning: step 5", "warning: step 6", url, gap.says)
     return _problem(ended, runs.work / name, gap.code, (url, gap.says))
+
+
+def _command(recipe: Path, *arguments: str) -> Ended:
+    """`tiercel grpo` to its end."""
+    said = recipe.with_suffix(".said")
+    process = get_context("fork").Process(target=_main, args=(["grpo", str(recipe), *arguments], said))
+    process.start()
+    process.join(SECONDS)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    return Ended(
+        code=-signal.SIGKILL if code is None else code,
+        said=said.read_text(errors="replace"),
+        seconds_from_fault=None,
+        left=(),
+    )
+
+
+def _main(words: list[str], said: Path) -> None:
+    for descriptor, file in ((1, os.devnull), (2, said)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
+    code = 1
+    try:
+        code = main(words)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
 
 
 def _problem(ended: Ended, run_directory: Path, code: int, words: tuple[str, ...]) -> str | None:

@@ -184,6 +184,9 @@ class _Server(ThreadingHTTPServer):
         self.connections.append(request)
         super().process_request(request, client_address)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has given up is part of the script."""
+
     def drop_connections(self) -> None:
         """What a killed process leaves of them."""
         for connection in self.connections:
