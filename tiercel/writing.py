@@ -14,8 +14,8 @@ GO_ON = "make room and rights there; the same command goes on"
 
 
 @contextmanager
-def writing(path: Path, remedy: str = ELSEWHERE) -> Iterator[None]:
-    """Inside `path`, a file or a directory, is written. Raises RunError where the system does not allow it."""
+def writing(path: Path | str, remedy: str = ELSEWHERE) -> Iterator[None]:
+    """Inside `path`, as a message is to name it, is written. Raises RunError where the system does not allow it."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -28,7 +28,7 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _reason(error: Exception, path: Path) -> str:
+def _reason(error: Exception, path: Path | str) -> str:
     if isinstance(error, shutil.Error):  # of many files; each has its source, its target and the reason
         return str(error.args[0][0][2])
     if not isinstance(error, OSError) or error.strerror is None:

@@ -56,6 +56,7 @@ METRICS = """\
 | key | formula over the learnt completions | meaning |
 |---|---|---|
 | `sampler/logprob_gap_mean`, `_max` | \\|log learner - log engine\\| | how far engine and learner round apart |
+| `sampler/gap_far_fraction` | tokens whose gap is over four tolerances | 0; over 5 % the engine is another one |
 | `off_policy/kl` | mean over tokens of log engine - log learner | 0 on policy |
 | `off_policy/chi2` | mean over tokens of ratio², less 1 | large where single tokens weigh too much |
 | `off_policy/ess` | (sum w)² / (n x sum w²), w the completions' ratios | effective share of completions, 1 on policy |

@@ -27,7 +27,7 @@ class Publisher:
 
     def publish(self, version: int, write: Callable[[Path], None]) -> Path:
         """A directory with what `write` makes, complete before it has its name."""
-        with writing(self.root / f"policy-{self.run_name}-{version}", GO_ON):
+        with writing(f"{self.root}: version {version} of the policy", GO_ON):
             return self._publish(version, write)
 
     def _publish(self, version: int, write: Callable[[Path], None]) -> Path:

@@ -36,7 +36,6 @@ from tiercel.runs.checkpoints import (
     SCORE,
     FoundCheckpoint,
     best_scored,
-    directory_of,
     is_better,
     prune,
     save_checkpoint,
@@ -312,7 +311,7 @@ def save(
 
     def save_and_prune() -> None:
         needed = byte_count(weights) + byte_count(moments)
-        with writing(directory_of(run.checkpoints, step), f"{GO_ON} from the newest checkpoint"):
+        with writing(f"{run.checkpoints}: the checkpoint of step {step}", f"{GO_ON} from the newest checkpoint"):
             save_checkpoint(run.checkpoints, step, write, state, expected_bytes=needed)
         prune(run.checkpoints, step, recipe.train.keep, best_so_far(run, recipe, step))
 
