@@ -32,14 +32,7 @@ from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
-from tiercel.runs.checkpoints import (
-    SCORE,
-    FoundCheckpoint,
-    best_scored,
-    is_better,
-    prune,
-    save_checkpoint,
-)
+from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_better, prune, save_checkpoint
 from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
