@@ -27,7 +27,9 @@ from tests.rollout.scripted_server import Answer, Raw, serving
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.schema import GrpoRecipe
+from tiercel.training import ending, grpo
 
+IMPORTED = (ending, grpo)  # here, so that forked runs need not
 GOOD_ROLLOUTS = 4
 STEPS = 6
 QUICK = ("rollout.patience=3", "rollout.request_timeout=2")  # for what is tried again until the patience is over
@@ -44,6 +46,7 @@ class _Gap:
     code: int
     says: str
     arguments: tuple[str, ...] = ()
+    learnt: int = GOOD_ROLLOUTS  # steps
 
 
 def broken_servers(size: Size, seed: int, work: Path) -> Figure:
@@ -92,7 +95,7 @@ def _answer_problem(runs: TinyRuns, recipe: GrpoRecipe, hostile: HostileAnswer, 
         quick = QUICK if hostile.ending == "patience" else ()
         ended = _command(file, *_by(server), *quick)
         url = server.url
-    return _problem(ended, runs.work / name, EXIT_CODES[hostile.ending], (url, hostile.says))
+    return _problem(ended, runs.work / name, EXIT_CODES[hostile.ending], (url, hostile.says), GOOD_ROLLOUTS)
 
 
 def _gap_problem(runs: TinyRuns, recipe: GrpoRecipe, gap: _Gap, number: int) -> str | None:
@@ -105,7 +108,7 @@ def _gap_problem(runs: TinyRuns, recipe: GrpoRecipe, gap: _Gap, number: int) -> 
         url = server.url
     if gap.code == 0:
         return ended.problem(0, "warning: step 5", "warning: step 6", url, gap.says)
-    return _problem(ended, runs.work / name, gap.code, (url, gap.says))
+    return _problem(ended, runs.work / name, gap.code, (url, gap.says), gap.learnt)
 
 
 def _command(recipe: Path, *arguments: str) -> Ended:
@@ -136,13 +139,13 @@ def _main(words: list[str], said: Path) -> None:
     os._exit(code)
 
 
-def _problem(ended: Ended, run_directory: Path, code: int, words: tuple[str, ...]) -> str | None:
+def _problem(ended: Ended, run_directory: Path, code: int, words: tuple[str, ...], learnt: int) -> str | None:
     if "Traceback" in ended.said:
         return f"a traceback: {ended.said[-500:]}"
-    accepted = [step for step in steps_recorded(run_directory) if step > GOOD_ROLLOUTS]
+    accepted = [step for step in steps_recorded(run_directory) if step > learnt]
     if accepted:
         return f"accepted in step {accepted[0]}: {ended.said[-500:]}"
-    if max(steps_recorded(run_directory), default=0) != GOOD_ROLLOUTS:
+    if max(steps_recorded(run_directory), default=0) != learnt:
         return f"went wrong before: {ended.said[-500:]}"
     return ended.problem(code, *words)
 
@@ -175,7 +178,11 @@ def _gaps() -> dict[str, _Gap]:
         "other token ids than were scored": _Gap(make=other_ids, code=3, says=wrong),
         "logprobs 5 too low, two ranks": _Gap(make=low, code=3, says=wrong, arguments=("--nproc", "2")),
         "logprobs 5 too low, an update old": _Gap(
-            make=low, code=3, says=wrong, arguments=("rollout.lookahead=1", "algorithm.correction.level=token")
+            make=low,
+            code=3,
+            says=wrong,
+            arguments=("rollout.lookahead=1", "algorithm.correction.level=token"),
+            learnt=GOOD_ROLLOUTS + 1,
         ),
         "logprobs 5 too low, top_k": _Gap(make=low, code=3, says=wrong, arguments=("rollout.top_k=50",)),
         "logprobs 5 too low, warned of": _Gap(

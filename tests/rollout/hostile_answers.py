@@ -56,7 +56,11 @@ def _logprobs() -> dict[str, HostileAnswer]:
         **{f"logprob {name}": _set(path, value, f"{field}{shown} came") for name, (value, shown) in typed.items()},
         **{f"logprob {name}": _set(path, value, "should be a finite number") for name, value in endless.items()},
         **{f"logprob {name}": _set(path, value, above.format(value)) for name, value in numbers.items()},
-        "logprob beyond a float": _text(lambda text: text.replace("-0.5", "-1e999", 1), "should be a finite number"),
+        "logprob beyond a float": HostileAnswer(
+            make=_json(lambda answer: _put(answer, path, -12345.5), lambda text: text.replace("-12345.5", "-1e999")),
+            ending="left out",
+            says="should be a finite number",
+        ),
         "logprob missing": _left_out(lambda answer: _at(answer, path[:-1]).pop("logprob"), f"{field}"),
         "logprobs null": _set(("choices", 1, "logprobs"), None, "choices[1].logprobs: 0 came for"),
         "logprobs a number": _set(("choices", 1, "logprobs"), 5, "choices[1].logprobs: 5 came"),
@@ -79,7 +83,7 @@ def _token_ids(tokens: Tokens) -> dict[str, HostileAnswer]:
         "token id a list": _set(path, [5], f"{field}[5] came"),
         "token id of 30 digits": _set(path, 10**29, field),
         "token id of 5,000 digits": HostileAnswer(
-            make=_json(lambda answer: _put(answer, path, 1), lambda text: text.replace("[1,", "[" + "9" * 5000 + ",")),
+            make=_json(lambda answer: _put(answer, path, 12345), lambda text: text.replace("[12345", "[" + "9" * 5000)),
             ending="patience",
             says="number out of range",
         ),
@@ -249,11 +253,6 @@ def _left_out(change: Callable[[Any], Any], says: str) -> HostileAnswer:
         return answer
 
     return HostileAnswer(make=_json(made), ending="left out", says=says)
-
-
-def _text(change: Callable[[str], str], says: str) -> HostileAnswer:
-    """For what Python does not write."""
-    return HostileAnswer(make=_json(lambda answer: answer, change), ending="left out", says=says)
 
 
 def _raw(make: Callable[[bytes], Raw], says: str, ending: Ending = "left out") -> HostileAnswer:

@@ -280,14 +280,15 @@ class ServerSampler:
             raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
         token_ids = choice.token_ids or ()
         entries = (choice.logprobs and choice.logprobs.content) or ()
-        for place, (token, entry) in enumerate(zip(token_ids, entries, strict=False)):
-            if (entry.token or "").startswith(SCORED_ID) and entry.token != f"{SCORED_ID}{token}":
-                raise Nonsense(f"{field}.logprobs[{place}]: {brief(entry.token)} came; token_ids has {token} there")
         logprobs = [entry.logprob for entry in entries]
         try:
-            return make_completion(self.family, token_ids, logprobs, choice.finish_reason, seed, params)
+            completion = make_completion(self.family, token_ids, logprobs, choice.finish_reason, seed, params)
         except Impossible as error:
             raise Nonsense(f"{field}.{error}") from error
+        for place, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
+            if (entry.token or "").startswith(SCORED_ID) and entry.token != f"{SCORED_ID}{token}":
+                raise Nonsense(f"{field}.logprobs[{place}]: {brief(entry.token)} came; token_ids has {token} there")
+        return completion
 
     async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _Seat:
         """The server with the least to do; one that is due again is tried on the way. Raises TrainingError where none
