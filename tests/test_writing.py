@@ -108,7 +108,7 @@ def test_a_folder_is_not_made_where_a_file_is(verb, run, tmp_path, capsys):
     out.write_text("mine")
     assert main(FOR_A_FOLDER[verb](run, out)) == 2
     said = capsys.readouterr().err
-    assert ("output" in said and "this is a file" in said) or f"{out} cannot be written: File exists" in said
+    assert "output: " in said and "is a file" in said and "Traceback" not in said
     assert out.read_text() == "mine"
 
 

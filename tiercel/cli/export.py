@@ -23,9 +23,9 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
     """Write the merged model, or the adapter alone. Raises RunError where the target holds something already."""
-    if target.exists() and not target.is_dir():
-        raise RunError(f"--output: {target} is a file; name a directory")
     with writing(target):  # before the weights are loaded
+        if target.exists() and not target.is_dir():
+            raise RunError(f"--output: {target} is a file; name a directory")
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise RunError(f"{target} is not empty; remove it or name another --output")
