@@ -23,8 +23,10 @@ def idle_after(deed) -> float:
 
     def look() -> None:
         work = Work()
-        time.sleep(SECONDS)
-        seen.append(work.idle_seconds())
+        for _ in range(4):
+            time.sleep(SECONDS / 4)
+            idle = work.idle_seconds()
+        seen.append(idle)
 
     looker = threading.Thread(target=look)
     looker.start()
@@ -41,15 +43,29 @@ def test_importing_is_progress_and_computing_alone_is_not(monkeypatch):
     monkeypatch.setattr("tiercel.reliability.work.OWN_THREAD", None)  # else this thread's own work does not count
     work = Work()
     began = work.progress
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        sum(range(1000))
-    work.idle_seconds()
+    for _ in range(2):
+        compute(SECONDS / 2)
+        work.idle_seconds()
     assert work.moment > began and work.progress == began
     monkeypatch.setitem(sys.modules, "made_by_a_test", ModuleType("made_by_a_test"))
     time.sleep(SECONDS / 2)
     work.idle_seconds()
     assert work.progress > began
+
+
+def test_a_moment_of_computing_is_no_work(monkeypatch):
+    monkeypatch.setattr("tiercel.reliability.work.OWN_THREAD", None)
+    work = Work()
+    for deed in (compute, time.sleep, compute, time.sleep):
+        deed(SECONDS / 4)
+        idle = work.idle_seconds()
+    assert idle >= SECONDS
+
+
+def compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
 
 
 def test_a_look_just_after_another_changes_nothing():
@@ -60,12 +76,7 @@ def test_a_look_just_after_another_changes_nothing():
 
 
 def test_a_process_that_computes_works():
-    def compute() -> None:
-        until = time.monotonic() + SECONDS
-        while time.monotonic() < until:
-            sum(range(1000))
-
-    assert idle_after(compute) < SECONDS
+    assert idle_after(lambda: compute(SECONDS)) < SECONDS
 
 
 def test_a_process_that_imports_works(monkeypatch):

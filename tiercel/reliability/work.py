@@ -42,10 +42,12 @@ def process_age() -> float:
 
 
 class Work:
-    """Looked at every now and then, always by the same thread."""
+    """Looked at every now and then, always by the same thread. Only what goes on over two looks is work: a process that
+    hangs still has a moment's reading or computing, by the system or by a thread that ends."""
 
     def __init__(self) -> None:
         self._used = Used.now()
+        self._reads = self._computes = False  # at the last look
         self._looked = self.moment = self.progress = time.monotonic()  # of the last work; of the last import or reading
 
     def idle_seconds(self) -> float:
@@ -55,9 +57,11 @@ class Work:
         if seconds < SHORTEST_SPAN:
             return now - self.moment
         used, before = Used.now(), self._used
-        if used.modules > before.modules or used.input_output - before.input_output > LEAST_READS * seconds:
+        reads = used.input_output - before.input_output > LEAST_READS * seconds
+        computes = reads or used.processor_seconds - before.processor_seconds > LEAST_SHARE * seconds
+        if used.modules > before.modules or (reads and self._reads):
             self.moment = self.progress = now
-        elif used.processor_seconds - before.processor_seconds > LEAST_SHARE * seconds:
+        elif computes and self._computes:
             self.moment = now
-        self._used, self._looked = used, now
+        self._used, self._looked, self._reads, self._computes = used, now, reads, computes
         return now - self.moment
