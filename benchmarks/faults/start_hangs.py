@@ -33,7 +33,7 @@ MOMENTS = (
     Moment(name="joining", at="torch.distributed:init_process_group", phase="join of the start"),
     Moment(name="first collective", at="torch.distributed:all_gather_object", phase="agree of the start"),
     Moment(name="comparing files", at="tiercel.distributed.agreement:facts", phase="agree of the start"),
-    Moment(name="reading rows", at="tiercel.data.reading:read_training_rows", phase="rows of the start"),
+    Moment(name="reading rows", at="tiercel.data.reading:read_run_rows", phase="rows of the start"),
     Moment(name="loading the model", at="tiercel.models.policy:build_policy", phase="load of step 0"),
     Moment(name="first gradients", at="torch.distributed:all_reduce", phase="learn of step 0"),
 )

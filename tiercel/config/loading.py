@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind, shown
+from tiercel.config.path_rules import path_problems
 from tiercel.config.problems import Problem, dotted, location_of, schema_problems
-from tiercel.config.rules import path_problems, rule_problems
+from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.config.yaml_text import YamlProblem, parse, render
 from tiercel.errors import RecipeError
