@@ -124,6 +124,7 @@ def _command(recipe: Path, *arguments: str) -> Ended:
         code=-signal.SIGKILL if code is None else code,
         said=said.read_text(errors="replace"),
         seconds_from_fault=None,
+        seconds_to_stalled=None,
         left=(),
     )
 

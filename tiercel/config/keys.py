@@ -34,7 +34,7 @@ class Key:
 
     @property
     def is_value(self) -> bool:
-        """Whether the key may hold a plain value, be it beside a section."""
+        """Say whether the key may hold a plain value; some keys may hold a section too."""
         return self.section is None or str in _members(self.field.annotation)
 
     @property

@@ -23,7 +23,7 @@ class RowSource:
     path: str  # a file or directory; of the hub, ORGANISATION/NAME or the folder of a downloaded copy
     config: str | None = None  # of a data set of the hub
     split: str | None = None  # the same; None: a file or directory, read by tiercel itself
-    count: int | None = None  # so many of its rows; None: all
+    count: int | None = None  # this number of its rows; None: all
 
     @property
     def is_hub(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which rows are taken where not all are: those whose ids have the smallest hashes, a choice of no seed or file."""
+"""Choose rows where not all are taken: those whose ids have the smallest hashes, a choice of no seed or file."""
 
 from collections.abc import Sequence
 from hashlib import sha256

@@ -19,7 +19,7 @@ _LONGEST_REASON = 500  # characters
 
 
 def read_batches(source: RowSource, batch_rows: int) -> Iterator[Any]:
-    """The rows as Arrow tables of so many at most. Raises as `load`."""
+    """Yield the rows as Arrow tables of at most `batch_rows` rows. Raises as `load`."""
     rows = load(source).with_format("arrow")
     try:
         yield from rows.iter(batch_size=batch_rows)

@@ -200,7 +200,7 @@ def _source(given: str) -> RowSource:
 def _part(
     rows: Sequence[Row], rejected: Sequence[RejectedRow], count: int, file: str
 ) -> tuple[list[Row], list[RejectedRow]]:
-    """So many of a file's rows, usable or not, so that the rejected ones are in proportion."""
+    """Take a number of a file's rows, usable or not, so that the share of rejected ones stays as it is."""
     every: list[Row | RejectedRow] = [*rows, *rejected]
     if count > len(every):
         raise DataError(f"{file}#{count}: {count} rows are asked for, and there are {len(every)}; write at most these")
