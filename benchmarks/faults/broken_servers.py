@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -132,6 +133,7 @@ def _command(recipe: Path, *arguments: str) -> Ended:
 def _main(words: list[str], said: Path) -> None:
     for descriptor, file in ((1, os.devnull), (2, said)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest's goes elsewhere
     code = 1
     try:
         code = main(words)
