@@ -148,9 +148,10 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
         checkpoint = options.checkpoints / family_name
         for kind, make in (("grpo", grpo_recipe), ("sft", sft_recipe)):
+            own = {**changes, "rollout": {"parity_action": "warn"}}  # recorded logprobs are random
             if kind == "sft":
-                changes.pop("algorithm", None)
-            recipe = make(checkpoint, options.rows, Path("unused"), **changes)
+                own = {key: value for key, value in changes.items() if key != "algorithm"}
+            recipe = make(checkpoint, options.rows, Path("unused"), **own)
             engine = build_engine(recipe, None, 1.0, ranks=ranks)
             family = engine.policy.family
             rows = read_rows(str(options.rows), recipe.data, kind).rows
