@@ -136,6 +136,20 @@ def test_only_plain_files_are_read(cache, tmp_path, name, content, says):
 
 
 @needs_datasets
+@pytest.mark.parametrize("named", ("../secret.txt", "{elsewhere}/secret.txt", "https://example.org/rows.txt"))
+def test_a_readme_cannot_name_files_of_elsewhere(cache, tmp_path, named):
+    (tmp_path / "secret.txt").write_text("a secret")
+    folder = tmp_path / "scenes"
+    folder.mkdir()
+    path = named.format(elsewhere=tmp_path)
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {path}\n---\n")
+    with pytest.raises(DataError) as caught:
+        read("hf:./scenes", format="tiercel")
+    assert "secret.txt, which is no file of the data set" in str(caught.value) or "http" in named
+    assert not list(tmp_path.rglob("*.arrow"))
+
+
+@needs_datasets
 def test_a_split_and_a_config_that_are_not_there(cache, tmp_path):
     write_parquet(tmp_path / "scenes")
     with pytest.raises(DataError, match=r"hf:\./scenes:dev: cannot be read: .*dev.* named hf:ORGANISATION/NAME"):

@@ -17,7 +17,14 @@ from tiercel.errors import ModelError
 from tiercel.learner.layout import PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.loading import load_family, load_weights
-from tiercel.models.policy import Policy, base_name, build_policy, load_for_inference, lora_targets
+from tiercel.models.policy import (
+    Policy,
+    base_name,
+    build_policy,
+    load_for_inference,
+    lora_targets,
+    starting_weights,
+)
 from tiercel.models.saving import save_adapter, save_trained
 from tiercel.models.vision import VisionStore
 from tiercel.training.update import Engine, reference_logprobs
@@ -301,12 +308,13 @@ def test_the_reference_of_what_is_trained_whole_is_its_start(tiny_checkpoints, l
     checkpoint = tiny_checkpoints["qwen2_5_vl"]
     recipe = kl_recipe(checkpoint, lora=lora, freeze=freeze, reference=reference)
     policy = build_policy(recipe, CPU)
+    start = starting_weights(policy, recipe)
     packed = packed_case(policy)
     base = logprobs(base_policy(checkpoint), packed)
     move_all(policy)
     own = logprobs(policy, packed)
     assert float((own - base).abs().max()) > 0.01
-    strategy = build_strategy("single", recipe, ALONE, policy, Learner(policy, "dense", False))
+    strategy = build_strategy("single", recipe, ALONE, policy, Learner(policy, "dense", False), start)
     with strategy.as_reference():
         assert close(logprobs(policy, packed), base)
     assert torch.equal(logprobs(policy, packed), own)
@@ -326,7 +334,8 @@ def test_the_reference_of_a_run_that_goes_on_is_still_the_start(tiny_checkpoints
     resumed = build_policy(recipe, CPU, tmp_path / "model")
     packed = packed_case(first)
     assert torch.equal(logprobs(resumed, packed), logprobs(first, packed))
-    strategy = build_strategy("single", recipe, ALONE, resumed, Learner(resumed, "dense", False))
+    start = starting_weights(resumed, recipe, tmp_path / "model")
+    strategy = build_strategy("single", recipe, ALONE, resumed, Learner(resumed, "dense", False), start)
     with strategy.as_reference():
         assert close(logprobs(resumed, packed), logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed))
 

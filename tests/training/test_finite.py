@@ -53,6 +53,18 @@ def test_loss_and_gradient_stop_the_run_with_the_row_and_nothing_changed(tiny_ch
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]
 
 
+def test_a_loss_that_is_not_finite_is_not_blamed_on_the_engine(tiny_checkpoints, rows, monkeypatch):
+    """Logprobs of -inf are far from the engine's as well."""
+
+    def is_far(*given):
+        raise TrainingError("the engine")
+
+    monkeypatch.setattr("tiercel.training.update.require_near", is_far)
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
+    with planning([Fault(site="loss", kind="inf", step=0)]), pytest.raises(NonFiniteError, match="loss"):
+        run_grpo(recipe)
+
+
 def test_an_advantage_is_named_before_anything_is_learnt(tiny_checkpoints, rows):
     recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
     with planning([Fault(site="advantage", kind="nan", step=1)]), pytest.raises(NonFiniteError) as caught:

@@ -16,7 +16,7 @@ def read_weights_ahead(recipe: Recipe) -> threading.Thread | None:
     directory = Path(recipe.model.path).expanduser()
     if not directory.is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
         return None
-    files = sorted(directory.glob("*.safetensors"))
+    files = [file for file in sorted(directory.glob("*.safetensors")) if file.is_file()]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if not files or sum(file.stat().st_size for file in files) > MOST_SHARE * memory:
         return None

@@ -96,7 +96,8 @@ def _frozen_parts(recipe: BaseRecipe) -> Problems:
         yield Problem(
             key="freeze",
             text=f"{shown(list(recipe.freeze))} given with lora.targets {recipe.lora.targets}, which adapts {parts}; "
-            f"add {parts} to freeze, for under an adapter own weights stay, or take it out of lora.targets",
+            f"add {parts} to freeze, since an adapter leaves a part's own weights as they are, or take it out of "
+            "lora.targets",
             also=("lora.targets",),
         )
 

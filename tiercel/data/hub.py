@@ -4,6 +4,7 @@ No code of a data set is run and nothing is unpickled: datasets 4 has no scripts
 are let through, and rows are taken from the Arrow files of its cache as they lie, pictures as their bytes.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,21 +48,40 @@ def load(source: RowSource) -> Any:
     Raises DataError where it cannot be had, and EnvironmentProblem where the package is missing or too old.
     """
     datasets = _datasets(source)
+    from huggingface_hub.errors import HTTPError
+
     try:
         builder = datasets.load_dataset_builder(source.path, source.config)
         kind = type(builder).__module__.rpartition(".")[2]
         if kind in BUILDERS:
+            _require_own_files(source, builder)
             builder.download_and_prepare()
             return builder.as_dataset(split=source.split)
-    except ConnectionError as error:
+    except (ConnectionError, HTTPError) as error:
         raise DataError(
             f"{source.name}: the hub cannot be reached, and the cache ({datasets.config.HF_DATASETS_CACHE}) does not "
             "hold this data set; run `tiercel check` once where there is a connection, or copy such a cache and name "
             f"it by HF_HOME, or write the folder of a downloaded copy, {HUB}./FOLDER"
         ) from error
-    except (datasets.exceptions.DatasetsError, OSError, RuntimeError, ValueError) as error:
+    except (datasets.exceptions.DatasetsError, ImportError, OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source.name}: {_reason(error)} (a data set is named {HUB_FORM})") from error
     raise DataError(f"{source.name}: is made of {kind} files, which are not read; save it as Parquet, and name that")
+
+
+def _require_own_files(source: RowSource, builder: Any) -> None:
+    """A README may name files anywhere: of this machine, of other data sets, of the web. Raises DataError."""
+    named = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
+    root = os.path.realpath(source.path) if Path(source.path).is_dir() else None
+    for file in named:
+        is_own = (
+            Path(os.path.realpath(file)).is_relative_to(root)
+            if root is not None
+            else file.startswith(f"hf://datasets/{builder.repo_id or source.path}@")
+        )
+        if not is_own:
+            raise DataError(
+                f"{source.name}: its README names {file}, which is no file of the data set; remove it there"
+            )
 
 
 def _reason(error: Exception) -> str:

@@ -46,7 +46,7 @@ class Death:
 def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], kills_now: Mapping[Path, int]) -> str:
     """The message. `kills_...`: the kernel's counts of processes killed for want of memory, by file."""
     fell = [death for death in deaths if not death.was_ended] or list(deaths)
-    signals = {signal.Signals(-death.code) for death in fell if death.code < 0}
+    numbers = {-death.code for death in fell}
     parts = [f"{_end_of(death)}{_why(death, kills_before, kills_now)}" for death in fell]
     ended = [f"rank {death.rank}" for death in deaths if death not in fell]
     lines = ["; ".join(parts)]
@@ -55,7 +55,7 @@ def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], k
             lines += [f"  rank {death.rank} was at", *(f"    {frame}" for frame in frames)]
     if ended:
         lines.append(f"tiercel then ended {', '.join(ended)}")
-    final = [each.name for each in FINAL_FAULTS.values() if each in signals]
+    final = [each.name for each in FINAL_FAULTS.values() if each in numbers]
     lines.append(f"{' and '.join(final)} would come again, so no attempt follows" if final else RESUMED)
     return "\n".join(lines)
 
@@ -69,13 +69,19 @@ def _of_the_signal(stack: str) -> str:
 def _end_of(death: Death) -> str:
     if death.code >= 0:
         return f"rank {death.rank} ended with exit code {death.code}"
-    return f"rank {death.rank} was killed by {signal.Signals(-death.code).name}"
+    return f"rank {death.rank} was killed by {_signal_name(-death.code)}"
+
+
+def _signal_name(number: int) -> str:
+    """Most of the real-time signals have no name."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 def _why(death: Death, before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
     if death.code == -signal.SIGKILL:
         return f": {memory_verdict(before, now)}"
-    cause = CAUSES.get(signal.Signals(-death.code)) if death.code < 0 else None
+    cause = next((cause for each, cause in CAUSES.items() if each == -death.code), None)
     return f": {cause}" if cause else ""
 
 

@@ -29,11 +29,15 @@ class Replicated:
 
     passes_are_private = True
 
-    def __init__(self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any):
+    def __init__(
+        self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any, start: Mapping[str, Tensor] | None = None
+    ):
         self.ranks = ranks
         self.policy = policy
         self.learner = learner
         self.parameters = policy.trained_parameters()
+        place = policy.device if recipe.model.reference == "device" else torch.device("cpu")
+        self.start = {name: self._share(self.parameters[name], each).to(place) for name, each in (start or {}).items()}
         self.optimizer = build_optimizer(policy, recipe.optim)
         is_half = policy.compute_dtype == torch.float16
         self.scaler = torch.amp.GradScaler(policy.device.type, init_scale=FIRST_LOSS_SCALE, enabled=is_half)
@@ -107,9 +111,9 @@ class Replicated:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        own = {name: self.parameters[name].data for name in self.policy.start}
+        own = {name: self.parameters[name].data for name in self.start}
         try:
-            for name, weight in self.policy.start.items():
+            for name, weight in self.start.items():
                 self.parameters[name].data = weight.to(self.policy.device)
             with self.policy.as_reference():
                 yield
@@ -120,6 +124,10 @@ class Replicated:
     @contextmanager
     def whole_policy(self) -> Iterator[None]:
         yield
+
+    def _share(self, parameter: nn.Parameter, weight: Tensor) -> Tensor:
+        """This rank's part of a whole weight."""
+        return weight
 
     def _on_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole copies on the CPU, one at a time, on the first rank."""

@@ -27,7 +27,9 @@ class Sharded(Replicated):
 
     passes_are_private = False
 
-    def __init__(self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any):
+    def __init__(
+        self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any, start: Mapping[str, Tensor] | None = None
+    ):
         require_group(policy.device)
         options: dict[str, Any] = {"mesh": init_device_mesh(policy.device.type, (ranks.world_size,))}
         if policy.peft is not None:
@@ -45,8 +47,7 @@ class Sharded(Replicated):
             module.set_gradient_divide_factor(1.0)  # a sum over the ranks, not a mean
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
         policy.model.to(policy.device)  # what is not sharded; the layers went one by one
-        super().__init__(recipe, ranks, policy, learner)
-        self.start = {name: self._share(self.parameters[name], weight) for name, weight in policy.start.items()}
+        super().__init__(recipe, ranks, policy, learner, start)
 
     def reduce_gradients(self) -> float:
         for parameter in self.parameters.values():
@@ -93,10 +94,9 @@ class Sharded(Replicated):
             _local(self.parameters[name]).copy_(weight)
 
     def _share(self, parameter: nn.Parameter, weight: Tensor) -> Tensor:
-        """This rank's part of a whole weight, where the weight lies."""
         if not isinstance(parameter, DTensor):
             return weight
-        return _local(_distributed(parameter, weight.to(self.policy.device))).to(weight.device, copy=True)
+        return _local(_distributed(parameter, weight.to(self.policy.device))).clone()
 
     @contextmanager
     def whole_policy(self) -> Iterator[None]:

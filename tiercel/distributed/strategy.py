@@ -88,5 +88,14 @@ SHARDING = ("fsdp2", "deepspeed")  # no rank need hold the whole model
 LOADS_IN_TURNS = ("fsdp2",)  # wrapping asks nothing of other ranks; DeepSpeed's does
 
 
-def build_strategy(name: str, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any) -> Strategy:
-    return STRATEGIES[name](recipe, ranks, policy, learner)
+def build_strategy(
+    name: str,
+    recipe: BaseRecipe,
+    ranks: Ranks,
+    policy: Policy,
+    learner: Any,
+    start: Mapping[str, Tensor] | None = None,
+) -> Strategy:
+    """`start`: whole weights, by name, that the KL reference has in place of the policy's own; the strategy keeps its
+    share of them."""
+    return STRATEGIES[name](recipe, ranks, policy, learner, start)

@@ -28,7 +28,10 @@ class Zero:
     passes_are_private = False
     loss_scale = 1.0
 
-    def __init__(self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any):
+    def __init__(
+        self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any, start: Mapping[str, Tensor] | None = None
+    ):
+        assert not start  # a recipe that would need it is refused
         deepspeed = _import_deepspeed(policy.device)
         self.ranks = ranks
         self.policy = policy

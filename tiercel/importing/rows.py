@@ -7,6 +7,7 @@ from typing import Any
 
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.draft import Draft, number_of
+from tiercel.importing.launches import Launch
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _READ = (".json", ".jsonl", ".parquet")
@@ -105,8 +106,7 @@ def _trl(draft: Draft) -> None:
     if name is None:
         return
     is_local = PurePath(name).suffix in _READ or name.startswith((".", "/", "~")) or "/" not in name
-    subset = f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
-    path = name if is_local else f"hf:{name}{subset}:{split}"
+    path = name if is_local else f"hf:{name}{_subset(launch)}:{split}"
     remark = f"of {launch.script}" if launch.script in _EXAMPLE_SCRIPTS else ""
     draft.set("data.train", path, *labels, remark=remark)
 
@@ -201,9 +201,15 @@ def _held_out(draft: Draft) -> None:
         elif share == 0:
             draft.note("no rows are held out, as here", f"--{name}", is_change=False)
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "no").lower()
-    if launch.framework == "TRL" and asked != "no" and launch.method == "sft" and launch.text("dataset_name"):
-        split = launch.text("dataset_test_split")
-        draft.set("data.eval", f"hf:{launch.text('dataset_name')}:{split}", "--eval_strategy", "--dataset_test_split")
+    if launch.framework == "TRL" and asked != "no" and launch.text("dataset_name"):
+        split = launch.text("dataset_test_split") or "test"
+        path = f"hf:{launch.text('dataset_name')}{_subset(launch)}:{split}"
+        draft.set("data.eval", path, "--eval_strategy", "--dataset_test_split", "--dataset_config")
+
+
+def _subset(launch: Launch) -> str:
+    """The configuration of a data set of the hub, as a part of its name."""
+    return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
 def _intervals(draft: Draft) -> None:

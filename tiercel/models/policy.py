@@ -1,9 +1,9 @@
 """The policy: a family, its weights, an adapter or full fine-tuning, and the reference it started from."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,7 +33,6 @@ class Policy:
     peft: PeftModel | None  # None: full fine-tuning
     reference_adapter: str | None  # the reference where it is not the base: lora.init's, or one that moves
     reference_moves: bool = False
-    start: Mapping[str, Tensor] = field(default_factory=dict)  # by name, what is trained whole as the run started
     compute_dtype: torch.dtype
     device: torch.device
 
@@ -119,8 +118,7 @@ def build_policy(
         model.to(place)
     else:
         model = load_weights(family, weights_dtype(recipe), place, weights)
-    policy = make_trainable(family, model, recipe, device)
-    return replace(policy, start=_start(policy, recipe, place, weights)) if keeps_start(recipe) else policy
+    return make_trainable(family, model, recipe, device)
 
 
 def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
@@ -135,14 +133,15 @@ def _lower_precision(family: Family, model: HuggingFaceModel, whole: tuple[Part,
             parameter.data = parameter.data.to(dtype)
 
 
-def _start(policy: Policy, recipe: BaseRecipe, place: torch.device, weights: Path | None) -> dict[str, Tensor]:
-    """Copies, in the dtype that computes, of the weights that are trained whole; of the checkpoint's own where the
-    policy goes on from others."""
-    device = torch.device("cpu") if recipe.model.reference == "cpu" else place
+def starting_weights(policy: Policy, recipe: BaseRecipe, weights: Path | None = None) -> dict[str, Tensor]:
+    """Copies, where the weights lie and in the dtype that computes, of those that are trained whole as the run started,
+    where a KL penalty compares with them; else none. `weights`: as in `build_policy`."""
+    if not keeps_start(recipe):
+        return {}
     dtype = policy.compute_dtype
     origin = policy.model if weights is None else load_weights(policy.family, dtype, torch.device("cpu"))
     named = dict(origin.named_parameters())
-    return {name: named[name].detach().to(device, dtype, copy=True) for name in policy.whole_parameters()}
+    return {name: named[name].detach().to(dtype, copy=True) for name in policy.whole_parameters()}
 
 
 def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, device: torch.device) -> Policy:
@@ -305,9 +304,9 @@ def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> No
     """Train the parts whole that the recipe says. Raises ModelError where a part has no parameters, or an adapter."""
     parts = {name: family.part_of(base_name(name)) for name, _ in model.named_parameters()}
     whole = whole_parts(recipe)
-    named = set(recipe.freeze if recipe.lora is None else whole)
+    named, remedy = (set(recipe.freeze), "take it out of") if recipe.lora is None else (set(whole), "add it to")
     if missing := sorted(named - set(parts.values())):
-        raise ModelError(f"freeze: this model has no parameters in {', '.join(missing)}")
+        raise ModelError(f"freeze: this model has no parameters in {', '.join(missing)}; {remedy} freeze")
     adapted = {part for name, part in parts.items() if ".lora_" in name}
     if both := sorted(adapted & set(whole)):
         raise ModelError(

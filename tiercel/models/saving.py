@@ -73,7 +73,10 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
     for name, tensor in tensors.items():
         names[name].data.copy_(tensor)
     if others := sorted(read_whole(policy.model, directory) ^ set(policy.whole_parameters())):
-        raise ModelError(f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}")
+        raise ModelError(
+            f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}; "
+            "make freeze equal to that run's"
+        )
 
 
 def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:

@@ -142,7 +142,7 @@ def rank_memory(
         host["copy of the start"] = start
     learn = {
         "weights gathered for a pass": held.gathered,
-        "forward, backward and gradients": max(held.passes, start),  # a copy that changes places comes before
+        "forward, backward and gradients": max(held.passes, _exchanged(recipe, start, layout)),
     }
     gradients = 4 * sizes.trained
     update = {
@@ -219,6 +219,14 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
     vision = sizes.trained_vision - sizes.vision_adapter
     language = sizes.trained - sizes.trained_vision if recipe.lora is None else 0
     return BYTES[recipe.model.dtype] * (vision - (-language // shares))
+
+
+def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
+    """Bytes while the copy of the start has the weights' place: under fsdp2 the weights lie aside in float32, else a
+    copy of the host's is brought here."""
+    if layout.strategy == "fsdp2":
+        return start * BYTES["float32"] // BYTES[recipe.model.dtype]
+    return start if recipe.model.reference == "cpu" else 0
 
 
 def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: int) -> dict[str, int]:

@@ -48,7 +48,8 @@ def _made(found: type) -> Any:
 def _takes_completions(found: Callable[..., Any]) -> bool:
     parameters = _parameters(found)
     kinds = [parameter.kind for parameter in parameters.values()]
-    return "completions" in parameters or kinds == [inspect.Parameter.VAR_KEYWORD]
+    is_of_samples = next(iter(parameters), None) in ("sample", "samples")
+    return ("completions" in parameters and not is_of_samples) or kinds == [inspect.Parameter.VAR_KEYWORD]
 
 
 def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

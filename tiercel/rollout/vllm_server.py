@@ -47,7 +47,8 @@ from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, Messag
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 POLL_SECONDS = 0.05
-NONSENSE = 3  # answers that cannot be, each after a while of its own, before a server is left out for good
+NONSENSE = 3  # invalid answers, each after a while of its own, before a server is left out for good
+FORGIVEN = 1000  # good answers after which earlier invalid ones no longer count
 SCORED_ID = "token_id:"  # before an id, in vLLM's answers
 BYTES_PER_TOKEN = 1024  # that an answer may take; vLLM takes about 150
 T = TypeVar("T")
@@ -79,7 +80,8 @@ class _Seat:
     fault: str | None = None  # why it is left alone
     last_fault: str | None = None  # why it was, though it may be back
     faults: int = 0  # in a row
-    nonsense: int = 0  # answers that cannot be, in the whole run
+    nonsense: int = 0  # invalid answers since it was last forgiven
+    good: int = 0  # answers since the last invalid one
     next_try: float = 0.0
     is_tried: bool = False  # someone is finding out whether it is back
 
@@ -241,6 +243,9 @@ class ServerSampler:
         finally:
             seat.in_flight -= 1
         seat.faults = 0
+        seat.good += 1
+        if seat.good >= FORGIVEN:
+            seat.nonsense = 0
         self._last_answer = time.monotonic()
         self.ranks.pulse.beat()
         return Group(prompt=prompt, completions=completions, policy_version=version)
@@ -320,7 +325,7 @@ class ServerSampler:
 
     def _useless(self) -> str:
         return (
-            f"rollout.urls: every server has given {NONSENSE} answers that cannot be: {self._reasons()}; nothing of "
+            f"rollout.urls: every server has given {NONSENSE} invalid answers: {self._reasons()}; nothing of "
             "them was learnt; look into the server's log, start it again or update vLLM, and give the same command, "
             "which goes on from the newest checkpoint"
         )
@@ -354,12 +359,11 @@ class ServerSampler:
         if is_news or seat.is_tried:  # of many requests that fail together the first counts
             seat.next_try = time.monotonic() + BACKOFF_SECONDS[min(seat.faults, len(BACKOFF_SECONDS) - 1)]
             seat.faults += 1
-            seat.nonsense += isinstance(fault, Nonsense)
+            if isinstance(fault, Nonsense):
+                seat.nonsense, seat.good = seat.nonsense + 1, 0
         if seat.is_out and seat.next_try != math.inf:
             seat.next_try = math.inf
-            self.say(
-                f"{seat.server.url} is left out from here on: {NONSENSE} answers that cannot be, the last: {fault}"
-            )
+            self.say(f"{seat.server.url} is left out from here on: {NONSENSE} invalid answers, the last: {fault}")
         elif is_news:
             self.say(f"{seat.server.url} failed ({fault}); its prompts are tried again")
 

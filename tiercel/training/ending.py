@@ -40,8 +40,9 @@ def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyReci
 
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
     """Whatever the recipe names on a hub; a download shows its own progress and may take hours."""
-    ranks.pulse.begin("download", 0)
     for source in checkpoints_of(recipe):
+        if not Path(source.path).expanduser().is_dir():
+            ranks.pulse.begin("download", 0)
         ranks.together(partial(resolve, source))
 
 

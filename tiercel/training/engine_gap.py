@@ -36,6 +36,13 @@ FAR_TOKENS, EXTREME_TOKENS = "gap/far", "gap/extreme"
 LARGEST_GAP = "sampler/logprob_gap_max"
 
 
+REMEDIES = {
+    "vllm-server": "start the servers again with the recipe's model and without other adapters",
+    "vllm": "update vLLM, or write rollout.engine: local",
+    "local": "run `tiercel doctor`, or write learner.form: repeated",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapLimits:
     """In nats."""
@@ -87,9 +94,8 @@ def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], large
     rollout.parity_action stops."""
     if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
         raise TrainingError(
-            f"step {step + 1}: {problem}; no parameter was changed by it; start the engine again with the recipe's "
-            "model and the adapter of this run alone, and give the same command, which goes on from the newest "
-            "checkpoint; rollout.parity_action: warn would go on"
+            f"step {step + 1}: {problem}; this update was not made; {REMEDIES[recipe.rollout.engine]}, and give the "
+            "same command, which goes on from the newest checkpoint; rollout.parity_action: warn would go on"
         )
 
 

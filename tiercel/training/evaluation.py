@@ -137,7 +137,7 @@ class LoadedModel:
 
 def loaded_model(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> LoadedModel:
     """What passes over held-out rows need of a policy that was loaded for inference."""
-    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model))
+    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model).config)
     form = chosen_form(recipe.learner.form, policy.device, obstacle)
     learner = Learner(policy, form, False)
     return LoadedModel(policy=policy, learner=learner.eval(), vision=VisionStore(policy, 0), ranks=ranks)

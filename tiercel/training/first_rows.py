@@ -24,9 +24,8 @@ def try_first_rows(
     broken = [row for each in ranks.gather(undecodable(rows, recipe.data)) for row in each]
     if not broken:
         return
-    if ranks.is_first:
-        write_bad_rows(broken, run.bad_rows_file)
-    require_few_bad(len(table.rejected) + len(broken), table.total, recipe.data, broken)
+    ranks.on_first(lambda: write_bad_rows(broken, run.bad_rows_file))
+    ranks.together(lambda: require_few_bad(len(table.rejected) + len(broken), table.total, recipe.data, broken))
     first = f"{broken[0].file}:{broken[0].line} ({broken[0].id}) {broken[0].reason}"
     if len(broken) == len(numbers):
         raise DataError(f"none of the first {len(broken)} rows can be used; the first: {first}")

@@ -26,7 +26,7 @@ from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.loading import read_tensors
 from tiercel.models.memory_errors import weight_bytes
-from tiercel.models.policy import Policy, build_policy
+from tiercel.models.policy import Policy, build_policy, starting_weights
 from tiercel.models.reference import restore_reference, save_reference
 from tiercel.models.saving import restore_adapter, save_trained
 from tiercel.models.vision import VisionStore
@@ -226,6 +226,7 @@ def build_engine(
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
         policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
+        start = starting_weights(policy, recipe, weights)
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
             restore_reference(policy, found.path)
@@ -236,7 +237,7 @@ def build_engine(
                 f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}"
             )
         learner = Learner(policy, form, recipe.learner.gradient_checkpointing)
-        return policy, build_strategy(name, recipe, ranks, policy, learner)
+        return policy, build_strategy(name, recipe, ranks, policy, learner, start)
 
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
         # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
@@ -261,7 +262,9 @@ def build_engine(
 
 def _size_of(checkpoint: Path) -> str:
     """The size of a local checkpoint's weights, in words."""
-    return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
+    with suppress(OSError):  # who loads them says it
+        return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
+    return ""
 
 
 def pending_of(found: FoundCheckpoint | None) -> dict[int, PendingGroup]:

@@ -326,9 +326,9 @@ def _apply(
     in_loss = engine.ranks.sum({name: float(value) for name, value in loss_sums.items()})
     in_pass = engine.ranks.sum({name: float(value) for name, value in pass_sums.items()})
     largest_of_all = engine.ranks.maxima(largest)
-    accept(in_pass, largest_of_all)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or engine.policy.compute_dtype == torch.float16):
         raise non_finite(engine, in_loss["loss"], norm, trace)
+    accept(in_pass, largest_of_all)
     was_updated = strategy.update(norm, engine.max_grad_norm)
     if not was_updated and strategy.loss_scale < SMALLEST_LOSS_SCALE:
         raise TrainingError("float16 gradients overflow at every loss scale; use model.dtype: bfloat16 or float32")

@@ -15,7 +15,7 @@ from tiercel.reliability.work import process_age
 
 BLIND = 3  # stall timeouts, where nothing but work tells of progress: imports, files being read and written, vLLM
 BLIND_PHASES = ("import", "agree", "rows", "load", "engine", "save", "report")
-DOWNLOAD_SECONDS = 7 * 86400.0  # it shows its own progress, and may take hours
+DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 
 
 @contextmanager
