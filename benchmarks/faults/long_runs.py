@@ -12,11 +12,11 @@ import numpy as np
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.processes import TinyRuns, environment, steps_recorded
 
-STEPS = {"short": 60, "full": 2000}
+STEPS = {"short": 200, "full": 2000}
 WARM_UP = 0.25  # of the steps
 LARGEST_SLOPE = 2048.0  # bytes a step: 4 MB in 2,000 steps, less than one of their thousand tensors
 LARGEST_SLOPE_OF_A_SHORT_RUN = 65536.0
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def long_runs(size: Size, seed: int, work: Path) -> Figure:

@@ -40,7 +40,7 @@ def test_an_evaluation_may_take_what_rollouts_and_rewards_may(tmp_path):
 def test_sft_has_no_phases_of_rollouts(tmp_path):
     recipe = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", reliability=STALL)
     blind = dict.fromkeys(("import", "agree", "rows", "load", "engine", "save", "report"), 300.0)
-    assert phase_limits(recipe) == {ANY_PHASE: 100.0, **blind, "download": 7 * 86400.0}
+    assert phase_limits(recipe) == {ANY_PHASE: 100.0, **blind, "download": 86400.0}
 
 
 def test_the_watch_needs_no_torch():
