@@ -122,7 +122,7 @@ class Oversight:
             self.files.write(sign)
 
     def _signs(self) -> list[Sign]:
-        """Of the ranks that have one, as silent as its file is old, but for the time that ranks have to speak
+        """Read the ranks' signs, as silent as its file is old, but for the time that ranks have to speak
         themselves; those that left the watch have none."""
         signs = []
         for rank, sign in enumerate(self.files.read()):
@@ -164,5 +164,5 @@ def is_running(process: int) -> bool:
 
 
 def _fields(process: int) -> list[str]:
-    """Of /proc's stat, from the state on: state, parent, ..."""
+    """Read /proc's stat from the state on: state, parent, ..."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

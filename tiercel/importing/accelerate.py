@@ -56,7 +56,7 @@ def _zero(zero: dict[str, Any]) -> Sharding:
 
 
 def sharding_of_json(tree: object) -> Sharding | None:
-    """Of a DeepSpeed config; None where it has no stage."""
+    """Read a DeepSpeed config; None where it has no stage."""
     zero = tree.get("zero_optimization") if isinstance(tree, dict) else None
     stage = zero.get("stage") if isinstance(zero, dict) else None
     if not isinstance(zero, dict) or not isinstance(stage, int):
@@ -73,7 +73,7 @@ def _is_on_cpu(section: object) -> bool:
 
 
 def sharding_by_name(name: str) -> Sharding | None:
-    """Of names such as zero3_offload or deepspeed_zero2.yaml, as the peers use them."""
+    """Read names such as zero3_offload or deepspeed_zero2.yaml, as the peers use them."""
     if "fsdp" in name:
         return Sharding(is_fsdp=True)
     found = re.search(r"(?:zero|stage)[_-]?([0-3])", name)

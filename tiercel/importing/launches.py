@@ -110,7 +110,7 @@ class Launch:
 
     @property
     def processes(self) -> int:
-        """Of all machines; 1 where nothing says otherwise. Raises ValueError where that is no number."""
+        """Count those of all machines; 1 where nothing says otherwise. Raises ValueError where that is no number."""
         if "num_processes" in self.launcher:
             return self._count("launcher --num_processes", self.launcher["num_processes"][0])
         if "include" in self.launcher:  # host:0,1@host:2
