@@ -6,6 +6,7 @@ decoded before that.
 """
 
 import asyncio
+import os
 import re
 import reprlib
 from dataclasses import dataclass
@@ -62,6 +63,15 @@ class Reply:
     def text(self) -> str:
         """The beginning of the body, for a message."""
         return redact(self.body[: 4 * LONGEST_SHOWN].decode(errors="replace"))[:LONGEST_SHOWN]
+
+
+def key_of(variable: str) -> str | None:
+    """Read a key from the environment; None where the variable is unset or empty. Raises ValueError, without the key,
+    where it cannot stand in a header."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"{variable} holds characters that no key has; export it anew")
+    return key or None
 
 
 def new_client(**options: Any) -> httpx.AsyncClient:

@@ -4,6 +4,7 @@ import json
 from hashlib import sha256
 
 import pytest
+from PIL import Image
 
 from tiercel.config.schema import Data, HeldOut, MixedFile
 from tiercel.data.choice import chosen
@@ -142,3 +143,15 @@ def test_training_and_held_out_parts_go_by_the_same_names(tmp_path):
 
 def test_the_choice_needs_no_file_and_no_seed():
     assert chosen((), 3, "held out") == frozenset()
+
+
+def test_rows_of_one_record_are_on_one_side(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    box = {"image": "a.png", "bbox": [1, 1, 2, 2]}
+    records = [{**box, "id": name, "sentences": ["left", "right", "middle"]} for name in NAMES]
+    file = tmp_path / "boxes.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = Data(train=str(file), prompt="Where is {prompt}?", eval=HeldOut(count=9))
+    rows = read_run_rows(config, "grpo")
+    assert len(rows.heldout.rows) == 9
+    assert {row.line for row in rows.heldout.rows}.isdisjoint(row.line for row in rows.train.rows)

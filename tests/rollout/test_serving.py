@@ -12,7 +12,7 @@ from tests.training.test_loops import grpo_recipe
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.loading import load_family
 from tiercel.rollout import serving
-from tiercel.rollout.serving import served, server_arguments, server_port, shell_line, watch
+from tiercel.rollout.serving import new_key, served, server_arguments, server_port, shell_line, watch
 
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
 
@@ -73,3 +73,14 @@ def test_a_server_that_ends_by_itself_ends_the_command():
     watch(sleeping, lambda: True)
     serving.end_group(sleeping)
     assert sleeping.returncode == -signal.SIGTERM
+
+
+def test_a_key_of_the_users_is_taken_and_one_that_is_none_refused(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "mine\n")
+    assert new_key() == "mine"
+    monkeypatch.delenv("VLLM_API_KEY")
+    assert new_key() != new_key()
+    monkeypatch.setenv("VLLM_API_KEY", "sk-\u00e9")
+    with pytest.raises(EnvironmentProblem, match="VLLM_API_KEY holds characters") as caught:
+        new_key()
+    assert "\u00e9" not in str(caught.value)

@@ -1,6 +1,5 @@
 """`tiercel serve`: a vLLM server with the flags that a recipe needs, on this machine."""
 
-import os
 import time
 from argparse import Namespace
 
@@ -17,7 +16,7 @@ from tiercel.rollout.serving import (
     shell_line,
     watch,
 )
-from tiercel.rollout.vllm_http import KEY_VARIABLE
+from tiercel.rollout.vllm_http import KEY_VARIABLE, servers_key
 from tiercel.runs.stopping import StopRequest
 from tiercel.training.sampling import images_per_prompt
 
@@ -40,7 +39,7 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
                 seconds = time.monotonic() - started
                 address = f"http://127.0.0.1:{port}"
                 print(f"vLLM (process {process.pid}) answers on {address} after {seconds:.0f} s; train by")
-                if not os.environ.get(KEY_VARIABLE):  # one of the user's own is not shown
+                if servers_key() is None:  # one of the user's own is not shown
                     print(f"  export {KEY_VARIABLE}={key}")
                 words = redact(" ".join([str(arguments.recipe), *arguments.overrides]))
                 print(f"  tiercel grpo {words} rollout.engine=vllm-server 'rollout.urls=[{address}]'", flush=True)

@@ -11,11 +11,15 @@ Use = Literal["part of a file", "held out"]
 
 
 def chosen(rows: Sequence[Row | RejectedRow], count: int, use: Use) -> frozenset[int]:
-    """Positions of `count` of the rows. Rows of equal id, of different files, are chosen together or not at all, but
-    where the count ends between them; then file name and line decide."""
+    """Positions of `count` of the rows. Rows of equal id, of different files, and rows of one record, such as several
+    expressions of one box, are chosen together or not at all, but where the count ends between them."""
+    first_ids: dict[tuple[str, int], str] = {}  # of each record
+    for row in rows:
+        first_ids.setdefault((row.file, row.line), row.id)
 
-    def rank(position: int) -> tuple[bytes, str, int]:
+    def rank(position: int) -> tuple[bytes, str, int, int]:
         row = rows[position]
-        return sha256(f"{use}\n{row.id}".encode()).digest(), row.file, row.line
+        digest = sha256(f"{use}\n{first_ids[row.file, row.line]}".encode()).digest()
+        return digest, row.file, row.line, position
 
     return frozenset(sorted(range(len(rows)), key=rank)[:count])

@@ -1,7 +1,6 @@
 """The reward `judge`: a model behind an OpenAI-compatible address grades completions, many at a time."""
 
 import asyncio
-import os
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,7 +13,7 @@ from pydantic import Field
 
 from tiercel.config.schema import Reliability, Reward
 from tiercel.errors import DataError, RecipeError
-from tiercel.http_json import Answer, NoAnswer, Reply, WrongAnswer, ask, new_client
+from tiercel.http_json import Answer, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
 from tiercel.rewards.answers import extract_answer
 from tiercel.rewards.truths import texts_of, truth_of
 from tiercel.samples import RewardValue, Sample
@@ -76,11 +75,12 @@ class JudgeReward:
         """Read the key and the question. Raises RecipeError."""
         judge = self._judge
         if judge.key is not None:
-            key = os.environ.get(judge.key, "").strip()
-            if not key:
+            try:
+                key = key_of(judge.key)
+            except ValueError as error:
+                raise RecipeError([f"judge.key: {error}"]) from None
+            if key is None:
                 raise RecipeError([f"judge.key: {judge.key} is not set in the environment; export it"])
-            if not (key.isascii() and key.isprintable()):
-                raise RecipeError([f"judge.key: {judge.key} holds characters that no key has; export it anew"])
             self._headers = {"Authorization": f"Bearer {key}"}
         if judge.prompt is not None:
             self._question = _read_question(judge.prompt)

@@ -21,7 +21,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.rollout.vllm_common import lora_rank_limit, pixel_limits, scheduling
-from tiercel.rollout.vllm_http import KEY_VARIABLE
+from tiercel.rollout.vllm_http import KEY_VARIABLE, servers_key
 
 ADAPTERS = 2  # two runs may share a server
 HEALTH_POLL_SECONDS = 0.5
@@ -123,8 +123,8 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def new_key() -> str:
-    """The user's, or a random one."""
-    return os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
+    """Make a random key, or take the user's. Raises EnvironmentProblem where the user's cannot be a key."""
+    return servers_key() or secrets.token_urlsafe(24)
 
 
 def watch(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> None:

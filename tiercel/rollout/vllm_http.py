@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.errors import EnvironmentProblem
-from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, new_client
+from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_protocol import ChatAnswer, ModelList, Refusal, ServedModel
 
@@ -32,6 +32,15 @@ class Nonsense(ServerFault):
 
 class AdapterMissing(ServerFault):
     """The server does not know the policy: it was started again, mostly."""
+
+
+def servers_key() -> str | None:
+    """Read the servers' key from the environment; None where there is none. Raises EnvironmentProblem where it cannot
+    be a key."""
+    try:
+        return key_of(KEY_VARIABLE)
+    except ValueError as error:
+        raise EnvironmentProblem(str(error)) from None
 
 
 class VllmServer:

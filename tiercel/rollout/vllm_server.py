@@ -8,7 +8,6 @@ import asyncio
 import base64
 import io
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -34,12 +33,12 @@ from tiercel.rollout.vllm_common import (
 )
 from tiercel.rollout.vllm_http import (
     CHAT,
-    KEY_VARIABLE,
     SHORT_ANSWER,
     AdapterMissing,
     Nonsense,
     ServerFault,
     VllmServer,
+    servers_key,
 )
 from tiercel.rollout.vllm_protocol import ChatAnswer, Choice
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, Message
@@ -424,7 +423,7 @@ def connect(
     """The recipe's servers, with the key of the environment. Raises EnvironmentProblem where one that answers was
     started with another model or too short a context."""
     rollout = recipe.rollout
-    key = os.environ.get(KEY_VARIABLE)
+    key = servers_key()
     sampler = ServerSampler(
         family,
         [VllmServer(url, key, rollout.request_timeout) for url in rollout.urls],
