@@ -35,7 +35,7 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training import setup
 from tiercel.training.advantages import step_advantages
-from tiercel.training.encoding import prompt_encoder
+from tiercel.data.encoding import prompt_encoder
 from tiercel.training.grpo import learn
 from tiercel.types import Group, ImageRoots, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
 

@@ -31,7 +31,7 @@ from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training.advantages import step_advantages
-from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.training.grpo import learn
 from tiercel.training.parity import trainer_logprobs
 from tiercel.training.setup import build_engine

@@ -14,7 +14,7 @@ from tiercel.data.reading import read_heldout_rows, read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
-from tiercel.training.encoding import require_readable
+from tiercel.data.encoding import require_readable
 
 REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
 QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")

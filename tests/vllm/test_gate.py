@@ -23,7 +23,7 @@ from tiercel.runs.directory import open_run
 from tiercel.runs.publishing import WEIGHTS, Publisher
 from tiercel.training import grpo
 from tiercel.training.advantages import step_advantages
-from tiercel.training.encoding import prompt_encoder
+from tiercel.data.encoding import prompt_encoder
 from tiercel.training.sampling import open_sampler
 from tiercel.training.setup import build_engine
 from tiercel.types import Completion, Group, ScoredCompletion, ScoredGroup

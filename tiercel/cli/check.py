@@ -21,7 +21,7 @@ from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
 from tiercel.trackers.opening import require_packages
-from tiercel.training.encoding import decode_videos, require_readable, row_images, row_plans
+from tiercel.data.encoding import decode_videos, require_readable, row_images, row_plans
 from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size
 

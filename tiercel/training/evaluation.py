@@ -23,7 +23,7 @@ from tiercel.rewards.metrics import reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
 from tiercel.runs.directory import gathered_groups
-from tiercel.training.encoding import conversation_encoder, prompt_encoder, require_readable
+from tiercel.data.encoding import conversation_encoder, prompt_encoder, require_readable
 from tiercel.training.setup import steps_of
 from tiercel.training.sharing import Passes, conversation_passes
 from tiercel.types import Row, ScoredGroup

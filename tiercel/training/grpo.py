@@ -29,7 +29,7 @@ from tiercel.training import setup
 from tiercel.training.advantages import step_advantages
 from tiercel.training.before import before_updates
 from tiercel.training.clock import Clock
-from tiercel.training.encoding import prompt_encoder
+from tiercel.data.encoding import prompt_encoder
 from tiercel.training.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.evaluation import heldout_groups, judge
 from tiercel.training.finite import require_finite_advantages

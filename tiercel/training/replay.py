@@ -21,7 +21,7 @@ from tiercel.errors import DataError, RunError
 from tiercel.learner.batch import AdvantageGroup, group_item, policy_units, totals_of
 from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
-from tiercel.training.encoding import conversation_encoder, prompt_encoder
+from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.training.finite import gradient_size, spoilt_weight
 from tiercel.training.guard import REPORT, kept_of_step
 from tiercel.training.setup import build_engine, run_length, set_up_numerics

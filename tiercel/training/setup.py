@@ -39,7 +39,7 @@ from tiercel.runs.stopping import StopRequest
 from tiercel.runs.waiting import waiting
 from tiercel.trackers.opening import Trackers, open_trackers, require_packages
 from tiercel.training.choice import chosen_strategy
-from tiercel.training.encoding import require_readable
+from tiercel.data.encoding import require_readable
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.first_rows import try_first_rows
 from tiercel.training.sharing import padding_item

@@ -7,7 +7,7 @@ from tiercel.config.schema import SftRecipe
 from tiercel.data.loader import StepLoader
 from tiercel.runs.directory import RunDirectory
 from tiercel.training import setup
-from tiercel.training.encoding import conversation_encoder
+from tiercel.data.encoding import conversation_encoder
 from tiercel.training.evaluation import heldout_loss
 from tiercel.training.guard import FiniteGuard
 from tiercel.training.packages import require_installed
