@@ -28,7 +28,7 @@ from tests.rollout.scripted_server import Answer, Raw, serving
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.schema import GrpoRecipe
-from tiercel.training import ending, grpo
+from tiercel.training import grpo, run
 
 IMPORTED = (ending, grpo)  # here, so that forked runs need not
 GOOD_ROLLOUTS = 4

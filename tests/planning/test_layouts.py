@@ -24,8 +24,8 @@ from tiercel.planning.options import study
 from tiercel.planning.plan import gathering_problem
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.seconds import DEVICES, phase_seconds, rollout_seconds
-from tiercel.training import choice
-from tiercel.training.setup import build_engine
+from tiercel.training import strategy_choice
+from tiercel.training.build import build_trainer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen25vl-72b-grpo.yaml"
 

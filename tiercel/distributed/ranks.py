@@ -86,6 +86,9 @@ class Ranks:
         """The largest value by name; a rank may lack a name."""
         return largest_by_name(self.gather(dict(values)))
 
+    def total(self, value: int) -> int:
+        return sum(self.gather(value))
+
     def largest(self, value: int) -> int:
         return max(self.gather(value))
 
