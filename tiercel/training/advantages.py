@@ -10,7 +10,6 @@ from tiercel.algorithms import ADVANTAGES, Options, RewardTable, advantages
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError
-from tiercel.reliability.fault_plan import spoil
 from tiercel.types import ScoredCompletion, ScoredGroup
 
 NOT_APPLICABLE = float("nan")
@@ -91,10 +90,8 @@ def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> Re
 def _finite(
     ranks: Ranks, scored: Sequence[ScoredGroup], advantages: list[list[float | None]]
 ) -> list[list[float | None]]:
-    step, rank = ranks.pulse.doing.step, ranks.rank
-    advantages = [
-        [None if each is None else spoil(each, "advantage", step, rank) for each in values] for values in advantages
-    ]
+    spoil = ranks.pulse.spoil
+    advantages = [[None if each is None else spoil(each, "advantage") for each in values] for values in advantages]
     own = [
         group.group.prompt.row.id
         for group, values in zip(scored, advantages, strict=True)

@@ -22,7 +22,6 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.learner.batch import PolicyBatch
 from tiercel.models.saving import save_adapter
-from tiercel.reliability.fault_plan import spoil
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import write_atomically
@@ -105,18 +104,6 @@ def require_finite_weights(weights: Mapping[str, Tensor], step: int) -> None:
 def local_part(parameter: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
-
-
-def planned_spoiling(trainer: Trainer, value: Tensor, site: str) -> Tensor:
-    """The value, but where a fault plan says otherwise."""
-    return spoil(value, site, trainer.ranks.pulse.doing.step, trainer.ranks.rank)
-
-
-def spoil_weights(trainer: Trainer) -> None:
-    """Nothing, but where a fault plan says otherwise."""
-    factor = spoil(1.0, "weights", trainer.ranks.pulse.doing.step, trainer.ranks.rank)
-    if factor != 1.0:
-        next(iter(trainer.policy.trained_parameters().values())).data.mul_(factor)
 
 
 def kept_name(run: Path, step: int, number: int) -> Path:

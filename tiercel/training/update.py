@@ -21,7 +21,7 @@ from tiercel.learner.batch import PolicyBatch, PolicyUnit
 from tiercel.learner.head import TokenScores
 from tiercel.learner.prefix import PrefixPass
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
-from tiercel.training.finite import Trace, faulty_rows, gradient_size, non_finite, planned_spoiling, spoil_weights
+from tiercel.training.finite import Trace, faulty_rows, gradient_size, non_finite
 from tiercel.training.minibatches import Minibatch
 from tiercel.training.passes import Known
 from tiercel.training.trainer import ConversationPass, Trainer
@@ -230,18 +230,20 @@ def _apply(
     all ranks alike, where nothing is to be learnt from the passes."""
     strategy = trainer.strategy
     strategy.zero_gradients()
-    spoil_weights(trainer)
+    pulse, first = trainer.ranks.pulse, next(iter(trainer.policy.trained_parameters().values()))
+    if pulse.spoil(1.0, "weights") != 1.0:
+        first.data.mul_(math.nan)
     loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
     pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
     largest: dict[str, float] = {}
     trace, parameters = Trace(), list(trainer.policy.trained_parameters().values())
     for number, contributions in enumerate(passes):
         for part in contributions:
-            loss = planned_spoiling(trainer, part.loss, "loss")
+            loss = pulse.spoil(part.loss, "loss")
             trace.rows += part.row_ids
             if not bool(torch.isfinite(loss)):
                 trace.faulty += part.faulty_rows()
-            strategy.backward(planned_spoiling(trainer, loss, "gradient"), is_last=number + 1 == len(passes))
+            strategy.backward(pulse.spoil(loss, "gradient"), is_last=number + 1 == len(passes))
             trace.sizes.append((part.row_ids, gradient_size(parameters)))
             _add(loss_sums, {"loss": loss.detach(), **part.loss_sums})
             _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
