@@ -145,6 +145,10 @@ class EncodedConversation:
     positions_DC: Tensor  # int64
     is_scored_C: Tensor  # bool, tokens of assistant turns
 
+    @property
+    def row(self) -> Row:
+        return self.prompt.row
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:

@@ -29,14 +29,16 @@ from benchmarks.drivers.measuring import (
     write_answer,
 )
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train
+from tiercel.data.encoding import prompt_encoder
 from tiercel.learner.batch import advantage_groups
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
-from tiercel.training import setup
 from tiercel.training.advantages import step_advantages
-from tiercel.training.encoding import prompt_encoder
-from tiercel.training.grpo import learn
+from tiercel.training.build import build_trainer
+from tiercel.training.learning import learn
+from tiercel.training.schedule import seed_step
+from tiercel.training.session import set_up_numerics
 from tiercel.types import Group, ImageRoots, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
 
 
@@ -116,13 +118,13 @@ def timed(clock: StepClock, name: str, function: Callable[..., Any]) -> Callable
 def measure(task: Task) -> Measurement:
     """Take the steps that the task asks for."""
     recipe = make_recipe(task)
-    setup.set_up_numerics(recipe)
-    engine = setup.build_engine(recipe, None, recipe.rollout.temperature)
+    set_up_numerics(recipe)
+    trainer = build_trainer(recipe)
     clock = StepClock()
-    sampler = TimedSampler(engine.policy, engine.vision)
+    sampler = TimedSampler(trainer.policy, trainer.vision)
     sampler.clock = clock
-    engine.vision.features = timed(clock, "vision", engine.vision.features)  # type: ignore[method-assign]
-    encode = prompt_encoder(engine.policy.family, recipe.data)
+    trainer.vision.features = timed(clock, "vision", trainer.vision.features)  # type: ignore[method-assign]
+    encode = prompt_encoder(trainer.policy.family, recipe.data)
     rows = [make_row(file) for file in task.image_files()]
     gradient_norms: list[float] = []
     lengths: list[int] = []
@@ -134,11 +136,11 @@ def measure(task: Task) -> Measurement:
         sampler.load_policy(step, None)
         groups = sampler.sample([prompt], sampling_params(recipe.rollout), [sampling_seed(recipe.train.seed, step)])
         rewarded = scored(groups, step)
-        learnable = advantage_groups(rewarded, step_advantages(engine.ranks, rewarded, recipe))
-        setup.seed_step(recipe.train.seed, step, 0)
+        learnable = advantage_groups(rewarded, step_advantages(trainer.ranks, rewarded, recipe))
+        seed_step(recipe.train.seed, step, 0)
         with clock.phase("learn"):
-            updates = learn(engine, learnable, recipe)
-        engine.vision.end_step()
+            updates = learn(trainer, learnable, recipe).updates
+        trainer.vision.end_step()
         clock.end_step()
         if step >= task.warmup:
             gradient_norms += [update.grad_norm for update in updates]
@@ -148,7 +150,7 @@ def measure(task: Task) -> Measurement:
     return Measurement(
         versions=installed(("tiercel", "torch", "transformers", "peft")),
         threads=torch.get_num_threads(),
-        trained_parameters=sum(parameter.numel() for parameter in engine.strategy.parameters.values()),
+        trained_parameters=sum(parameter.numel() for parameter in trainer.strategy.parameters.values()),
         prompt_tokens=prompt_tokens,
         completion_tokens=lengths,
         step_seconds=clock.steps[skipped:],

@@ -28,9 +28,10 @@ from tests.rollout.scripted_server import Answer, Raw, serving
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.schema import GrpoRecipe
-from tiercel.training import ending, grpo
+from tiercel.training import grpo
+from tiercel.training import run as training_run
 
-IMPORTED = (ending, grpo)  # here, so that forked runs need not
+IMPORTED = (training_run, grpo)  # here, so that forked runs need not
 GOOD_ROLLOUTS = 4
 STEPS = 6
 QUICK = ("rollout.patience=3", "rollout.request_timeout=2")  # for what is tried again until the patience is over

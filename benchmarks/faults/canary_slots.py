@@ -32,7 +32,8 @@ from tiercel.rewards.model import load_reward_model
 from tiercel.runs.checkpoints import MANIFEST, directory_of, newest_valid
 from tiercel.runs.files import file_sha256
 from tiercel.runs.recipe import load_run_recipe
-from tiercel.training import setup
+from tiercel.training.build import build_trainer
+from tiercel.training.checkpointing import pending_of
 from tiercel.types import ImageSource, Message, VideoSource
 
 CPU = torch.device("cpu")
@@ -129,8 +130,8 @@ def _passed_over(place: Workplace, root: Path, files: Mapping[str, bytes], *, is
             return None if len(said) == 1 and "is passed over" in said[0] else f"it said {said}"
         if not is_forged:
             return "it was found valid"
-        setup.build_engine(place.run.recipe, found, 1.0)
-        setup.pending_of(found)
+        build_trainer(place.run.recipe, found)
+        pending_of(found)
         # The adapter's config is for other readers: a run goes on by its recipe.
         return None if set(files) == {"adapter/adapter_config.json"} else "it was loaded"
 

@@ -98,7 +98,7 @@ def _aftermath(run: TinyRun, path: Path) -> str | None:
 
 def _foretold(run: TinyRun, path: Path) -> Iterator[Outcome]:
     """The disk says how much is free; too little is refused before a byte is written."""
-    strategy = run.engine.strategy
+    strategy = run.trainer.strategy
     tensors = [*strategy.trained_weights().values(), *strategy.optimizer_tensors().values()]
     needed = sum(tensor.nbytes for tensor in tensors)
     for free in (0, needed - 1):

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tiercel.training.ending
 import tiercel.training.grpo
+import tiercel.training.run
 import tiercel.training.sft  # noqa: F401 - the forks have these at hand
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.processes import TinyRuns, environment, steps_recorded

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.faults.fault_plan import with_plan
 from tests.tiny_models import save_tiny_checkpoint
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
-from tiercel.reliability.fault_plan import VARIABLE
 
 FAMILY = "qwen2_5_vl"
 MARK = "TIERCEL_FAULT_MARK"
@@ -70,7 +70,7 @@ class TinyRuns:
 def environment(plan: str = "[]") -> dict[str, str]:
     """This process's, with a fault plan and a mark of its own."""
     threads = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **threads, VARIABLE: plan, MARK: uuid.uuid4().hex}
+    return {**os.environ, **threads, **with_plan(plan), MARK: uuid.uuid4().hex}
 
 
 def run(

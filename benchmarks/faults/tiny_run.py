@@ -11,8 +11,9 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import file_sha256
-from tiercel.training import setup
-from tiercel.training.update import Engine
+from tiercel.training.build import build_trainer
+from tiercel.training.checkpointing import Checkpoints
+from tiercel.training.trainer import Trainer
 from tiercel.types import Completion
 
 FAMILY = "qwen2_5_vl"
@@ -20,29 +21,30 @@ FAMILY = "qwen2_5_vl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinyRun:
-    """What `setup.save` writes."""
+    """A run with a checkpoint to save."""
 
     recipe: BaseRecipe
-    engine: Engine
+    trainer: Trainer
     pending: tuple[PendingGroup, ...]
 
     def save(self, path: Path, step: int, keep: int = 2) -> None:
         """A checkpoint in the run directory `path`, of which as many as `keep` stay."""
         train = self.recipe.train.model_copy(update={"keep": keep})
         recipe = self.recipe.model_copy(update={"train": train})
-        setup.save(RunDirectory(path=path), recipe, self.engine, step, {}, {}, self.pending)
+        checkpoints = Checkpoints(run=RunDirectory(path=path), recipe=recipe, rows={})
+        checkpoints.save(self.trainer, step, {}, self.pending)
 
 
 def make_tiny_run(work_dir: Path) -> TinyRun:
     """With moments, as after an update."""
     checkpoint = save_tiny_checkpoint(FAMILY, work_dir / "model")
     recipe = tiny_recipe(checkpoint, lora=TINY_LORA)
-    engine = setup.build_engine(recipe, None, 1.0)
-    engine.strategy.zero_gradients()
-    for number, parameter in enumerate(engine.policy.trained_parameters().values()):
+    trainer = build_trainer(recipe)
+    trainer.strategy.zero_gradients()
+    for number, parameter in enumerate(trainer.policy.trained_parameters().values()):
         parameter.grad = torch.full_like(parameter, number + 1.0)
-    engine.strategy.update(1.0, 1.0)
-    return TinyRun(recipe=recipe, engine=engine, pending=tuple(pending_group(index) for index in (7, 9)))
+    trainer.strategy.update(1.0, 1.0)
+    return TinyRun(recipe=recipe, trainer=trainer, pending=tuple(pending_group(index) for index in (7, 9)))
 
 
 def pending_group(index: int) -> PendingGroup:

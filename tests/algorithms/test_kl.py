@@ -3,9 +3,10 @@
 import math
 from typing import get_args
 
+import pytest
 import torch
 
-from tiercel.algorithms import KL_ESTIMATORS
+from tiercel.algorithms import KL_ESTIMATORS, KlTerm
 from tiercel.algorithms.kl import k1, k2, k3
 from tiercel.config.schema import Kl
 
@@ -63,3 +64,25 @@ def test_the_gradient_of_k2_averages_to_that_of_the_divergence():
 
 def test_the_recipe_knows_every_estimator_and_no_other():
     assert set(get_args(Kl.model_fields["estimator"].annotation)) == set(KL_ESTIMATORS)
+
+
+def test_a_coefficient_of_zero_makes_no_term():
+    assert KlTerm.of(Kl()) is None
+    assert KlTerm.of(Kl(coef=0.0, place="reward", estimator="k1")) is None
+
+
+@pytest.mark.parametrize(("place", "in_loss"), [("loss", True), ("reward", False)])
+def test_a_term_is_in_the_loss_or_in_the_reward(place, in_loss):
+    term = KlTerm.of(Kl(coef=0.04, place=place))
+    assert term is not None and term.coef == 0.04
+    assert term.in_loss is in_loss and term.in_reward is not in_loss
+
+
+def test_a_term_estimates_by_its_estimator_with_gradient_and_without_its_coefficient():
+    policy = torch.tensor([0.5, 0.25]).log().requires_grad_()
+    reference = torch.tensor([0.25, 0.5]).log()
+    for name, expected in (("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)):
+        term = KlTerm(coef=0.5, place="loss", estimator=name)
+        assert term.estimate(policy, reference)[0].item() == pytest.approx(expected)
+    KlTerm(coef=0.5, place="loss", estimator="k3").estimate(policy, reference).sum().backward()
+    torch.testing.assert_close(policy.grad, torch.tensor([0.5, -1.0]))

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
 from tiercel.config import GrpoRecipe
+from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.data.order import rank_slice
 from tiercel.data.reading import read_rows
 from tiercel.distributed.launch import leave
@@ -31,12 +32,12 @@ from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training.advantages import step_advantages
-from tiercel.training.encoding import conversation_encoder, prompt_encoder
-from tiercel.training.grpo import learn
+from tiercel.training.build import build_trainer
+from tiercel.training.learning import learn
+from tiercel.training.minibatches import conversation_passes
 from tiercel.training.parity import trainer_logprobs
-from tiercel.training.setup import build_engine
-from tiercel.training.sharing import conversation_passes
-from tiercel.training.update import Engine, sft_update
+from tiercel.training.trainer import Trainer
+from tiercel.training.update import sft_update
 from tiercel.types import Completion, EncodedConversation, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
 
 STEPS = 5
@@ -87,43 +88,45 @@ def scored_group(prompt: EncodedPrompt, completions: Sequence[ScoredCompletion])
     return ScoredGroup(group=group, completions=tuple(completions))
 
 
-def keep_gradients(engine: Engine) -> list[torch.Tensor]:
+def keep_gradients(trainer: Trainer) -> list[torch.Tensor]:
     """The flat gradient of every update from now on, before clipping; on the first rank."""
     kept: list[torch.Tensor] = []
-    update = engine.strategy.update
+    update = trainer.strategy.update
 
     def recording(norm: float, max_norm: float) -> bool:
-        gradients = engine.strategy.gradients()
+        gradients = trainer.strategy.gradients()
         if gradients:
             kept.append(torch.cat([gradients[name].flatten().float() for name in sorted(gradients)]))
         return update(norm, max_norm)
 
-    engine.strategy.update = recording  # type: ignore[method-assign]
+    trainer.strategy.update = recording  # type: ignore[method-assign]
     return kept
 
 
-def require_share(engine: Engine, ranks: Ranks) -> None:
+def require_share(trainer: Trainer, ranks: Ranks) -> None:
     """A strategy that shards, does: what is called one is not whole everywhere."""
-    with engine.strategy.whole_policy():
+    with trainer.strategy.whole_policy():
         pass  # and let go of again
-    weights = [p for p in engine.policy.family.language_model(engine.policy.model).parameters() if not p.requires_grad]
+    weights = [
+        p for p in trainer.policy.family.language_model(trainer.policy.model).parameters() if not p.requires_grad
+    ]
     held = sum(_held(weight) for weight in weights)
     whole = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
-    share = 1.0 if engine.strategy.passes_are_private else 1 / ranks.world_size
+    share = 1.0 if trainer.strategy.passes_are_private else 1 / ranks.world_size
     assert abs(held / whole - share) < 0.05, f"{held} of {whole} weights are on rank {ranks.rank}"
 
 
-def require_moved(engine: Engine, recipe: GrpoRecipe, example: EncodedPrompt | EncodedConversation) -> None:
+def require_moved(trainer: Trainer, recipe: GrpoRecipe, example: EncodedPrompt | EncodedConversation) -> None:
     """Trained weights are moved for a while, for saving and for passes alike, and put back bit by bit."""
     prompt = example if isinstance(example, EncodedPrompt) else example.prompt
-    group = recorded_group(prompt, engine.policy.family, 0).group
+    group = recorded_group(prompt, trainer.policy.family, 0).group
 
     def seen() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        weights = {name: weight.clone() for name, weight in engine.strategy.trained_weights().items()}
-        return weights, trainer_logprobs(engine, recipe, [group])[0]
+        weights = {name: weight.clone() for name, weight in trainer.strategy.trained_weights().items()}
+        return weights, trainer_logprobs(trainer, [group])[0]
 
     weights, logprobs = seen()
-    with engine.strategy.moved(lambda weight: weight + 0.1):
+    with trainer.strategy.moved(lambda weight: weight + 0.1):
         moved_weights, moved_logprobs = seen()
     weights_after, logprobs_after = seen()
     assert float((moved_logprobs - logprobs).abs().max()) > 1e-3
@@ -152,24 +155,24 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             if kind == "sft":
                 own = {key: value for key, value in changes.items() if key != "algorithm"}
             recipe = make(checkpoint, options.rows, Path("unused"), **own)
-            engine = build_engine(recipe, None, 1.0, ranks=ranks)
-            family = engine.policy.family
+            trainer = build_trainer(recipe, ranks=ranks)
+            family = trainer.policy.family
             rows = read_rows(str(options.rows), recipe.data, kind).rows
             encoder = prompt_encoder if kind == "grpo" else conversation_encoder
             encode = encoder(family, recipe.data)
             if options.trained == "adapter":
-                require_share(engine, ranks)
-                require_moved(engine, recipe, encode(rows[0], ranks.rank))
-            kept = keep_gradients(engine)
+                require_share(trainer, ranks)
+                require_moved(trainer, recipe, encode(rows[0], ranks.rank))
+            kept = keep_gradients(trainer)
             for step in range(STEPS):
                 indices = rank_slice(range(step * PROMPTS, (step + 1) * PROMPTS), ranks.rank, ranks.world_size)
                 examples = [encode(rows[index % len(rows)], index) for index in indices]
                 if kind == "grpo":
                     scored = [recorded_group(prompt, family, step) for prompt in examples]
-                    learn(engine, advantage_groups(scored, step_advantages(engine.ranks, scored, recipe)), recipe)
+                    learn(trainer, advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe)), recipe)
                 else:
-                    sft_update(engine, conversation_passes(engine, tuple(examples), recipe))
-                engine.vision.end_step()
+                    sft_update(trainer, conversation_passes(trainer, tuple(examples)))
+                trainer.vision.end_step()
             found |= {f"{family_name}.{kind}.{step}": gradient for step, gradient in enumerate(kept)}
     return found
 
@@ -194,10 +197,10 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
         options.checkpoints / options.family, options.rows, Path("unused"), train=train, rollout=rollout
     )
     require_turns(ranks)
-    engine = build_engine(recipe, None, 1.0, ranks=ranks)
-    sampler = LocalSampler(engine.policy, engine.vision)
+    trainer = build_trainer(recipe, ranks=ranks)
+    sampler = LocalSampler(trainer.policy, trainer.vision)
     rows = read_rows(str(options.rows), recipe.data, "grpo").rows
-    encode = prompt_encoder(engine.policy.family, recipe.data)
+    encode = prompt_encoder(trainer.policy.family, recipe.data)
     pairs: list[tuple[tuple[str, ...], ...]] = [((a,), (b,)) for a, b in itertools.product(KINDS, repeat=2)]
     uneven = [
         (("image", "text", "images"), ()),
@@ -209,7 +212,7 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
         for _step in range(3):
             kinds = arrangement[ranks.rank]
             prompts = [encode(rows[KINDS.get(kind, 1)], place + 10 * ranks.rank) for place, kind in enumerate(kinds)]
-            with engine.strategy.whole_policy():
+            with trainer.strategy.whole_policy():
                 groups = sampler.sample(prompts, sampling_params(recipe.rollout), list(range(len(prompts))))
             scored = []
             for group, kind in zip(groups, kinds, strict=True):
@@ -219,8 +222,8 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
                     for completion, total in zip(group.completions, totals, strict=True)
                 ]
                 scored.append(scored_group(group.prompt, completions))
-            learn(engine, advantage_groups(scored, step_advantages(engine.ranks, scored, recipe)), recipe)
-            engine.vision.end_step()
+            learn(trainer, advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe)), recipe)
+            trainer.vision.end_step()
         if ranks.is_first:
             print("learnt from", arrangement, flush=True)
 

@@ -27,7 +27,7 @@ from tiercel.models.policy import (
 )
 from tiercel.models.saving import save_adapter, save_trained
 from tiercel.models.vision import VisionStore
-from tiercel.training.update import Engine, reference_logprobs
+from tiercel.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 TARGETS = ("language", "vision", "projector", "all")
@@ -219,9 +219,19 @@ def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store
     store.features(packed.images)
     learner = Learner(policy, "dense", False)
     strategy = build_strategy("single", tiny_recipe(tiny_checkpoints["qwen2_5_vl"]), ALONE, policy, learner)
-    engine = Engine(policy=policy, learner=learner, vision=store, strategy=strategy, max_grad_norm=1.0, temperature=1.0)
+    trainer = Trainer(
+        policy=policy,
+        learner=learner,
+        vision=store,
+        ranks=ALONE,
+        passes_are_private=True,
+        temperature=1.0,
+        max_tokens=1000,
+        strategy=strategy,
+        max_grad_norm=1.0,
+    )
     base = logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed)
-    ((found,),) = reference_logprobs(engine, [unit])
+    ((found,),) = trainer.reference_logprobs([unit])
     assert close(found, base)
 
 

@@ -24,8 +24,8 @@ from tiercel.planning.options import study
 from tiercel.planning.plan import gathering_problem
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.seconds import DEVICES, phase_seconds, rollout_seconds
-from tiercel.training import choice
-from tiercel.training.setup import build_engine
+from tiercel.training import strategy_choice
+from tiercel.training.build import build_trainer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen25vl-72b-grpo.yaml"
 
@@ -114,10 +114,10 @@ def test_a_run_whose_policy_cannot_be_gathered_ends_before_weights_are_read(tmp_
     recipe = recipe_of(directory, Vllm())
     rollout = recipe.rollout.model_copy(update={"engine": "local"})
     train = recipe.train.model_copy(update={"strategy": "fsdp2"})
-    monkeypatch.setattr(choice, "rank_memory_bytes", lambda device: 8 * 10**9)
+    monkeypatch.setattr(strategy_choice, "rank_memory_bytes", lambda device: 8 * 10**9)
     recipe = recipe.model_copy(update={"rollout": rollout, "train": train})
     with pytest.raises(EnvironmentProblem, match=r"rollout\.engine: vllm-server, on other machines"):
-        build_engine(recipe, None, 1.0)  # the directory has no weights
+        build_trainer(recipe)  # the directory has no weights
 
 
 def test_servers_take_no_memory_of_the_ranks_and_sampling_ahead_hides_behind_learning(tmp_path):

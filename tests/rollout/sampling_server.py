@@ -7,6 +7,7 @@ import torch
 
 from tests.rollout.scripted_server import Answer, ScriptedServer
 from tiercel.config.schema import GrpoRecipe
+from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.models.policy import build_policy
 from tiercel.models.saving import restore_adapter
@@ -14,7 +15,6 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm_server import chat_messages
-from tiercel.training.encoding import prompt_encoder
 from tiercel.types import EncodedPrompt
 
 FIRST_PROBE = 2**30  # numbers of weights from here on are no versions

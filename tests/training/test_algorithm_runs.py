@@ -18,8 +18,8 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.runs.directory import read_metrics
 from tiercel.training.advantages import step_advantages
-from tiercel.training.penalty import kl_penalties
-from tiercel.training.setup import build_engine
+from tiercel.training.build import build_trainer
+from tiercel.training.passes import kl_penalties
 from tiercel.types import RewardValue, ScoredCompletion, ScoredGroup
 
 pytestmark = pytest.mark.catalogue
@@ -95,10 +95,10 @@ def sampled(tiny_checkpoints, tmp_path_factory):
     kl = {"coef": 0.5, "place": "reward", "estimator": "k1"}
     budget = {"max_tokens_per_microbatch": 45}  # which cuts groups
     recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], rows, directory / "run", algorithm={"kl": kl}, learner=budget)
-    engine = build_engine(recipe, None, 1.0)
-    move_adapter(engine.policy, 0.1)
-    prompts = tiny_prompts(engine.policy.family)
-    groups = LocalSampler(engine.policy, engine.vision).sample(prompts, sampling_params(recipe.rollout), [0, 10, 20])
+    trainer = build_trainer(recipe)
+    move_adapter(trainer.policy, 0.1)
+    prompts = tiny_prompts(trainer.policy.family)
+    groups = LocalSampler(trainer.policy, trainer.vision).sample(prompts, sampling_params(recipe.rollout), [0, 10, 20])
     scored = [
         ScoredGroup(
             group=group,
@@ -114,39 +114,39 @@ def sampled(tiny_checkpoints, tmp_path_factory):
         )
         for group in groups
     ]
-    return engine, recipe, scored
+    return trainer, recipe, scored
 
 
-def plain_logprobs(engine, prompt, completion) -> torch.Tensor:
+def plain_logprobs(trainer, prompt, completion) -> torch.Tensor:
     """By transformers alone, of one completion."""
-    features = torch.cat(engine.policy.vision_features(prompt.images)) if prompt.images else None
+    features = torch.cat(trainer.policy.vision_features(prompt.images)) if prompt.images else None
     ids = torch.cat([prompt.token_ids_P, completion.token_ids_C])
-    embedded = engine.policy.model.get_input_embeddings()(ids)
-    family = engine.policy.family
+    embedded = trainer.policy.model.get_input_embeddings()(ids)
+    family = trainer.policy.family
     if features is not None:
         embedded = embedded.masked_scatter(family.is_placeholder(ids)[:, None], features)
     start = int(prompt.positions_DP.max()) + 1
     after = start + torch.arange(len(completion.token_ids_C)).expand(len(prompt.positions_DP), -1)
     positions = torch.cat([prompt.positions_DP, after], 1)[:, None]
-    hidden = family.language_model(engine.policy.model)(inputs_embeds=embedded[None], position_ids=positions)
-    logits = engine.policy.model.get_output_embeddings()(hidden.last_hidden_state[0])
+    hidden = family.language_model(trainer.policy.model)(inputs_embeds=embedded[None], position_ids=positions)
+    logits = trainer.policy.model.get_output_embeddings()(hidden.last_hidden_state[0])
     logits[:, list(family.placeholder_ids)] = -torch.inf
     place = torch.arange(len(prompt.token_ids_P) - 1, len(ids) - 1)
     return logits.log_softmax(-1)[place, completion.token_ids_C]
 
 
 def test_the_penalty_is_the_sum_over_each_completion_of_a_plain_forward(sampled):
-    engine, recipe, scored = sampled
-    found = kl_penalties(engine, scored, recipe)
+    trainer, recipe, scored = sampled
+    found = kl_penalties(trainer, scored, recipe)
     total = 0.0
     with torch.no_grad():
         for group in scored:
             prompt = group.group.prompt
             scorable = [each.completion for each in group.completions if each.total is not None]
             for number, completion in enumerate(scorable):
-                own = plain_logprobs(engine, prompt, completion)
-                with engine.policy.as_reference():
-                    reference = plain_logprobs(engine, prompt, completion)
+                own = plain_logprobs(trainer, prompt, completion)
+                with trainer.policy.as_reference():
+                    reference = plain_logprobs(trainer, prompt, completion)
                 torch.testing.assert_close(found.old_logprobs[prompt.index][number], own, atol=2e-5, rtol=1e-4)
                 expected = 0.5 * float((own - reference).sum())
                 assert found.of_group[prompt.index][number] == pytest.approx(expected, abs=1e-4)

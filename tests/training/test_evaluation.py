@@ -1,12 +1,12 @@
 """Held-out rows of a policy that is not trained."""
 
 from tests.tiny_models import tiny_policy, tiny_recipe
-from tiercel.training.evaluation import loaded_model
+from tiercel.training.build import passes_for_inference
 
 
 def test_a_decoder_that_cannot_share_prompts_repeats_them_in_an_evaluation_too(tiny_checkpoints):
     recipe = tiny_recipe(tiny_checkpoints["qwen2_5_vl"])
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
-    assert loaded_model(policy, recipe).learner.form == "split"
+    assert passes_for_inference(policy, recipe).learner.form == "split"
     policy.family.language_model(policy.model).config.layer_types = ["sliding_attention", "full_attention"]
-    assert loaded_model(policy, recipe).learner.form == "repeated"
+    assert passes_for_inference(policy, recipe).learner.form == "repeated"

@@ -8,13 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.faults.fault_plan import Fault, planning
 from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
-from tiercel.reliability.fault_plan import Fault, planning
 from tiercel.runs.directory import read_metrics
-from tiercel.training.finite import require_finite_weights
-from tiercel.training.guard import kept_of_step
+from tiercel.training.finite import kept_of_step, require_finite_weights
 from tiercel.training.replay import kept_directory
 
 FAMILY = "qwen2_5_vl"

@@ -9,12 +9,12 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.config.schema import HeldOut
+from tiercel.data.encoding import require_readable
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_heldout_rows, read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training import grpo, sft
-from tiercel.training.encoding import require_readable
 
 REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
 QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")

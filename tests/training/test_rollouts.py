@@ -8,7 +8,6 @@ import torch
 
 from tests.tiny_models import tiny_prompts, tiny_recipe
 from tests.training.test_loops import grpo_recipe
-from tiercel.data.loader import StepBatch
 from tiercel.distributed.ranks import ALONE
 from tiercel.models.loading import load_family
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
@@ -51,35 +50,33 @@ def rollouts(sampler, tmp_path, lookahead, restored=None) -> Rollouts:
     recipe = grpo_recipe(
         tmp_path, tmp_path / "rows.jsonl", tmp_path, rollout={"engine": "vllm-server", "lookahead": lookahead}
     )
-    return Rollouts(sampler, recipe, ALONE, restored)
-
-
-def batches(prompts):
-    return (StepBatch(step=number, prompts=(prompt,), rejected=()) for number, prompt in enumerate(prompts))
+    return Rollouts(recipe, ALONE, SimpleNamespace(sampler=sampler), None, restored)
 
 
 def test_without_lookahead_a_steps_prompts_are_asked_for_when_it_is_their_turn(prompts, tmp_path):
     sampler = Counting()
     source = rollouts(sampler, tmp_path, 0)
-    for batch, upcoming in source.with_next(batches(prompts)):
-        (group,) = source.of(batch.prompts)
-        source.begin(upcoming)
+    assert not source.are_ahead
+    for number, prompt in enumerate(prompts):
+        (group,) = source.of([prompt])
+        source.begin(())
         source.finish()
-        assert group.prompt is batch.prompts[0] and source.pending() == []
-        assert sampler.asked[-1] == [batch.step]
+        assert group.prompt is prompt and source.pending() == []
+        assert sampler.asked[-1] == [number]
     assert sampler.asked == [[0], [1], [2]]
 
 
 def test_with_lookahead_each_prompt_is_asked_for_once_one_step_ahead(prompts, tmp_path):
     sampler = Counting()
     source = rollouts(sampler, tmp_path, 1)
-    for batch, upcoming in source.with_next(batches(prompts)):
-        (group,) = source.of(batch.prompts)
-        source.begin(upcoming)
-        assert len(sampler.asked) == min(3, batch.step + 2)
+    assert source.are_ahead
+    for number, prompt in enumerate(prompts):
+        (group,) = source.of([prompt])
+        source.begin(prompts[number + 1 : number + 2])
+        assert len(sampler.asked) == min(3, number + 2)
         source.finish()
-        assert group.prompt is batch.prompts[0]
-        assert [kept.index for kept in source.pending()] == ([batch.step + 1] if batch.step < 2 else [])
+        assert group.prompt is prompt
+        assert [kept.index for kept in source.pending()] == ([number + 1] if number < 2 else [])
     assert sampler.asked == [[0], [1], [2]]
 
 

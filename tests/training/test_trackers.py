@@ -9,7 +9,7 @@ from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.runs.directory import read_metrics
 from tiercel.trackers import opening
-from tiercel.training import setup, sft
+from tiercel.training import session, sft
 
 
 def close_to(rows):
@@ -72,7 +72,7 @@ def recorder(monkeypatch):
     stand_in = type("StandIn", (Recorder,), {"calls": [], "breaks_at": None})
     monkeypatch.setitem(opening.TRACKERS, "wandb", stand_in)
     monkeypatch.setattr(opening, "require_packages", lambda names: None)
-    monkeypatch.setattr(setup, "require_packages", lambda names: None)
+    monkeypatch.setattr(session, "require_packages", lambda names: None)
     return stand_in
 
 

@@ -15,6 +15,7 @@ from tests.distributed.worker import keep_gradients
 from tests.vllm.servers import ENVIRONMENT, KEY
 from tests.vllm.test_runs import by_server
 from tiercel.config import load_recipe
+from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_rows
 from tiercel.errors import EnvironmentProblem
 from tiercel.learner.batch import advantage_groups
@@ -23,9 +24,9 @@ from tiercel.runs.directory import open_run
 from tiercel.runs.publishing import WEIGHTS, Publisher
 from tiercel.training import grpo
 from tiercel.training.advantages import step_advantages
-from tiercel.training.encoding import prompt_encoder
+from tiercel.training.build import build_trainer
+from tiercel.training.learning import learn
 from tiercel.training.sampling import open_sampler
-from tiercel.training.setup import build_engine
 from tiercel.types import Completion, Group, ScoredCompletion, ScoredGroup
 
 pytestmark = pytest.mark.vllm
@@ -69,15 +70,15 @@ def test_the_gradient_of_sampled_completions_is_that_of_the_same_ones_replayed(s
 
 def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
     """The flat gradient of one update on completions of the server, or on recorded ones without any server."""
-    engine = build_engine(recipe, None, recipe.rollout.temperature)
-    family = engine.policy.family
+    trainer = build_trainer(recipe)
+    family = trainer.policy.family
     rows = read_rows(recipe.data.train, recipe.data, "grpo").rows
     encode = prompt_encoder(family, recipe.data)
     prompts = [encode(row, index) for index, row in enumerate(rows[:4])]
     if replay is None:
-        with open_run(recipe) as run, open_sampler(recipe, engine, run, rows, print) as (sampler, sync):
+        with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows, print) as sync:
             sync.load(0)
-            groups = sampler.sample(prompts, sampling_params(recipe.rollout), [10 * index for index in range(4)])
+            groups = sync.sampler.sample(prompts, sampling_params(recipe.rollout), [10 * index for index in range(4)])
     else:
         groups = [replayed(prompt, record) for prompt, record in zip(prompts, replay, strict=True)]
     scored = [
@@ -90,8 +91,8 @@ def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
         )
         for group in groups
     ]
-    kept = keep_gradients(engine)
-    grpo.learn(engine, advantage_groups(scored, step_advantages(engine.ranks, scored, recipe)), recipe)
+    kept = keep_gradients(trainer)
+    learn(trainer, advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe)), recipe)
     return scored, kept[0]
 
 
@@ -135,23 +136,23 @@ def test_base_weights_are_bit_identical_after_forty_published_versions(write_rec
 def publish_many(recipe_path: str, versions: int = 40) -> None:
     """Print the hashes of the base weights of trainer and engine before the first version and after the last."""
     recipe = load_recipe("grpo", Path(recipe_path), [])
-    engine = build_engine(recipe, None, recipe.rollout.temperature)
+    trainer = build_trainer(recipe)
     rows = read_rows(recipe.data.train, recipe.data, "grpo").rows
-    encode = prompt_encoder(engine.policy.family, recipe.data)
+    encode = prompt_encoder(trainer.policy.family, recipe.data)
     prompts = [encode(row, index) for index, row in enumerate(rows[:2])]
     params = greedy_params(recipe.rollout)
     texts = set()
-    with open_run(recipe) as run, open_sampler(recipe, engine, run, rows, print) as (sampler, sync):
-        trainer, in_engine = [hash_of(engine.policy.model)], [sampler.engine.apply_model(hash_of)[0]]
+    with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows, print) as sync:
+        in_trainer, in_engine = [hash_of(trainer.policy.model)], [sync.sampler.engine.apply_model(hash_of)[0]]
         for version in range(versions):
             with torch.no_grad():
-                for parameter in engine.policy.trained_parameters().values():
+                for parameter in trainer.policy.trained_parameters().values():
                     parameter.add_(0.05 * torch.randn(parameter.shape))
             sync.load(version)
-            texts.add(tuple(c.text for g in sampler.sample(prompts, params, [0, 0]) for c in g.completions))
-        trainer.append(hash_of(engine.policy.model))
-        in_engine.append(sampler.engine.apply_model(hash_of)[0])
-    print(json.dumps({"versions": versions, "texts": len(texts), "trainer": trainer, "engine": in_engine}))
+            texts.add(tuple(c.text for g in sync.sampler.sample(prompts, params, [0, 0]) for c in g.completions))
+        in_trainer.append(hash_of(trainer.policy.model))
+        in_engine.append(sync.sampler.engine.apply_model(hash_of)[0])
+    print(json.dumps({"versions": versions, "texts": len(texts), "trainer": in_trainer, "engine": in_engine}))
 
 
 def hash_of(model: torch.nn.Module) -> str:

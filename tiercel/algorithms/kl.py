@@ -5,8 +5,11 @@ N scored tokens. p and q are the policy's and the reference's logprob of a token
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
+
+from tiercel.config.schema import Kl
 
 
 def k1(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
@@ -58,3 +61,31 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {
         use="the default: never negative and of low variance",
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KlTerm:
+    """The penalty for leaving the reference, made once from a recipe. Where the recipe asks for none there is none."""
+
+    coef: float  # above 0
+    place: Literal["loss", "reward"]
+    estimator: str  # one of KL_ESTIMATORS
+
+    @classmethod
+    def of(cls, kl: Kl) -> "KlTerm | None":
+        """Make the term that a recipe's `algorithm.kl` asks for; None where its coef is 0."""
+        return cls(coef=kl.coef, place=kl.place, estimator=kl.estimator) if kl.coef > 0 else None
+
+    @property
+    def in_loss(self) -> bool:
+        """Tell whether it is added to the loss, at each token."""
+        return self.place == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        """Tell whether it is taken off the rewards, before the advantages."""
+        return self.place == "reward"
+
+    def estimate(self, logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
+        """Estimate the divergence at each token: (N,), with the gradient of `logprobs_N`, not yet times coef."""
+        return KL_ESTIMATORS[self.estimator].estimate(logprobs_N, reference_logprobs_N)

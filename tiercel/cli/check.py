@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.data.encoding import decode_videos, require_readable, row_images, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.rows import Purpose
@@ -21,7 +22,6 @@ from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
 from tiercel.trackers.opening import require_packages
-from tiercel.training.encoding import decode_videos, require_readable, row_images, row_plans
 from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size
 

@@ -14,9 +14,10 @@ from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.recipe import Recipe
-from tiercel.training.ending import fetch, launched_ranks
-from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loaded_model, loss_in_words
-from tiercel.training.setup import set_up_numerics, training_device
+from tiercel.training.build import passes_for_inference, training_device
+from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loss_in_words
+from tiercel.training.run import fetch, launched_ranks
+from tiercel.training.session import set_up_numerics
 
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
@@ -63,7 +64,7 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
     ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, SftRecipe):
         rows = heldout_rows(chosen, "sft", ranks)
-        return loss_in_words(heldout_loss(loaded_model(policy, chosen, ranks), chosen, rows))
+        return loss_in_words(heldout_loss(passes_for_inference(policy, chosen, ranks), chosen, rows))
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with Scorer(chosen.rewards, chosen.reliability, policy.family.coordinate_space) as scorer:

@@ -13,7 +13,7 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recipe import Recipe, is_run
-from tiercel.training.setup import training_device
+from tiercel.training.build import training_device
 from tiercel.types import ImageRoots, ImageSource, Message, Row
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
@@ -19,7 +20,6 @@ from tiercel.models.loading import load_family
 from tiercel.report.pictures import Outline
 from tiercel.report.preview import Piece, PreviewPicture, PreviewRow, render
 from tiercel.rewards.boxes import is_proper
-from tiercel.training.encoding import conversation_encoder, prompt_encoder
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
 from tiercel.writing import write_text
 

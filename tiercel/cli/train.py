@@ -6,7 +6,7 @@ from tiercel.config import GrpoRecipe
 from tiercel.reliability.pulse import Pulse
 from tiercel.runs.recipe import Recipe
 from tiercel.training import grpo, sft
-from tiercel.training.ending import run_recipe
+from tiercel.training.run import run_recipe
 
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from tiercel.errors import EXIT_STALL, EXIT_USER, ElsewhereError, StallError, TiercelError
-from tiercel.reliability.fault_plan import strike
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.stall import Sign, code_path, code_place, culprits
 
@@ -40,7 +39,7 @@ class Ranks:
     def gather(self, value: T, *, anywhere: bool = False) -> list[T]:
         """Every rank's value, in the order of the ranks. Raises StallError where a rank is at another place of the code
         than the others, so that it gave them the value of another collective; not where it may be `anywhere`."""
-        if self.world_size == 1 or strike("collective", self.pulse.doing.step, self.rank):
+        if self.world_size == 1 or self.pulse.strike("collective"):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
         with self.pulse.collective(f"gather ({code_place(_calling_frame())})"):
@@ -85,6 +84,9 @@ class Ranks:
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
         """The largest value by name; a rank may lack a name."""
         return largest_by_name(self.gather(dict(values)))
+
+    def total(self, value: int) -> int:
+        return sum(self.gather(value))
 
     def largest(self, value: int) -> int:
         return max(self.gather(value))
@@ -147,7 +149,7 @@ class Ranks:
 
     def add_up(self, tensor: torch.Tensor, what: str) -> None:
         """Every rank's tensor, summed in place."""
-        if self.world_size == 1 or strike(what, self.pulse.doing.step, self.rank):
+        if self.world_size == 1 or self.pulse.strike(what):
             return
         with self.pulse.collective(f"sum of {what} ({code_place(_calling_frame())})"):
             dist.all_reduce(tensor)

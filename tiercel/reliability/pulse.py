@@ -5,8 +5,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from tiercel.reliability.fault_plan import strike
+from tiercel.reliability.faults import faults
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +37,15 @@ class Pulse:
         phases = self.doing.phases + 1
         self.doing = replace(self.doing, phase=phase, phases=phases, step=step, rows=tuple(rows), collective=None)
         self.beat()
-        strike(phase, step, self.rank)
+        self.strike(phase)
+
+    def strike(self, site: str) -> bool:
+        """Let a planned fault happen here. True where the caller is to leave out what it was about to do."""
+        return faults().strike(site, self.doing.step, self.rank)
+
+    def spoil(self, value: T, site: str) -> T:
+        """Return the value, or what a planned fault makes of it."""
+        return faults().spoil(value, site, self.doing.step, self.rank)
 
     def work_on(self, rows: Sequence[str]) -> None:
         """The phase goes on with these rows."""

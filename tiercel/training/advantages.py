@@ -1,5 +1,6 @@
 """Advantages of a step: the rewards of all ranks as one table, and each rank's share of the result."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from tiercel.algorithms import ADVANTAGES, Options, RewardTable, advantages
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
+from tiercel.errors import NonFiniteError
 from tiercel.types import ScoredCompletion, ScoredGroup
 
 NOT_APPLICABLE = float("nan")
@@ -32,7 +34,7 @@ def step_advantages(
     among: Collection[int] | None = None,
 ) -> list[list[float | None]]:
     """The advantage of every completion of this rank's groups; None where it is not learnt from: masked, in a dropped
-    group, or truncated where the recipe masks those.
+    group, or truncated where the recipe masks those. Raises NonFiniteError, on all ranks, where one is not finite.
 
     `penalties`: what is taken off the totals, by the prompt's index, for every completion that has one. `among`:
     indices of the prompts that are learnt from; None is all.
@@ -51,7 +53,8 @@ def step_advantages(
     values = iter(advantages(table, algorithm.advantage, options).tolist())
     by_index = {group.index: [next(values) for _ in group.totals] for group in usable}
     is_masked = algorithm.overlong == "mask"
-    return [_of_completions(group, by_index.get(group.group.prompt.index), is_masked) for group in scored]
+    found = [_of_completions(group, by_index.get(group.group.prompt.index), is_masked) for group in scored]
+    return _finite(ranks, scored, found)
 
 
 def group_rewards(group: ScoredGroup, penalties: Sequence[float] | None) -> GroupRewards:
@@ -82,6 +85,22 @@ def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> Re
         weights_R=torch.tensor(weights, dtype=torch.float32),
         is_correct_C=torch.tensor([right for group in groups for right in group.is_correct], dtype=torch.bool),
     )
+
+
+def _finite(
+    ranks: Ranks, scored: Sequence[ScoredGroup], advantages: list[list[float | None]]
+) -> list[list[float | None]]:
+    spoil = ranks.pulse.spoil
+    advantages = [[None if each is None else spoil(each, "advantage") for each in values] for values in advantages]
+    own = [
+        group.group.prompt.row.id
+        for group, values in zip(scored, advantages, strict=True)
+        if any(value is not None and not math.isfinite(value) for value in values)
+    ]
+    rows = ranks.gather(own)
+    if any(rows):
+        raise NonFiniteError("an advantage is not finite", rows)
+    return advantages
 
 
 def _of_completions(group: ScoredGroup, values: Sequence[float] | None, masks_truncated: bool) -> list[float | None]:

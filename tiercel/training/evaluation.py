@@ -1,6 +1,7 @@
 """Held-out rows: greedy completions scored with training's own prompt and parser, or the loss of SFT."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,24 +9,23 @@ from functools import partial
 import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.data.encoding import conversation_encoder, prompt_encoder, require_readable
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.learner.forms import chosen_form
-from tiercel.learner.learner import Learner
-from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.family import Family
-from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
 from tiercel.rewards.metrics import reward_statistics
 from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
 from tiercel.runs.directory import gathered_groups
-from tiercel.training.encoding import conversation_encoder, prompt_encoder, require_readable
-from tiercel.training.setup import steps_of
-from tiercel.training.sharing import Passes, conversation_passes
+from tiercel.runs.waiting import waiting
+from tiercel.training.minibatches import conversation_passes
+from tiercel.training.rollouts import Rollouts
+from tiercel.training.session import Session
+from tiercel.training.step_rows import next_batch
+from tiercel.training.trainer import Passes, Trainer
 from tiercel.types import Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
@@ -72,6 +72,31 @@ class Evaluation:
         return text
 
 
+def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step: int) -> dict[str, float]:
+    """Score the policy after `step` updates on the held-out rows; keep the completions, say the score. The row is empty
+    where the recipe has no such rows."""
+    table, ranks = session.read.heldout, session.ranks
+    if table is None:
+        return {}
+    started = time.perf_counter()
+    ranks.pulse.begin("evaluation", step)
+    sampler, family = rollouts.sampler, trainer.family
+    with waiting(session.say, "scoring the held-out rows"), sampler.awake():
+        scored, rejected = heldout_groups(sampler, family, rollouts.recipe, rollouts.scorer, ranks, table)
+    trainer.vision.end_step()
+    no_advantages = [[None] for _ in scored]
+    everyone = session.run.record_groups("evaluations", step, family, scored, no_advantages)
+    evaluation = judge(everyone, rejected)
+    session.say(f"held out, step {step}: {evaluation.summary()}")
+    return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
+
+
+def evaluate_loss(session: Session, trainer: Trainer, recipe: SftRecipe, step: int) -> dict[str, float]:
+    """Compute the loss of the policy after `step` updates on the held-out rows; nothing where there are none."""
+    session.ranks.pulse.begin("evaluation", step)
+    return heldout_loss(trainer, recipe, session.read.heldout)
+
+
 def evaluate(
     sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
 ) -> Evaluation | None:
@@ -93,7 +118,8 @@ def heldout_groups(
     scored: list[ScoredGroup] = []
     rejected = list(table.rejected)
     with _loader(table.rows, encode, recipe, ranks) as loader:
-        for batch in steps_of(loader, ranks):
+        for _ in range(loader.steps_left):
+            batch = next_batch(loader, ranks)
             seeds = [0] * len(batch.prompts)
             groups = ranks.together(partial(sampler.sample, batch.prompts, params, seeds))
             scored += ranks.together(partial(scorer.score, groups))
@@ -124,46 +150,28 @@ def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable
     return table
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedModel:
-    """A policy that computes and is not trained; each rank holds it whole."""
-
-    policy: Policy
-    learner: Learner
-    vision: VisionStore
-    ranks: Ranks
-    passes_are_private: bool = True
-
-
-def loaded_model(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> LoadedModel:
-    """What passes over held-out rows need of a policy that was loaded for inference."""
-    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model).config)
-    form = chosen_form(recipe.learner.form, policy.device, obstacle)
-    learner = Learner(policy, form, False)
-    return LoadedModel(policy=policy, learner=learner.eval(), vision=VisionStore(policy, 0), ranks=ranks)
-
-
 def loss_in_words(row: Mapping[str, float]) -> str:
     """One line for a person of what `heldout_loss` found."""
     loss = row["eval/loss"]
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) on {row['eval/count']} held-out rows"
 
 
-def heldout_loss(engine: Passes, recipe: SftRecipe, table: RowTable | None) -> dict[str, float]:
+def heldout_loss(passes: Passes, recipe: SftRecipe, table: RowTable | None) -> dict[str, float]:
     """`eval/loss`, mean negative logprob per scored token of the held-out rows; nothing where there are none."""
     if table is None:
         return {}
-    ranks = engine.ranks
-    encode = conversation_encoder(engine.policy.family, recipe.data)
+    ranks = passes.ranks
+    encode = conversation_encoder(passes.family, recipe.data)
     sums = {"loss": 0.0, "tokens": 0.0}
     with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():
-        for batch in steps_of(loader, ranks):
-            for packed, rows in conversation_passes(engine, batch.prompts, recipe):
-                ranks.pulse.work_on(rows)
-                features_KH = engine.vision.features(packed.images)
-                sums["loss"] -= float(engine.learner(packed, features_KH, 1.0).logprobs_N.sum())
-                sums["tokens"] += len(packed.targets_N)
-            engine.vision.end_step()
+        for _ in range(loader.steps_left):
+            batch = next_batch(loader, ranks)
+            for each in conversation_passes(passes, batch.prompts):
+                ranks.pulse.work_on(each.row_ids)
+                features_KH = passes.vision.features(each.packed.images)
+                sums["loss"] -= float(passes.learner(each.packed, features_KH, 1.0).logprobs_N.sum())
+                sums["tokens"] += len(each.packed.targets_N)
+            passes.vision.end_step()
     sums = ranks.sum(sums)
     return {"eval/loss": sums["loss"] / max(1, sums["tokens"]), "eval/count": len(table.rows)}
 

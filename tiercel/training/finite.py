@@ -1,23 +1,37 @@
-"""Numbers that are not finite: found before the optimiser step, on all ranks alike, and traced to a row.
+"""Numbers that are not finite: found before the optimiser step, on all ranks alike, and traced to a row. What such an
+update was computed from is kept, and the run ends, or leaves a few such updates out.
 
 C completions, N scored tokens of a microbatch.
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tiercel.distributed.ranks import Ranks
+from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError, TrainingError
-from tiercel.learner.batch import AdvantageGroup, PolicyBatch
-from tiercel.reliability.fault_plan import spoil
+from tiercel.learner.batch import PolicyBatch
+from tiercel.models.saving import save_adapter
+from tiercel.reliability.redaction import redact_values
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.files import write_atomically
+from tiercel.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from tiercel.training.update import Engine
+FOLDER = "nonfinite"
+KEPT_NAME = re.compile(r"step-(\d{6,})(?:-(\d+))?")
+REPORT = "report.json"
+KEPT_GROUPS = "groups.jsonl"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -38,30 +52,19 @@ class Trace:
         return spoilt if known else list(dict.fromkeys(self.rows))
 
 
-def non_finite(engine: "Engine", loss: float, norm: float, trace: Trace) -> NonFiniteError:
+def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonFiniteError:
     """The error for all ranks, who call this together; the loss and the norm are those of all."""
     of_loss = not math.isfinite(loss)
-    rows = engine.ranks.gather(trace.rows_at_fault(of_loss=of_loss))
+    rows = trainer.ranks.gather(trace.rows_at_fault(of_loss=of_loss))
     if not any(rows):
-        rows = engine.ranks.gather(list(dict.fromkeys(trace.rows)))
+        rows = trainer.ranks.gather(list(dict.fromkeys(trace.rows)))
     what = f"the loss is {loss}" if of_loss else f"the gradient norm is {norm}"
-    spoilt = engine.ranks.gather(spoilt_weight(engine.policy.trained_parameters()))
+    spoilt = trainer.ranks.gather(spoilt_weight(trainer.policy.trained_parameters()))
     if (name := next(filter(None, spoilt), None)) is not None:
         rank = spoilt.index(name)
-        what = f"the trained weight {name} is not finite" + (f" on rank {rank}" if engine.ranks.world_size > 1 else "")
+        what = f"the trained weight {name} is not finite" + (f" on rank {rank}" if trainer.ranks.world_size > 1 else "")
         what += ", so the loss is not either,"
     return NonFiniteError(what, rows)
-
-
-def require_finite_advantages(ranks: Ranks, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-    """The groups. Raises NonFiniteError, on all ranks, where one of theirs has an advantage that is not finite."""
-    step = ranks.pulse.doing.step
-    groups = [replace(group, advantages_G=spoil(group.advantages_G, "advantage", step, ranks.rank)) for group in groups]
-    faulty = [group.item.prompt.row.id for group in groups if not bool(torch.isfinite(group.advantages_G).all())]
-    rows = ranks.gather(faulty)
-    if any(rows):
-        raise NonFiniteError("an advantage is not finite", rows)
-    return groups
 
 
 def faulty_rows(batch: PolicyBatch, logprobs_N: Tensor) -> tuple[str, ...]:
@@ -103,13 +106,70 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
 
 
-def planned_spoiling(engine: "Engine", value: Tensor, site: str) -> Tensor:
-    """The value, but where a fault plan says otherwise."""
-    return spoil(value, site, engine.ranks.pulse.doing.step, engine.ranks.rank)
+def kept_name(run: Path, step: int, number: int) -> Path:
+    """Where the step's `number`-th update that was not finite is kept, counted from 1."""
+    return run / FOLDER / (f"step-{step:06d}" + (f"-{number}" if number > 1 else ""))
 
 
-def spoil_weights(engine: "Engine") -> None:
-    """Nothing, but where a fault plan says otherwise."""
-    factor = spoil(1.0, "weights", engine.ranks.pulse.doing.step, engine.ranks.rank)
-    if factor != 1.0:
-        next(iter(engine.policy.trained_parameters().values())).data.mul_(factor)
+def kept_of_step(run: Path, step: int | None) -> list[Path]:
+    """In their order; of every step where None."""
+    found = ((KEPT_NAME.fullmatch(directory.name), directory) for directory in (run / FOLDER).glob("step-*"))
+    numbered = [((int(name[1]), int(name[2] or 1)), directory) for name, directory in found if name is not None]
+    return [directory for numbers, directory in sorted(numbered) if step in (None, numbers[0])]
+
+
+def keep_groups(directory: Path, rollouts: Path) -> None:
+    """Copy a step's groups, as rollouts/ has them: the next start of the run cuts rollouts/ off."""
+    shutil.copyfile(rollouts, directory / KEPT_GROUPS)
+
+
+class FiniteGuard:
+    """All ranks call it together. `left_out` updates so far, of reliability.max_skipped_updates in a start of the
+    run."""
+
+    def __init__(self, run: RunDirectory, recipe: BaseRecipe, say: Callable[[str], None]):
+        self.left_out = 0
+        self._run = run
+        self._recipe = recipe
+        self._say = say
+        self._kept: Counter[int] = Counter()  # by step, which may have several updates
+
+    def attempt(
+        self, trainer: Trainer, update: Callable[[], T], keep: Callable[[Path], None] = lambda directory: None
+    ) -> T | None:
+        """Make the update; None where it is left out. `keep` writes, on the first rank, what its rows, its weights and
+        its step do not tell. Raises NonFiniteError."""
+        step = trainer.ranks.pulse.doing.step
+        try:
+            return update()
+        except NonFiniteError as error:
+            again = self._keep(trainer, step, error, keep)
+            if self.left_out >= self._recipe.reliability.max_skipped_updates:
+                raise NonFiniteError(error.what, error.rows, again) from error
+            self.left_out += 1
+            trainer.strategy.leave_out()
+            self._say(f"step {step + 1}: an update was left out ({self.left_out} so far): {error.what}; {again}")
+            return None
+
+    def _keep(self, trainer: Trainer, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> str:
+        """What to do about it. A full disk must not hide why the run ends."""
+        self._kept[step] += 1
+        directory = kept_name(self._run.path, step, self._kept[step])
+        weights = trainer.strategy.trained_weights() if self._recipe.lora is not None else {}
+        report = {"step": step, "what": error.what, "rows": error.rows, "world_size": trainer.ranks.world_size}
+
+        def write() -> str:
+            try:
+                if self._kept[step] == 1:
+                    for old in kept_of_step(self._run.path, step):  # of an earlier start of the run
+                        shutil.rmtree(old)
+                directory.mkdir(parents=True, exist_ok=True)
+                if self._recipe.lora is not None:
+                    save_adapter(trainer.policy, directory / "adapter", weights)
+                keep(directory)
+                write_atomically(directory / REPORT, json.dumps(redact_values(report), indent=1))
+            except (OSError, SafetensorError) as problem:
+                return f"it could not be kept in {directory} for a replay: {problem}"
+            return f"`tiercel replay {self._run.path}` computes it again, row by row, from {directory}"
+
+        return trainer.ranks.on_first(write)

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
-from tiercel.learner.batch import AdvantageGroup, PolicyUnit, empty_unit, group_item, policy_units
+from tiercel.learner.batch import AdvantageGroup, group_item
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import Sampler, SamplingParams, sampling_params
 from tiercel.training.engine_gap import engine_name, parity_tolerance
 from tiercel.training.sampling import PROBE, PolicySync
-from tiercel.training.sharing import padding_item, passes_to_add
-from tiercel.training.update import Engine, unit_scores
+from tiercel.training.step import Step
+from tiercel.training.trainer import NO_TOTALS, Trainer
 from tiercel.types import EncodedPrompt, Group
 
 PROMPTS = 2  # of each rank
@@ -29,7 +28,6 @@ TOKENS = 48
 MOVED_BY = 4.0  # the moved adapter must change some logprob by this many tolerances
 FIRST_NOISE = 0.01  # standard deviation of what is added to each weight, doubled until it shows
 DOUBLINGS = 10
-NO_TOTALS = Totals(tokens=1, completions=1, groups=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,18 +39,14 @@ class Gap:
 
 
 def check_parity(
-    sync: PolicySync,
-    sampler: Sampler,
-    engine: Engine,
-    recipe: GrpoRecipe,
-    prompts: Sequence[EncodedPrompt],
-    version: int,
-    say: Callable[[str], None],
+    sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step, say: Callable[[str], None]
 ) -> None:
-    """Raises EnvironmentProblem, on all ranks, where the engine, which has this version, and the trainer disagree."""
+    """Raises EnvironmentProblem, on all ranks, where the engine, which has the policy of this step, and the trainer
+    disagree."""
+    sampler = sync.sampler
     if sampler.shares_weights:
         return
-    some = _with_pictures_first(prompts)[:PROMPTS]
+    some = _with_pictures_first(step.prompts)[:PROMPTS]
     params = replace(
         sampling_params(recipe.rollout),
         group_size=COMPLETIONS,
@@ -63,21 +57,21 @@ def check_parity(
     )
     tolerance = parity_tolerance(recipe)
     name = engine_name(recipe)
-    engine.ranks.together(lambda: sampler.require_usable(some[0]) if some else None)
-    groups = _sampled(sampler, engine, recipe, some, params)
-    scores = trainer_logprobs(engine, recipe, groups)
-    gap = _gap(engine, groups, scores)
+    trainer.ranks.together(lambda: sampler.require_usable(some[0]) if some else None)
+    groups = _sampled(sampler, trainer, recipe, some, params)
+    scores = trainer_logprobs(trainer, groups)
+    gap = _gap(trainer, groups, scores)
     if gap.largest > tolerance:
         raise EnvironmentProblem(
             f"{name}: its logprobs differ from the trainer's by up to {gap.largest:.2g} (row {gap.row}), "
             f"rollout.parity_tolerance is {tolerance:g}: other weights, another dtype, raw logprobs or other picture "
             "sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
         )
-    with _moved(engine, recipe, groups, scores, MOVED_BY * tolerance):
+    with _moved(trainer, recipe, groups, scores, MOVED_BY * tolerance):
         sync.load(PROBE)
-        probed = _sampled(sampler, engine, recipe, some, params)
-        moved = _gap(engine, probed, trainer_logprobs(engine, recipe, probed))
-    sync.load(version)
+        probed = _sampled(sampler, trainer, recipe, some, params)
+        moved = _gap(trainer, probed, trainer_logprobs(trainer, probed))
+    sync.load(step.number)
     if moved.largest > tolerance:
         raise EnvironmentProblem(
             f"{name}: with an adapter that is not zero its logprobs differ from the trainer's by up to "
@@ -89,15 +83,15 @@ def check_parity(
 
 @contextmanager
 def _moved(
-    engine: Engine, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], wanted_shift: float
+    trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], wanted_shift: float
 ) -> Iterator[None]:
     """Inside, the adapter is moved so far that the trainer's own logprobs, which were `scores`, shift by
     `wanted_shift` or more."""
     for doubling in range(DOUBLINGS):
-        with engine.strategy.moved(_noise(recipe.train.seed, FIRST_NOISE * 2**doubling)):
-            shifted = trainer_logprobs(engine, recipe, groups)
+        with trainer.strategy.moved(_noise(recipe.train.seed, FIRST_NOISE * 2**doubling)):
+            shifted = trainer_logprobs(trainer, groups)
             shift = max((float((a - b).abs().max()) for a, b in zip(scores, shifted, strict=True)), default=0.0)
-            if max(engine.ranks.gather(shift)) >= wanted_shift:
+            if max(trainer.ranks.gather(shift)) >= wanted_shift:
                 yield
                 return
     raise EnvironmentProblem("no noise on the adapter changes the policy's logprobs; is lora.alpha 0?")
@@ -114,46 +108,38 @@ def _noise(seed: int, scale: float) -> Callable[[Tensor], Tensor]:
 
 
 def _sampled(
-    sampler: Sampler, engine: Engine, recipe: GrpoRecipe, prompts: Sequence[EncodedPrompt], params: SamplingParams
+    sampler: Sampler, trainer: Trainer, recipe: GrpoRecipe, prompts: Sequence[EncodedPrompt], params: SamplingParams
 ) -> tuple[Group, ...]:
     seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in prompts]
     with sampler.awake():
-        return engine.ranks.together(lambda: sampler.sample_everywhere(prompts, params, seeds))
+        return trainer.ranks.together(lambda: sampler.sample_everywhere(prompts, params, seeds))
 
 
-def trainer_logprobs(engine: Engine, recipe: GrpoRecipe, groups: Sequence[Group]) -> list[Tensor]:
+def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
     """For each group the logprobs (N,) of its completions' tokens, laid end to end."""
-    found = []
-    budget = recipe.learner.max_tokens_per_microbatch
-    strategy = engine.strategy
-
-    def units_of(group: Group) -> list[PolicyUnit]:
-        whole = AdvantageGroup(
+    whole = [
+        AdvantageGroup(
             item=group_item(group.prompt, group.completions),
             advantages_G=torch.zeros(len(group.completions)),
             sampler_logprobs=tuple(completion.logprobs_C for completion in group.completions),
         )
-        return policy_units([whole], NO_TOTALS, engine.learner.form, budget, strategy.passes_are_private)
-
-    units = engine.ranks.together(lambda: [units_of(group) for group in groups])
-    for of_group in units:
-        found.append(torch.cat([scores.logprobs_N.cpu() for unit in of_group for scores in unit_scores(engine, unit)]))
-    own = sum(map(len, units))
-    missing = passes_to_add(engine.ranks, own, passes_are_private=strategy.passes_are_private)
-    for _ in range(missing):
-        unit_scores(engine, empty_unit(padding_item(engine.policy.family), NO_TOTALS))
-    engine.vision.end_step()
-    return found
+        for group in groups
+    ]
+    units = trainer.units(whole, NO_TOTALS)
+    found = [scores.logprobs_N.cpu() for unit in units for scores in trainer.scores(unit)]
+    trainer.vision.end_step()
+    lengths = [sum(len(logprobs) for logprobs in group.sampler_logprobs) for group in whole]
+    return list(torch.cat([*found, torch.empty(0)]).split(lengths)) if lengths else []
 
 
-def _gap(engine: Engine, groups: Sequence[Group], scores: Sequence[Tensor]) -> Gap:
+def _gap(trainer: Trainer, groups: Sequence[Group], scores: Sequence[Tensor]) -> Gap:
     gaps = [Gap(largest=0.0, row="(none)")]
     for group, scores_N in zip(groups, scores, strict=True):
         theirs_N = torch.cat([completion.logprobs_C for completion in group.completions])
         differences_N = (theirs_N - scores_N)[~theirs_N.isnan()].abs()
         if len(differences_N):
             gaps.append(Gap(largest=float(differences_N.max()), row=group.prompt.row.id))
-    return max((gap for each in engine.ranks.gather(gaps) for gap in each), key=lambda gap: gap.largest)
+    return max((gap for each in trainer.ranks.gather(gaps) for gap in each), key=lambda gap: gap.largest)
 
 
 def _with_pictures_first(prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:

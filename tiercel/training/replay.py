@@ -2,11 +2,9 @@
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,20 @@ from torch import Tensor, nn
 
 from tiercel.algorithms import Totals
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import RowTable, read_training_rows
 from tiercel.errors import DataError, RunError
-from tiercel.learner.batch import AdvantageGroup, group_item, policy_units, totals_of
+from tiercel.learner.batch import AdvantageGroup, group_item, totals_of
 from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
-from tiercel.training.encoding import conversation_encoder, prompt_encoder
-from tiercel.training.finite import gradient_size, spoilt_weight
-from tiercel.training.guard import REPORT, kept_of_step
-from tiercel.training.setup import build_engine, run_length, set_up_numerics
-from tiercel.training.sharing import conversation_passes
-from tiercel.training.update import Before, Contribution, Engine, policy_contributions, sft_contributions
+from tiercel.training.build import build_trainer
+from tiercel.training.finite import KEPT_GROUPS, REPORT, gradient_size, kept_of_step, spoilt_weight
+from tiercel.training.passes import Known
+from tiercel.training.session import run_length, set_up_numerics
+from tiercel.training.trainer import NO_TOTALS, Trainer
+from tiercel.training.update import Contribution, policy_contributions, sft_contributions
 from tiercel.types import Completion, EncodedConversation, EncodedImage, Row
-
-GROUPS = "groups.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +35,7 @@ class Pass:
 
     row: str
     images: Sequence[EncodedImage]
-    contributions: Callable[[], Iterator[Contribution]]
+    contributions: Iterator[Contribution]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +57,6 @@ class Finding:
         return f"row {self.row}: loss {self.loss:.6g}, gradient norm {self.gradient_norm:.6g}{where}"
 
 
-def keep_groups(directory: Path, rollouts: Path) -> None:
-    """A step's groups, as rollouts/ has them, survive the next start of the run, which cuts rollouts/ off."""
-    shutil.copyfile(rollouts, directory / GROUPS)
-
-
 def kept_directory(run: Path, step: int | None) -> Path:
     """What was kept of this step, or of the last that was not finite. Raises RunError where there is nothing."""
     kept = [directory for directory in kept_of_step(run, step) if (directory / REPORT).is_file()]
@@ -80,29 +72,29 @@ def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Call
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
-    engine = build_engine(recipe, found, recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0, say)
+    trainer = build_trainer(recipe, found, say)
     if recipe.lora is not None:
-        restore_adapter(engine.policy, directory / "adapter")
-    if (name := spoilt_weight(engine.policy.trained_parameters())) is not None:
+        restore_adapter(trainer.policy, directory / "adapter")
+    if (name := spoilt_weight(trainer.policy.trained_parameters())) is not None:
         say(f"the trained weight {name} is not finite itself: go on from an earlier checkpoint, with a lower optim.lr")
     make = _policy_passes if isinstance(recipe, GrpoRecipe) else _conversation_passes
     findings = []
-    for each in make(engine, recipe, directory):  # type: ignore[arg-type]
-        findings.append(_finding(engine, each))
+    for each in make(trainer, recipe, directory):  # type: ignore[arg-type]
+        findings.append(_finding(trainer, each))
         say(findings[-1].line)
     return findings
 
 
-def _finding(engine: Engine, each: Pass) -> Finding:
-    loss, strategy = 0.0, engine.strategy
+def _finding(trainer: Trainer, each: Pass) -> Finding:
+    loss, strategy = 0.0, trainer.strategy
     strategy.zero_gradients()
-    with first_non_finite(engine.policy.model) as modules, engine.vision.update([each.images]):
-        for part in each.contributions():
+    with first_non_finite(trainer.policy.model) as modules, trainer.vision.update([each.images]):
+        for part in each.contributions:
             loss += float(part.loss.detach())
             part.loss.backward()
-        engine.vision.backward()
-    engine.vision.end_step()
-    size = gradient_size(engine.policy.trained_parameters().values())
+        trainer.vision.backward()
+    trainer.vision.end_step()
+    size = gradient_size(trainer.policy.trained_parameters().values())
     norm = 0.0 if size is None else float(size)
     return Finding(row=each.row, loss=loss, gradient_norm=norm, module=modules[0] if modules else None)
 
@@ -128,10 +120,10 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def _policy_passes(engine: Engine, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
-    lines = [json.loads(line) for line in (directory / GROUPS).read_text(encoding="utf-8").splitlines()]
+def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
+    lines = [json.loads(line) for line in (directory / KEPT_GROUPS).read_text(encoding="utf-8").splitlines()]
     table = read_training_rows(recipe.data, "grpo")
-    encode = prompt_encoder(engine.policy.family, recipe.data)
+    encode = prompt_encoder(trainer.policy.family, recipe.data)
     groups = []
     for line in lines:
         learnt = [completion for completion in line["completions"] if completion["advantage"] is not None]
@@ -148,18 +140,17 @@ def _policy_passes(engine: Engine, recipe: GrpoRecipe, directory: Path) -> Itera
                 sampler_logprobs=tuple(completion.logprobs_C for completion in completions),
             )
         )
-    totals = sum((totals_of([group]) for group in groups), Totals(tokens=0, completions=0, groups=0))
+    totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
     for group in groups:
-        yield from _passes_of(engine, recipe, group, totals)
+        yield from _passes_of(trainer, recipe, group, totals)
 
 
-def _passes_of(engine: Engine, recipe: GrpoRecipe, group: AdvantageGroup, totals: Totals) -> Iterator[Pass]:
-    budget, form = recipe.learner.max_tokens_per_microbatch, engine.learner.form
-    for unit in policy_units([group], totals, form, budget, engine.strategy.passes_are_private):
+def _passes_of(trainer: Trainer, recipe: GrpoRecipe, group: AdvantageGroup, totals: Totals) -> Iterator[Pass]:
+    for unit in trainer.units([group], totals):
         yield Pass(
             row=group.item.prompt.row.id,
             images=unit.images,
-            contributions=partial(policy_contributions, engine, unit, [Before()] * len(unit.batches), recipe),
+            contributions=policy_contributions(trainer, unit, [Known()] * len(unit.batches), recipe),
         )
 
 
@@ -175,22 +166,22 @@ def _completion(fields: dict[str, Any]) -> Completion:
     )
 
 
-def _conversation_passes(engine: Engine, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
+def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
     """The rows of a step are a function of its number."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
     table = read_training_rows(recipe.data, "sft")
-    encode = conversation_encoder(engine.policy.family, recipe.data)
+    encode = conversation_encoder(trainer.policy.family, recipe.data)
     conversations: list[EncodedConversation] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
             conversations.append(encode(_row(table, recipe, index), index))
     tokens = sum(int(conversation.is_scored_C.sum()) for conversation in conversations)
     for conversation in conversations:
-        for packed, rows in conversation_passes(engine, [conversation], recipe):
+        for each in trainer.conversations([conversation]):
             yield Pass(
-                row=conversation.prompt.row.id,
-                images=packed.images,
-                contributions=partial(sft_contributions, engine, packed, rows, tokens),
+                row=conversation.row.id,
+                images=each.packed.images,
+                contributions=sft_contributions(trainer, each, tokens),
             )
 
 

@@ -1,15 +1,15 @@
 """Dynamic sampling: further rows are sampled until enough groups of the step have rewards that differ (DAPO 2025)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.data.loader import Encode, StepBatch, encode_rows
-from tiercel.data.order import RowOrder, indices_of_try, rank_slice
+from tiercel.data.order import indices_of_try
 from tiercel.distributed.ranks import Ranks
-from tiercel.types import EncodedPrompt, Row, ScoredGroup
-
-Sample = Callable[[StepBatch[EncodedPrompt]], Sequence[ScoredGroup]]
+from tiercel.training.rollouts import Rollouts
+from tiercel.training.step import Step
+from tiercel.training.step_rows import StepRows
+from tiercel.types import EncodedPrompt, ScoredGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,28 +41,24 @@ def has_variance(group: ScoredGroup, advantage: str) -> bool:
 
 
 def filled_up(
-    ranks: Ranks,
-    step: int,
-    scored: Sequence[ScoredGroup],
-    recipe: GrpoRecipe,
-    rows: Sequence[Row],
-    order: RowOrder,
-    encode: Encode[EncodedPrompt],
-    sample: Sample,
+    rows: StepRows[EncodedPrompt], rollouts: Rollouts, step: Step, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
 ) -> Filled:
     """The step's groups, and those of at most `rollout.resample_tries` further rollouts of as many rows. The first
     `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all where
-    there is none. `sample` scores completions of further rows, and records rows that were rejected."""
+    there is none."""
     tries, wanted = recipe.rollout.resample_tries, recipe.optim.prompts_per_step
     if not tries:
         return Filled(scored=tuple(scored), chosen=None)
     every, made = list(scored), 0
-    good = _good_indices(ranks, every, recipe)
+    good = _good_indices(rollouts.ranks, every, recipe)
     while len(good) < wanted and made < tries:
-        indices = rank_slice(indices_of_try(step, made, tries, wanted), ranks.rank, ranks.world_size)
-        places = [(i, order.row(i)) for i in indices]
-        every += sample(ranks.together(lambda: encode_rows(step, rows, encode, places)))  # noqa: B023
-        good = _good_indices(ranks, every, recipe)
+        batch = rows.further(step.number, indices_of_try(step.number, made, tries, wanted))
+        row_ids = [prompt.row.id for prompt in batch.prompts]
+        with step.phase("rollout", row_ids):
+            groups = rollouts.of(batch.prompts)
+        with step.phase("reward", row_ids):
+            every += rollouts.scored(groups)
+        good = _good_indices(rollouts.ranks, every, recipe)
         made += 1
     return Filled(scored=tuple(every), chosen=frozenset(good[:wanted]) or None, tries=made)
 

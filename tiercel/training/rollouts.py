@@ -1,41 +1,80 @@
-"""Completions for one step after the other; with `rollout.lookahead: 1` the next step's are sampled while the learner
-works, from the policy that the learner starts from."""
+"""Completions of one step after the other, with their rewards; with `rollout.lookahead: 1` the next step's are sampled
+while the learner works, from the policy that the learner starts from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.data.loader import StepBatch
+from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import Ranks
+from tiercel.rewards.metrics import FailureStats, count_failures
+from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
 from tiercel.rollout.vllm_server import ServerSampler
+from tiercel.runs.waiting import entered
+from tiercel.training.checkpointing import pending_of
+from tiercel.training.sampling import PolicySync, open_sampler
+from tiercel.training.session import Session
 from tiercel.training.spreading import drawn_by_all
-from tiercel.types import EncodedPrompt, Group
+from tiercel.training.step_rows import StepRows
+from tiercel.training.trainer import Trainer
+from tiercel.types import EncodedPrompt, Group, ScoredGroup
+
+
+@contextmanager
+def open_rollouts(
+    recipe: GrpoRecipe, session: Session, trainer: Trainer
+) -> Iterator[tuple[StepRows[EncodedPrompt], "Rollouts"]]:
+    """Start the rewards, the workers that encode rows, and the engine; end them at the end."""
+    rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space)
+    sampling = open_sampler(recipe, trainer, session.run, session.read.every, session.say)
+    with (
+        entered(rewards, session.say, "starting the rewards") as scorer,
+        StepRows(session, prompt_encoder(trainer.family, recipe.data)) as rows,
+        entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
+    ):
+        yield rows, Rollouts(recipe, session.ranks, sync, scorer, pending_of(session.found))
 
 
 class Rollouts:
     """All ranks make the same calls. `restored`: groups that a checkpoint kept, by their prompt's global index."""
 
     def __init__(
-        self, sampler: Sampler, recipe: GrpoRecipe, ranks: Ranks, restored: Mapping[int, PendingGroup] | None = None
+        self,
+        recipe: GrpoRecipe,
+        ranks: Ranks,
+        sync: PolicySync,
+        scorer: Scorer,
+        restored: Mapping[int, PendingGroup] | None = None,
     ):
-        self.sampler = sampler
-        self.ahead = sampler if recipe.rollout.lookahead and isinstance(sampler, ServerSampler) else None
-        self.params = sampling_params(recipe.rollout)
-        self.seed = recipe.train.seed
+        self.sync = sync
+        self.scorer = scorer
         self.ranks = ranks
+        self.recipe = recipe
+        self._ahead = self.sampler if recipe.rollout.lookahead and isinstance(self.sampler, ServerSampler) else None
+        self._params = sampling_params(recipe.rollout)
         engine, shared = recipe.rollout.engine, recipe.rollout.vllm.tensor_parallel > 1
-        self.has_engine_per_rank = engine == "local" or (engine == "vllm" and not shared)
+        self._has_engine_per_rank = engine == "local" or (engine == "vllm" and not shared)
         self._restored = dict(restored or {})
         self._begun: Future[tuple[Group, ...]] | None = None
         self._ready: dict[int, Group] = {}
 
+    @property
+    def sampler(self) -> Sampler:
+        return self.sync.sampler
+
+    @property
+    def are_ahead(self) -> bool:
+        """Whether the next step's prompts are sampled while the learner works."""
+        return self._ahead is not None
+
     def of(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
-        """A step's groups, sampled now where they were not before."""
+        """Give the groups of a step's prompts, sampled now where they were not before."""
         for prompt in prompts:
             if (kept := self._restored.pop(prompt.index, None)) is not None:
                 self._ready[prompt.index] = kept.with_prompt(prompt)
@@ -50,43 +89,40 @@ class Rollouts:
 
     def begin(self, prompts: Sequence[EncodedPrompt]) -> None:
         """Sample the next step's groups in the background, where the recipe says so."""
-        if self.ahead is not None and prompts:
-            self._begun = self.ahead.begin(prompts, self.params, self._seeds(prompts))
+        if self._ahead is not None and prompts:
+            self._begun = self._ahead.begin(prompts, self._params, self._seeds(prompts))
 
     def finish(self) -> None:
-        """Wait for what was begun; then the policy may change."""
-        if self.ahead is None:
+        """Wait for the groups that were begun; then the policy may change."""
+        if self._ahead is None:
             return
         begun, self._begun = self._begun, None
         groups = self.ranks.together(lambda: () if begun is None else begun.result())
         self._ready |= {group.prompt.index: group for group in groups}
 
     def pending(self) -> list[PendingGroup]:
-        """The groups of the next step that are there already, for a checkpoint."""
+        """Give the groups of the next step that are there already, for a checkpoint."""
         return [PendingGroup.of(group) for group in self._ready.values()]
 
-    def with_next(
-        self, batches: Iterator[StepBatch[EncodedPrompt]]
-    ) -> Iterator[tuple[StepBatch[EncodedPrompt], Sequence[EncodedPrompt]]]:
-        """Each step's batch with the prompts of the next, which are asked for only where they are sampled ahead."""
-        if self.ahead is None:
-            yield from ((batch, ()) for batch in batches)
-            return
-        current = next(batches, None)
-        while current is not None:
-            following = next(batches, None)
-            yield current, following.prompts if following is not None else ()
-            current = following
+    def scored(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
+        """Score this rank's groups. Raises TrainingError, on all ranks, where too many completions of all ranks have a
+        failed reward."""
+        scored = self.ranks.together(partial(self.scorer.score, groups))
+        none = FailureStats(completions=0, failed=0, first_failure=None)
+        failures = sum(self.ranks.gather(count_failures(scored)), none)
+        most = self.recipe.reliability.max_failed_reward_fraction
+        self.ranks.together(lambda: failures.require_at_most(most))
+        return scored
 
     def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """With an engine on each rank, all ranks draw, however few the prompts are."""
-        if self.has_engine_per_rank:
-            return drawn_by_all(self.ranks, prompts, self.params.group_size, self._draw)
-        return self.ranks.together(partial(self._draw, prompts, range(self.params.group_size)))
+        if self._has_engine_per_rank:
+            return drawn_by_all(self.ranks, prompts, self._params.group_size, self._draw)
+        return self.ranks.together(partial(self._draw, prompts, range(self._params.group_size)))
 
     def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
         seeds = [seed + numbers.start for seed in self._seeds(prompts)]
-        return self.sampler.sample(prompts, replace(self.params, group_size=len(numbers)), seeds)
+        return self.sampler.sample(prompts, replace(self._params, group_size=len(numbers)), seeds)
 
     def _seeds(self, prompts: Sequence[EncodedPrompt]) -> list[int]:
-        return [sampling_seed(self.seed, prompt.index) for prompt in prompts]
+        return [sampling_seed(self.recipe.train.seed, prompt.index) for prompt in prompts]

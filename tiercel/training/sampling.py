@@ -1,4 +1,4 @@
-"""The recipe's engine: built, given each version of the policy, closed."""
+"""The recipe's engine: opened, given each version of the policy, closed."""
 
 import os
 import shutil
@@ -17,22 +17,22 @@ from tiercel.rollout.vllm_process import ProcessSampler
 from tiercel.rollout.vllm_server import connect
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.publishing import Publisher
-from tiercel.training.update import Engine
+from tiercel.training.trainer import Trainer
 from tiercel.types import Row
 
 MEMORY = Path("/dev/shm")
 VERSIONS_AT_A_TIME = 3  # the old one, the new one, one unfinished
 PROBE = 2**30  # the number of weights that are no version: engines tell adapters apart by it
-Build = Callable[[GrpoRecipe, Engine, Sequence[Row], Callable[[str], None]], Sampler]
+Build = Callable[[GrpoRecipe, Trainer, Sequence[Row], Callable[[str], None]], Sampler]
 
 
 class PolicySync:
     """Brings an engine to a version of the policy. All ranks call it together."""
 
-    def __init__(self, sampler: Sampler, engine: Engine, run: RunDirectory):
+    def __init__(self, sampler: Sampler, trainer: Trainer, run: RunDirectory):
         self.sampler = sampler
-        self.engine = engine
-        in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(engine)
+        self._trainer = trainer
+        in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
     def load(self, version: int) -> None:
@@ -40,51 +40,51 @@ class PolicySync:
         if self.sampler.shares_weights:
             self.sampler.load_policy(version, None)
             return
-        ranks, publisher = self.engine.ranks, self.publisher
-        weights = self.engine.strategy.trained_weights()
-        write = partial(save_adapter, self.engine.policy, weights=weights)
+        ranks, publisher = self._trainer.ranks, self.publisher
+        weights = self._trainer.strategy.trained_weights()
+        write = partial(save_adapter, self._trainer.policy, weights=weights)
         directory = ranks.on_first(lambda: publisher.publish(version, write))
         self.sampler.load_policy(version, directory)
         ranks.on_first(lambda: publisher.keep_only(directory))
 
     def close(self) -> None:
         self.sampler.close()
-        if not self.sampler.shares_weights and self.engine.ranks.is_first:
+        if not self.sampler.shares_weights and self._trainer.ranks.is_first:
             self.publisher.close()
 
 
 @contextmanager
 def open_sampler(
-    recipe: GrpoRecipe, engine: Engine, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
-) -> Iterator[tuple[Sampler, PolicySync]]:
-    """The engine that the recipe names, and what keeps it at the policy's version."""
-    engine.ranks.pulse.begin("engine", engine.ranks.pulse.doing.step)
-    sampler = SAMPLERS[recipe.rollout.engine](recipe, engine, rows, say)
-    sync = PolicySync(sampler, engine, run)
+    recipe: GrpoRecipe, trainer: Trainer, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
+) -> Iterator[PolicySync]:
+    """Open the engine that the recipe names; what is yielded keeps it at the policy's version."""
+    trainer.ranks.pulse.begin("engine", trainer.ranks.pulse.doing.step)
+    sampler = SAMPLERS[recipe.rollout.engine](recipe, trainer, rows, say)
+    sync = PolicySync(sampler, trainer, run)
     try:
-        yield sampler, sync
+        yield sync
     finally:
         sync.close()
 
 
-def _local(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
-    strategy = engine.strategy
+def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    strategy = trainer.strategy
     return LocalSampler(
-        engine.policy,
-        engine.vision,
+        trainer.policy,
+        trainer.vision,
         weights_stay=strategy.passes_are_private,
         prepacked_bytes=recipe.rollout.prepacked_bytes,
         whole_policy=strategy.whole_policy,
-        beat=engine.ranks.pulse.beat,
+        beat=trainer.ranks.pulse.beat,
     )
 
 
-def _process(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
-    return ProcessSampler(engine.policy.family, recipe, engine.ranks, images_per_prompt(rows))
+def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images_per_prompt(rows))
 
 
-def _server(recipe: GrpoRecipe, engine: Engine, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
-    return connect(recipe, engine.policy.family, engine.ranks, say)
+def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    return connect(recipe, trainer.policy.family, trainer.ranks, say)
 
 
 def images_per_prompt(rows: Sequence[Row]) -> int:
@@ -92,9 +92,9 @@ def images_per_prompt(rows: Sequence[Row]) -> int:
     return max((len(row.images) for row in rows), default=1) or 1
 
 
-def _has_room(engine: Engine) -> bool:
+def _has_room(trainer: Trainer) -> bool:
     """Whether memory's own file system holds the versions that are there at a time; in containers it is often small."""
-    weights = engine.policy.trained_parameters().values()
+    weights = trainer.policy.trained_parameters().values()
     adapter = 4 * sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
     return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * adapter
 

@@ -1,12 +1,28 @@
-"""The learning rate of an update."""
+"""What an update depends on but its rows: the learning rate and the seed of its dropout."""
 
 import math
 
-from tiercel.config.schema import Optim
+import torch
+
+from tiercel.config.schema import BaseRecipe, Optim
+from tiercel.training.trainer import Trainer
+
+
+def prepare_update(trainer: Trainer, recipe: BaseRecipe, step: int, total_steps: int) -> float:
+    """Set and return the learning rate of the update that follows `step` finished steps, and seed its dropout."""
+    rate = learning_rate(recipe.optim, step, total_steps)
+    trainer.strategy.set_learning_rate(rate)
+    seed_step(recipe.train.seed, step, trainer.ranks.rank)
+    return rate
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Dropout is a function of (seed, step, rank), so that a resumed run repeats it."""
+    torch.manual_seed((seed * 1_000_003 + step + rank * 7_919_000_003) % 2**63)
 
 
 def learning_rate(optim: Optim, step: int, total_steps: int) -> float:
-    """The rate of the update that follows `step` finished steps."""
+    """Compute the rate of the update that follows `step` finished steps."""
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps
     if optim.schedule == "constant":

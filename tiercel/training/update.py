@@ -1,6 +1,6 @@
 """One optimiser update from microbatches: logprobs, loss, backward, finite check, clip, step.
 
-N scored tokens of a microbatch.
+C completions, N scored tokens of a microbatch.
 """
 
 import math
@@ -12,51 +12,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import KL_ESTIMATORS, LossInput, Totals, importance_weights, policy_loss
+from tiercel.algorithms import LossInput, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_sums, is_near_policy
+from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import GrpoRecipe
-from tiercel.distributed.ranks import Ranks
-from tiercel.distributed.strategy import Strategy
 from tiercel.errors import TrainingError
 from tiercel.learner.batch import PolicyBatch, PolicyUnit
 from tiercel.learner.head import TokenScores
-from tiercel.learner.layout import PackedTokens
-from tiercel.learner.learner import Learner
 from tiercel.learner.prefix import PrefixPass
-from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
-from tiercel.training.finite import (
-    Trace,
-    faulty_rows,
-    gradient_size,
-    non_finite,
-    planned_spoiling,
-    spoil_weights,
-)
+from tiercel.training.finite import Trace, faulty_rows, gradient_size, non_finite
+from tiercel.training.minibatches import Minibatch
+from tiercel.training.passes import Known
+from tiercel.training.trainer import ConversationPass, Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
 Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ranks' passes: sums, largest values
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Engine:
-    """What computes and applies updates; built once per run."""
-
-    policy: Policy
-    learner: Learner  # wrapped by the strategy
-    vision: VisionStore
-    strategy: Strategy
-    max_grad_norm: float
-    temperature: float
-
-    @property
-    def ranks(self) -> Ranks:
-        return self.strategy.ranks
-
-    @property
-    def passes_are_private(self) -> bool:
-        return self.strategy.passes_are_private
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,74 +67,32 @@ class Contribution:
     pass_largest: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Before:
-    """What is known of a microbatch before its update."""
-
-    old_logprobs_N: Tensor | None = None  # None: the pass's own value is the ratio's denominator
-    reference_logprobs_N: Tensor | None = None  # None where the loss has no KL term
-    is_chosen_N: Tensor | None = None  # bool, the tokens that the policy term learns from; None: all
-
-
-@contextmanager
-def training_mode(learner: Learner) -> Iterator[None]:
-    """Dropout and activation checkpointing are on inside."""
-    learner.train()
-    try:
-        yield
-    finally:
-        learner.eval()
-
-
-def unit_scores(engine: Engine, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
-    """Logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
-    with torch.no_grad():
-        features_KH = engine.vision.features(unit.images, of_reference=of_reference)
-        prefix = None if unit.prefix is None else engine.learner.run_prefix(unit.prefix, features_KH)
-        scores = []
-        for batch in unit.batches:
-            engine.ranks.pulse.work_on(batch.prompt_ids)
-            scores.append(engine.learner(batch.packed, features_KH, engine.temperature, prefix))
-        return scores
-
-
-def reference_logprobs(engine: Engine, units: Sequence[PolicyUnit]) -> list[list[Tensor]]:
-    """Logprobs (N,) of the reference for each microbatch of each unit, through the same path."""
-    with engine.strategy.as_reference():
-        return [[scores.logprobs_N for scores in unit_scores(engine, unit, of_reference=True)] for unit in units]
-
-
 def policy_update(
-    engine: Engine,
-    units: Sequence[PolicyUnit],
-    before: Sequence[Sequence[Before]],
-    recipe: GrpoRecipe,
-    totals: Totals,
+    trainer: Trainer, minibatch: Minibatch, known: Sequence[Sequence[Known]], recipe: GrpoRecipe
 ) -> Update:
-    """One update by a policy-gradient loss over a minibatch with these totals; `before` per unit and microbatch. Raises
-    NonFiniteError, and TrainingError where the engine has gone wrong."""
-    passes = [
-        partial(policy_contributions, engine, unit, known, recipe) for unit, known in zip(units, before, strict=True)
-    ]
-    accept = partial(require_near, recipe, engine.ranks.pulse.doing.step)
-    with engine.vision.update([unit.images for unit in units]):
-        return _apply(engine, passes, totals.tokens, accept)
+    """Make one update by a policy-gradient loss; `known` per unit and microbatch. Raises NonFiniteError, and
+    TrainingError where the engine has gone wrong."""
+    units = minibatch.units
+    passes = [policy_contributions(trainer, unit, each, recipe) for unit, each in zip(units, known, strict=True)]
+    accept = partial(require_near, recipe, trainer.ranks.pulse.doing.step)
+    with trainer.vision.update([unit.images for unit in units]):
+        return _apply(trainer, passes, minibatch.totals.tokens, accept)
 
 
 def policy_contributions(
-    engine: Engine, unit: PolicyUnit, before: Sequence[Before], recipe: GrpoRecipe
+    trainer: Trainer, unit: PolicyUnit, known: Sequence[Known], recipe: GrpoRecipe
 ) -> Iterator[Contribution]:
     """What each microbatch of a unit adds to the loss; its gradient is to be taken before the next is asked for."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
-    with opened_prefix(engine, unit) as (features_KH, prefix):
-        for batch, known in zip(unit.batches, before, strict=True):
-            engine.ranks.pulse.work_on(batch.prompt_ids)
-            with training_mode(engine.learner):
-                scores = engine.learner(batch.packed, features_KH, engine.temperature, prefix, rewards_entropy)
-            yield _policy_contribution(batch, scores, known, recipe)
+    with opened_prefix(trainer, unit) as (features_KH, prefix):
+        for batch, each in zip(unit.batches, known, strict=True):
+            trainer.ranks.pulse.work_on(batch.prompt_ids)
+            with trainer.training_mode():
+                scores = trainer.learner(batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
+            yield _policy_contribution(batch, scores, each, recipe)
 
 
-def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Before, recipe: GrpoRecipe) -> Contribution:
+def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Known, recipe: GrpoRecipe) -> Contribution:
     algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
     device = logprobs_N.device
     base_N = logprobs_N.detach() if known.old_logprobs_N is None else known.old_logprobs_N.to(device)
@@ -174,13 +103,13 @@ def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Before,
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
         factors.append(is_near_policy(logprobs_N, sampler_N, advantages_C, completion_of_N, delta))
-    estimate = KL_ESTIMATORS[algorithm.kl.estimator].estimate
+    kl = KlTerm.of(algorithm.kl)
     output = policy_loss(
         LossInput(
             logprobs_N=logprobs_N,
             old_logprobs_N=base_N,
             weights_N=_product(factors),
-            kl_N=None if reference_N is None else estimate(logprobs_N, reference_N),
+            kl_N=None if kl is None or reference_N is None else kl.estimate(logprobs_N, reference_N),
             entropy_N=scores.entropy_N if algorithm.entropy_coef > 0 else None,
             advantages_C=advantages_C,
             completion_of_N=completion_of_N,
@@ -253,34 +182,31 @@ def engine_match(
 
 
 @contextmanager
-def opened_prefix(engine: Engine, unit: PolicyUnit) -> Iterator[tuple[Tensor | None, PrefixPass | None]]:
+def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[tuple[Tensor | None, PrefixPass | None]]:
     """The unit's vision features and, where its parts share one, the pass over their prompt; at the end the gradients
     that the parts have left there go through the prompt."""
-    with training_mode(engine.learner):
-        features_KH = engine.vision.features(unit.images, with_gradient=True)
-        prefix = None if unit.prefix is None else engine.learner.run_prefix(unit.prefix, features_KH)
+    with trainer.training_mode():
+        features_KH = trainer.vision.features(unit.images, with_gradient=True)
+        prefix = None if unit.prefix is None else trainer.learner.run_prefix(unit.prefix, features_KH)
     yield features_KH, prefix
     if prefix is not None:
         prefix.backward()
 
 
-def sft_update(engine: Engine, microbatches: Sequence[tuple[PackedTokens, tuple[str, ...]]]) -> Update:
-    """One update by the negative mean logprob of the scored tokens of all ranks; with each microbatch its row ids."""
-    tokens = engine.ranks.sum({"tokens": sum(len(packed.targets_N) for packed, _ in microbatches)})["tokens"]
-
-    passes = [partial(sft_contributions, engine, packed, rows, int(tokens)) for packed, rows in microbatches]
-    with engine.vision.update([packed.images for packed, _ in microbatches]):
-        return _apply(engine, passes, int(tokens))
+def sft_update(trainer: Trainer, passes: Sequence[ConversationPass]) -> Update:
+    """Make one update by the negative mean logprob of the scored tokens of all ranks. Raises NonFiniteError."""
+    tokens = trainer.ranks.total(sum(len(each.packed.targets_N) for each in passes))
+    with trainer.vision.update([each.packed.images for each in passes]):
+        return _apply(trainer, [sft_contributions(trainer, each, tokens) for each in passes], tokens)
 
 
-def sft_contributions(
-    engine: Engine, packed: PackedTokens, rows: tuple[str, ...], tokens: int
-) -> Iterator[Contribution]:
-    """What a microbatch adds to the mean over `tokens`."""
-    engine.ranks.pulse.work_on(rows)
-    with training_mode(engine.learner):
-        features_KH = engine.vision.features(packed.images, with_gradient=True)
-        scores = engine.learner(packed, features_KH, engine.temperature)
+def sft_contributions(trainer: Trainer, conversations: ConversationPass, tokens: int) -> Iterator[Contribution]:
+    """What a pass adds to the mean over `tokens`."""
+    packed, rows = conversations.packed, conversations.row_ids
+    trainer.ranks.pulse.work_on(rows)
+    with trainer.training_mode():
+        features_KH = trainer.vision.features(packed.images, with_gradient=True)
+        scores = trainer.learner(packed, features_KH, trainer.temperature)
     yield Contribution(
         loss=-scores.logprobs_N.sum() / max(1, tokens),
         loss_sums={},
@@ -295,41 +221,43 @@ def sft_contributions(
 
 
 def _apply(
-    engine: Engine,
-    passes: Sequence[Callable[[], Iterator[Contribution]]],
+    trainer: Trainer,
+    passes: Sequence[Iterator[Contribution]],
     tokens: int,
     accept: Accept = lambda sums, largest: None,
 ) -> Update:
     """Backward through every microbatch, reduce, check, clip, step. All ranks step, or none does. `accept` raises, on
     all ranks alike, where nothing is to be learnt from the passes."""
-    strategy = engine.strategy
+    strategy = trainer.strategy
     strategy.zero_gradients()
-    spoil_weights(engine)
+    pulse, first = trainer.ranks.pulse, next(iter(trainer.policy.trained_parameters().values()))
+    if pulse.spoil(1.0, "weights") != 1.0:
+        first.data.mul_(math.nan)
     loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
     pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
     largest: dict[str, float] = {}
-    trace, parameters = Trace(), list(engine.policy.trained_parameters().values())
+    trace, parameters = Trace(), list(trainer.policy.trained_parameters().values())
     for number, contributions in enumerate(passes):
-        for part in contributions():
-            loss = planned_spoiling(engine, part.loss, "loss")
+        for part in contributions:
+            loss = pulse.spoil(part.loss, "loss")
             trace.rows += part.row_ids
             if not bool(torch.isfinite(loss)):
                 trace.faulty += part.faulty_rows()
-            strategy.backward(planned_spoiling(engine, loss, "gradient"), is_last=number + 1 == len(passes))
+            strategy.backward(pulse.spoil(loss, "gradient"), is_last=number + 1 == len(passes))
             trace.sizes.append((part.row_ids, gradient_size(parameters)))
             _add(loss_sums, {"loss": loss.detach(), **part.loss_sums})
             _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
             for name, value in part.pass_largest.items():
                 largest[name] = max(largest.get(name, 0.0), float(value))
-    engine.vision.backward()
+    trainer.vision.backward()
     norm = strategy.reduce_gradients()
-    in_loss = engine.ranks.sum({name: float(value) for name, value in loss_sums.items()})
-    in_pass = engine.ranks.sum({name: float(value) for name, value in pass_sums.items()})
-    largest_of_all = engine.ranks.maxima(largest)
-    if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or engine.policy.compute_dtype == torch.float16):
-        raise non_finite(engine, in_loss["loss"], norm, trace)
+    in_loss = trainer.ranks.sum({name: float(value) for name, value in loss_sums.items()})
+    in_pass = trainer.ranks.sum({name: float(value) for name, value in pass_sums.items()})
+    largest_of_all = trainer.ranks.maxima(largest)
+    if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or trainer.policy.compute_dtype == torch.float16):
+        raise non_finite(trainer, in_loss["loss"], norm, trace)
     accept(in_pass, largest_of_all)
-    was_updated = strategy.update(norm, engine.max_grad_norm)
+    was_updated = strategy.update(norm, trainer.max_grad_norm)
     if not was_updated and strategy.loss_scale < SMALLEST_LOSS_SCALE:
         raise TrainingError("float16 gradients overflow at every loss scale; use model.dtype: bfloat16 or float32")
     return Update(

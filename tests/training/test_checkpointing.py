@@ -1,4 +1,4 @@
-"""What both loops share: a checkpoint that cannot be written, and the one that is best."""
+"""A checkpoint that cannot be written, the one that is best, and rows that are not the checkpoint's."""
 
 from types import SimpleNamespace
 
@@ -9,38 +9,42 @@ from safetensors import SafetensorError
 from tests.tiny_models import TINY_LORA, tiny_recipe
 from tests.training.test_loops import run_sft, sft_recipe, write_rows
 from tiercel.config.schema import Train
-from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.runs.checkpoints import list_checkpoints
 from tiercel.runs.directory import RunDirectory, read_metrics
-from tiercel.training import setup
+from tiercel.training import checkpointing
+from tiercel.training.checkpointing import Checkpoints
 
 
 @pytest.fixture
-def engine() -> SimpleNamespace:
+def trainer() -> SimpleNamespace:
     """As much of one as a save needs: 12 bytes of weights, 28 of moments."""
     strategy = SimpleNamespace(
         trained_weights=lambda: {"a": torch.zeros(3)},
         optimizer_tensors=lambda: {"a.exp_avg": torch.zeros(3), "a.step": torch.zeros(2, dtype=torch.float64)},
         scaler_state=dict,
     )
-    return SimpleNamespace(ranks=ALONE, strategy=strategy, policy=None)
+    return SimpleNamespace(strategy=strategy, policy=None)
+
+
+def checkpoints(path, recipe) -> Checkpoints:
+    return Checkpoints(run=RunDirectory(path=path), recipe=recipe, rows={})
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
-def test_a_full_disk_names_the_directory_and_the_step(engine, tmp_path, monkeypatch, error):
+def test_a_full_disk_names_the_directory_and_the_step(trainer, tmp_path, monkeypatch, error):
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(setup, "save_trained", fail)
+    monkeypatch.setattr(checkpointing, "save_trained", fail)
     with pytest.raises(RunError, match=rf"{tmp_path}/checkpoints: the checkpoint of step 3 .*No space left"):
-        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {}, {})
+        checkpoints(tmp_path, tiny_recipe(tmp_path, lora=TINY_LORA)).save(trainer, 3, {})
 
 
-def test_a_save_knows_beforehand_how_much_it_needs(engine, tmp_path, monkeypatch):
+def test_a_save_knows_beforehand_how_much_it_needs(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=39))
     with pytest.raises(RunError, match="needs 40 bytes, and the disk has 39 free"):
-        setup.save(RunDirectory(path=tmp_path), tiny_recipe(tmp_path, lora=TINY_LORA), engine, 3, {}, {})
+        checkpoints(tmp_path, tiny_recipe(tmp_path, lora=TINY_LORA)).save(trainer, 3, {})
 
 
 def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_path):
@@ -60,10 +64,10 @@ def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_pat
 
 def test_a_metric_that_no_reward_yields_is_named(tmp_path):
     recipe = tiny_recipe(tmp_path).model_copy(update={"train": Train(steps=2, keep_best="eval/accuracy")})
-    run = RunDirectory(path=tmp_path)
+    kept = checkpoints(tmp_path, recipe)
     with pytest.raises(RecipeError, match=r"train\.keep_best: eval/accuracy given, which no reward"):
-        setup.is_best(run, recipe, 1, {"eval/reward/mean": 0.1})
-    assert setup.is_best(run, recipe, 1, {"eval/accuracy": 0.1})
+        kept.is_best(1, {"eval/reward/mean": 0.1})
+    assert kept.is_best(1, {"eval/accuracy": 0.1})
 
 
 def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_has(tiny_checkpoints, tmp_path):

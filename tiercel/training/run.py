@@ -1,4 +1,4 @@
-"""What every training command does around its loop: the run directory, memory errors in plain words, the report."""
+"""Do what every training command does around its loop: ranks, run directory, errors in plain words, report."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

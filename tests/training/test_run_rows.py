@@ -7,20 +7,19 @@ import pytest
 from tests.training.test_loops import run_sft, sft_recipe, write_rows
 from tiercel.errors import DataError
 from tiercel.runs.directory import open_run
-from tiercel.training.first_rows import FIRST_ROWS, try_first_rows
-from tiercel.training.setup import read_run_rows
+from tiercel.training.run_rows import FIRST_ROWS, read_run_rows, try_first_rows
 
 
 def cut_short(path):
     path.write_bytes(path.read_bytes()[:-200])
 
 
-def tried(recipe, start=0):
-    """What a run hears, and whom it records."""
+def tried(recipe, step=0):
+    """Give what a run hears, and the rows that it records."""
     said = []
     with open_run(recipe) as run:
         table = read_run_rows(recipe, "sft", run).train
-        try_first_rows(recipe, table, run, start, said.append)
+        try_first_rows(recipe, table, run, step, said.append)
     lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
     return said, [json.loads(line)["id"] for line in lines]
 
@@ -61,4 +60,4 @@ def test_only_the_next_rows_of_the_order_are_tried(tmp_path):
     cut_short(tmp_path / "37-0.png")
     recipe = sft_recipe(tmp_path, rows, tmp_path / "run", data={"shuffle": False, "max_bad_fraction": 0.5})
     assert tried(recipe) == ([], [])
-    assert tried(recipe, start=20)[1] == ["row-37"]
+    assert tried(recipe, step=4)[1] == ["row-37"]

@@ -5,7 +5,7 @@ import torch
 
 from tests.training.test_loops import grpo_recipe, sft_recipe
 from tiercel.errors import TrainingError
-from tiercel.training.ending import plain_failures
+from tiercel.training.run import plain_failures
 
 
 def test_an_allocation_that_fails_on_a_cpu_is_out_of_memory_with_a_remedy(tmp_path):

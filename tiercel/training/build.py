@@ -1,0 +1,105 @@
+"""The trainer of a run: policy, learner and optimiser, as new or as a checkpoint left them."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
+from tiercel.learner.forms import chosen_form
+from tiercel.learner.learner import Learner
+from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.models.loading import read_tensors
+from tiercel.models.memory_errors import weight_bytes
+from tiercel.models.policy import Policy, build_policy, starting_weights
+from tiercel.models.reference import restore_reference
+from tiercel.models.saving import restore_adapter
+from tiercel.models.vision import VisionStore
+from tiercel.runs.checkpoints import FoundCheckpoint
+from tiercel.runs.waiting import waiting
+from tiercel.training.strategy_choice import chosen_strategy
+from tiercel.training.trainer import Passes, Trainer
+
+Say = Callable[[str], None]
+
+
+def training_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build_trainer(
+    recipe: BaseRecipe, found: FoundCheckpoint | None = None, say: Say = lambda text: None, ranks: Ranks = ALONE
+) -> Trainer:
+    """Load or restore all that is trained. `say` hears why prompts are not shared."""
+    device = training_device()
+    ranks.pulse.begin("load", found.step if found else 0)
+    weights = found.path / "model" if found and recipe.lora is None else None
+    name = chosen_strategy(recipe, ranks, device, say)
+
+    def load_and_wrap() -> tuple[Policy, Strategy]:
+        policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
+        start = starting_weights(policy, recipe, weights)
+        if found is not None and policy.peft is not None:
+            restore_adapter(policy, found.path / "adapter")
+            restore_reference(policy, found.path)
+        return policy, build_strategy(name, recipe, ranks, policy, new_learner(policy, recipe, device, say), start)
+
+    with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
+        # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
+        policy, strategy = ranks.in_turns(load_and_wrap) if name in LOADS_IN_TURNS else load_and_wrap()
+    if found is not None:
+        strategy.restore(read_tensors(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
+    trainer = Trainer(
+        policy=policy,
+        learner=strategy.learner,
+        vision=VisionStore(policy, recipe.model.vision_cache_bytes),
+        ranks=ranks,
+        passes_are_private=strategy.passes_are_private,
+        temperature=learning_temperature(recipe),
+        max_tokens=recipe.learner.max_tokens_per_microbatch,
+        strategy=strategy,
+        max_grad_norm=recipe.optim.max_grad_norm,
+    )
+    trainer.learner.eval()
+    if not strategy.passes_are_private:
+        # FSDP2 takes the module that is called first for the root; the sampler must not be the one to call.
+        with torch.no_grad():
+            trainer.learner(trainer.empty_pass().packed, None, trainer.temperature)
+    return trainer
+
+
+def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:
+    """Wrap a policy that was loaded for inference; each rank holds it whole."""
+    return Passes(
+        policy=policy,
+        learner=new_learner(policy, recipe, policy.device).eval(),
+        vision=VisionStore(policy, 0),
+        ranks=ranks,
+        passes_are_private=True,
+        temperature=learning_temperature(recipe),
+        max_tokens=recipe.learner.max_tokens_per_microbatch,
+    )
+
+
+def new_learner(policy: Policy, recipe: BaseRecipe, device: torch.device, say: Say = lambda text: None) -> Learner:
+    """Make the learner of the recipe's form, or of the one that the policy and the device admit."""
+    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model).config)
+    form = chosen_form(recipe.learner.form, device, obstacle)
+    if obstacle:
+        say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
+    return Learner(policy, form, recipe.learner.gradient_checkpointing)
+
+
+def learning_temperature(recipe: BaseRecipe) -> float:
+    """The logits are divided by this: in GRPO as in sampling, in SFT not at all."""
+    return recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0
+
+
+def _size_of(checkpoint: Path) -> str:
+    """The size of a local checkpoint's weights, in words."""
+    with suppress(OSError):  # who loads them says it
+        return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
+    return ""

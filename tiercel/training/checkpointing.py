@@ -1,0 +1,101 @@
+"""A run's checkpoints: which steps are saved, which is the best, which are kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.errors import RecipeError
+from tiercel.models.reference import save_reference
+from tiercel.models.saving import save_trained
+from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
+from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_better, prune, save_checkpoint
+from tiercel.runs.directory import RunDirectory
+from tiercel.training.finite import require_finite_weights
+from tiercel.training.run_rows import ROWS
+from tiercel.training.trainer import Trainer
+from tiercel.writing import GO_ON, writing
+
+LOWEST_IS_BEST = ("eval/loss",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoints:
+    """Those of a run. All ranks call the methods together; the first one writes."""
+
+    run: RunDirectory
+    recipe: BaseRecipe
+    rows: Mapping[str, Any]  # the identity of the run's rows
+
+    def save(self, trainer: Trainer, step: int, row: Mapping[str, float], pending: Sequence[PendingGroup] = ()) -> None:
+        """Save a checkpoint after `step` updates, and remove older ones than the newest `train.keep`, but for the best.
+        `row`: the step's metrics; `pending`: this rank's groups of the next step. Raises RunError, as where the disk
+        is full."""
+        ranks, strategy = self.run.ranks, trainer.strategy
+        ranks.pulse.begin("save", step)
+        weights = strategy.model_weights() if self.recipe.lora is None else strategy.trained_weights()
+        ranks.on_first(lambda: require_finite_weights(weights, step))
+        moments = strategy.optimizer_tensors()
+        groups = [group for each in ranks.gather_to_first(list(pending)) for group in each]
+        state = {
+            "next_index": step * self.recipe.optim.prompts_per_step,
+            "loss_scaler": strategy.scaler_state(),
+            ROWS: dict(self.rows),
+            **self._score(row),
+        }
+
+        def write(directory: Path) -> None:
+            save_trained(trainer.policy, directory, weights)
+            save_reference(trainer.policy, directory)
+            save_file(moments, directory / "optimizer.safetensors")
+            save_pending(directory, groups)
+
+        def save_and_prune() -> None:
+            folder, needed = self.run.checkpoints, _byte_count(weights) + _byte_count(moments)
+            with writing(f"{folder}: the checkpoint of step {step}", f"{GO_ON} from the newest checkpoint"):
+                save_checkpoint(folder, step, write, state, expected_bytes=needed)
+            prune(folder, step, self.recipe.train.keep, self.best(step))
+
+        ranks.on_first(save_and_prune)
+
+    def best(self, step: int) -> FoundCheckpoint | None:
+        """Find the checkpoint, of those up to `step`, that train.keep_best keeps; None without one."""
+        metric = self.recipe.train.keep_best
+        if metric is None:
+            return None
+        return best_scored(self.run.checkpoints, step, metric, lowest=metric in LOWEST_IS_BEST)
+
+    def is_best(self, step: int, row: Mapping[str, float]) -> bool:
+        """Whether this evaluated step is better than every checkpoint, by train.keep_best. Raises RecipeError where the
+        evaluation has no such metric."""
+        metric = self.recipe.train.keep_best
+        if metric is None:
+            return False
+
+        def judge() -> bool:
+            if metric not in row:
+                raise RecipeError(
+                    [f"train.keep_best: {metric} given, which no reward of the recipe yields (correct_at)"]
+                )
+            best = self.best(step - 1)
+            return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)
+
+        return self.run.ranks.on_first(judge)  # which has the metrics of all
+
+    def _score(self, row: Mapping[str, float]) -> dict[str, Any]:
+        metric = self.recipe.train.keep_best
+        return {SCORE: {metric: row[metric]}} if metric is not None and metric in row else {}
+
+
+def pending_of(found: FoundCheckpoint | None) -> dict[int, PendingGroup]:
+    """Load the groups that a checkpoint kept for the next step, by their prompt's global index."""
+    return {} if found is None else load_pending(found.path)
+
+
+def _byte_count(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of tensors as a file holds them."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

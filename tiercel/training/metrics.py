@@ -1,0 +1,45 @@
+"""What metrics.jsonl says of a step beside its loss and its rewards."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from tiercel.distributed.ranks import Ranks
+from tiercel.types import ScoredGroup
+
+
+def completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Lengths and truncation of the step's completions."""
+    completions = [completion.completion for group in scored for completion in group.completions]
+    tokens = sum(len(completion.token_ids_C) for completion in completions)
+    truncated = sum(completion.is_truncated for completion in completions)
+    return {
+        "completion/tokens_mean": tokens / max(1, len(completions)),
+        "completion/truncated_fraction": truncated / max(1, len(completions)),
+        "tokens/prompt": sum(len(group.group.prompt.token_ids_P) for group in scored),
+        "tokens/completion": tokens,
+    }
+
+
+def version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:
+    """The oldest policy that the step learnt from, and how many versions that is behind."""
+    version = min((group.group.policy_version for group in scored), default=step)
+    return {"policy_version": version, "sampler/staleness": step - version}
+
+
+def memory_metrics(ranks: Ranks, device: torch.device) -> dict[str, int]:
+    """The most memory that a rank had: of its GPU since the last call, else of its process so far."""
+    return {"memory/peak_bytes": ranks.largest(_peak_memory(device))}
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    with suppress(ImportError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 0

@@ -1,0 +1,112 @@
+"""How a step's work lies on the ranks: minibatches of the global order, balanced by tokens."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tiercel.algorithms import Totals
+from tiercel.algorithms.kl import KlTerm
+from tiercel.config.schema import GrpoRecipe
+from tiercel.distributed.balance import balancing_moves
+from tiercel.distributed.ranks import Ranks
+from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, totals_of, without_zero_groups
+from tiercel.models.vision import VisionStore
+from tiercel.training.spreading import cut_for_all
+from tiercel.training.trainer import NO_TOTALS, ConversationPass, Passes, Trainer
+from tiercel.types import EncodedConversation, EncodedPrompt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Minibatch:
+    """The groups of one update."""
+
+    totals: Totals  # over all ranks
+    units: Sequence[PolicyUnit]  # that this rank computes
+
+
+def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Minibatch]:
+    """Cut a step's groups into minibatches, the same on any number of ranks, and share each out over the ranks."""
+    shares = minibatch_shares(trainer.ranks, groups, recipe.optim.minibatches, lambda group: group.item.prompt.index)
+    return [_minibatch(trainer, share, recipe) for share in shares]
+
+
+def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Minibatch:
+    ranks = trainer.ranks
+    totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
+    parts = cut_for_all(ranks, learnt_groups(groups, recipe))
+    learnt = balanced(
+        ranks, parts, lambda group: trainer.length(group.item), lambda group: group.item.prompt, trainer.vision
+    )
+    return Minibatch(totals=totals, units=trainer.units(learnt, totals))
+
+
+def learnt_groups(groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
+    """The groups that the learner computes: not those without a nonzero advantage, where the loss has no other term."""
+    algorithm = recipe.algorithm
+    kl = KlTerm.of(algorithm.kl)
+    has_other_term = (kl is not None and kl.in_loss) or algorithm.entropy_coef > 0
+    skips = recipe.learner.skip_zero_advantage and not has_other_term
+    return without_zero_groups(groups) if skips else groups
+
+
+def conversation_passes(passes: Passes, conversations: Sequence[EncodedConversation]) -> list[ConversationPass]:
+    """Share a step's conversations out over the ranks, and pack those of this rank."""
+    own = balanced(
+        passes.ranks,
+        conversations,
+        lambda conversation: passes.length(conversation_item(conversation)),
+        lambda conversation: conversation.prompt,
+        passes.vision,
+    )
+    return passes.conversations(own)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parcel:
+    """An item on its way to another rank, with what was computed of its pictures."""
+
+    item: Any
+    features: dict[str, Any]
+
+
+def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Callable[[T], int]) -> list[list[T]]:
+    """This rank's items of each of `count` minibatches (fewer where there are fewer items): runs of the global order,
+    whoever holds them, cut in the same places on any number of ranks."""
+    every = sorted(index for indices in ranks.gather([index_of(item) for item in items]) for index in indices)
+    parts = min(count, max(1, len(every)))
+    firsts = [every[len(every) * number // parts] for number in range(1, parts)]
+    shares: list[list[T]] = [[] for _ in range(parts)]
+    for item in items:
+        shares[bisect_right(firsts, index_of(item))].append(item)
+    return shares
+
+
+def balanced(
+    ranks: Ranks,
+    items: Sequence[T],
+    cost: Callable[[T], int],
+    prompt_of: Callable[[T], EncodedPrompt],
+    vision: VisionStore,
+) -> list[T]:
+    """The ranks' items, moved so that all have nearly as many tokens to compute; each rank's in the global order.
+
+    Computed features of a frozen tower travel along, so that no picture is computed twice.
+    """
+    if ranks.world_size == 1:
+        return list(items)
+    moves = balancing_moves(ranks.gather([cost(item) for item in items]))
+    parcels = {
+        number: _Parcel(item=items[move.item], features=vision.held(prompt_of(items[move.item]).images))
+        for number, move in enumerate(moves)
+        if move.sender == ranks.rank
+    }
+    received = ranks.send([(move.sender, move.receiver) for move in moves], parcels)
+    gone = {move.item for move in moves if move.sender == ranks.rank}
+    kept = [item for place, item in enumerate(items) if place not in gone]
+    for parcel in received.values():
+        vision.adopt(parcel.features)
+        kept.append(parcel.item)
+    return sorted(kept, key=lambda item: prompt_of(item).index)

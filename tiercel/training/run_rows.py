@@ -1,0 +1,78 @@
+"""The rows of a run: read, the same on all ranks, the first of them decoded; what cannot be used is recorded."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.data import reading
+from tiercel.data.encoding import require_readable
+from tiercel.data.order import rank_slice
+from tiercel.data.reading import RowTable, RunRows, require_few_bad, write_bad_rows
+from tiercel.data.rows import Purpose
+from tiercel.data.scan import undecodable
+from tiercel.distributed.ranks import Ranks
+from tiercel.errors import DataError
+from tiercel.runs.checkpoints import FoundCheckpoint
+from tiercel.runs.directory import RunDirectory
+
+ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run takes in turn
+FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so one in each row is half a second on one core
+
+
+def read_run_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RunRows:
+    """The run's rows; rejected ones are recorded before they can stop the run."""
+    rows = reading.read_run_rows(recipe.data, purpose, run.ranks.pulse.beat)
+    for table in rows.tables:
+        require_readable(recipe, table)
+        if run.ranks.is_first:
+            write_bad_rows(table.rejected, run.bad_rows_file)
+        require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+    return rows
+
+
+def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
+    """A picture's header may decide whether a row is read, and a node may lack the picture: its order of rows would be
+    another. `rows`: the table's identity. Raises DataError on all ranks."""
+    every = ranks.gather(rows)
+    if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
+        counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
+        raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
+
+
+def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:
+    """Raises DataError where the run so far had other rows than these: it would go on in another order."""
+    before = found.state.get(ROWS)
+    if before is not None and before != rows:
+        raise DataError(
+            f"data.train: {_counted(rows)} can be used now, {_counted(before)} when {found.path} was written, or they "
+            "stand elsewhere, so the run would go on with other rows than it would have had; restore the files and "
+            "images (`tiercel check` names rejected rows), or name another output"
+        )
+
+
+def _counted(rows: Mapping[str, Any]) -> str:
+    return " + ".join(map(str, rows["counts"])) + " rows"
+
+
+def try_first_rows(
+    recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int, say: Callable[[str], None]
+) -> None:
+    """Decode the images of the first rows from a step on, before weights are loaded for them, each rank its share, and
+    record those that cannot be decoded. Raises DataError where they are too many, or all."""
+    ranks = run.ranks
+    order = table.order(recipe.train.seed, recipe.data.shuffle)
+    start = step * recipe.optim.prompts_per_step
+    numbers = list(dict.fromkeys(order.row(index) for index in range(start, start + FIRST_ROWS)))
+    rows = [table.rows[number] for number in rank_slice(numbers, ranks.rank, ranks.world_size)]
+    broken = [row for each in ranks.gather(undecodable(rows, recipe.data)) for row in each]
+    if not broken:
+        return
+    ranks.on_first(lambda: write_bad_rows(broken, run.bad_rows_file))
+    ranks.together(lambda: require_few_bad(len(table.rejected) + len(broken), table.total, recipe.data, broken))
+    first = f"{broken[0].file}:{broken[0].line} ({broken[0].id}) {broken[0].reason}"
+    if len(broken) == len(numbers):
+        raise DataError(f"none of the first {len(broken)} rows can be used; the first: {first}")
+    say(
+        f"{len(broken)} of the first {len(numbers)} rows cannot be used, such as {first}; `tiercel check --decode` "
+        "finds all"
+    )

@@ -1,0 +1,177 @@
+"""A run that is under way: its rows, how far it is, whom it tells, and when it saves and stops."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.data.order import prompts_of_epochs, steps_of_epochs
+from tiercel.data.reading import RowTable, RunRows
+from tiercel.data.rows import Purpose
+from tiercel.distributed.ranks import Ranks
+from tiercel.errors import Terminated
+from tiercel.reliability.diagnosis import Diagnosis
+from tiercel.rollout.pending import PendingGroup
+from tiercel.runs.checkpoints import FoundCheckpoint
+from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
+from tiercel.runs.progress import Progress
+from tiercel.runs.stopping import StopRequest
+from tiercel.runs.waiting import waiting
+from tiercel.trackers.opening import Trackers, open_trackers, require_packages
+from tiercel.training.checkpointing import Checkpoints
+from tiercel.training.finite import FiniteGuard
+from tiercel.training.run_rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.step import Step
+from tiercel.training.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """How long the run is: steps, and the global index before which it stops (None: no end but the steps)."""
+
+    steps: int
+    end: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A run that is under way. All ranks call its methods together."""
+
+    recipe: BaseRecipe
+    run: RunDirectory
+    read: RunRows
+    length: Length
+    found: FoundCheckpoint | None
+    checkpoints: Checkpoints
+    guard: FiniteGuard
+    progress: Progress
+    stop: StopRequest
+    diagnosis: Diagnosis
+    trackers: Trackers  # none but on the first rank
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.run.ranks
+
+    @property
+    def table(self) -> RowTable:
+        """The rows that are trained on."""
+        return self.read.train
+
+    @property
+    def start(self) -> int:
+        """Updates done before."""
+        return self.found.step if self.found else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.start >= self.length.steps
+
+    def say(self, text: str) -> None:
+        """Tell a person, in log.txt and on the terminal."""
+        self.progress.say(text)
+
+    def is_evaluated_after(self, step: Step) -> bool:
+        """Whether the held-out rows are scored at the end of a step."""
+        return self._is_due(step, self.recipe.train.eval_every)
+
+    def open_with(self, row: Mapping[str, float]) -> None:
+        """Record the evaluation of a new run before its first step. Raises RecipeError where it lacks the metric of
+        train.keep_best."""
+        if row:
+            self.checkpoints.is_best(0, row)
+            self._record({"step": 0, **row})
+
+    def close_step(self, step: Step, trainer: Trainer, pending: Sequence[PendingGroup] = ()) -> None:
+        """Record and tell the step's row; save where that is due. `pending`: this rank's groups of the next step.
+        Raises Terminated, once all is saved, where SIGTERM or SIGINT came."""
+        row = {"step": step.updates, **step.row}
+        is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, row)
+        self._record(row)
+        for finding in self.diagnosis.add(row):
+            self.say(finding.line)
+        self.progress.step(row)
+        is_asked = self.ranks.any(self.stop.is_set)
+        if is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
+            self.checkpoints.save(trainer, step.updates, row, pending)
+        if is_asked:
+            raise Terminated(f"stopped after step {step.updates}, saved; the same command goes on from there")
+
+    def _is_due(self, step: Step, every: int | None) -> bool:
+        """Whether something that happens after so many steps each, and after the last, happens after this one."""
+        return step.updates == self.length.steps or (every is not None and step.updates % every == 0)
+
+    def _record(self, row: Mapping[str, Any]) -> None:
+        """Append a row to metrics.jsonl; once it is there, the trackers get it."""
+        self.run.record(row)
+        self.trackers.row(row)
+
+
+@contextmanager
+def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Iterator[Session]:
+    """Read the rows, find the newest valid checkpoint, cut off what is past it."""
+    set_up_numerics(recipe)
+    ranks = run.ranks
+    log = run.path / "log.txt" if ranks.is_first else None
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(log, 0, recipe.train.log_every))
+        say = progress.say
+        with waiting(say, f"reading the rows of {recipe.data.train}"):
+            read = ranks.together(lambda: read_run_rows(recipe, purpose, run))
+        rows = read.train.identity()
+        require_same_rows(ranks, rows)
+        length = run_length(recipe, len(read.train.rows))
+        progress.total_steps = length.steps
+        stop = stack.enter_context(StopRequest())
+        ranks.on_first(lambda: require_packages(recipe.trackers))
+        found = ranks.on_first(lambda: resume_point(run, say, partial(require_rows_of, rows=rows)))
+        kept = read_metrics(run.path) if ranks.is_first else []
+        is_over = found is not None and found.step >= length.steps
+        names = recipe.trackers if ranks.is_first and not is_over else ()
+        trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps, say))
+        session = Session(
+            recipe=recipe,
+            run=run,
+            read=read,
+            length=length,
+            found=found,
+            checkpoints=Checkpoints(run=run, recipe=recipe, rows=rows),
+            guard=FiniteGuard(run, recipe, say),
+            progress=progress,
+            stop=stop,
+            diagnosis=Diagnosis(kept),
+            trackers=trackers,
+        )
+        if not is_over:
+            try_first_rows(recipe, read.train, run, session.start, say)
+        origin = f"going on from step {session.start}" if found else "a new run"
+        many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
+        say(f"{run.path}: {origin}, {length.steps} steps{many}")
+        if is_over:
+            say("nothing left to do")
+        yield session
+        say(f"done: {run.path}")
+
+
+def set_up_numerics(recipe: BaseRecipe) -> None:
+    """Set threads and deterministic kernels, before the first tensor."""
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    torch.use_deterministic_algorithms(recipe.train.deterministic)
+
+
+def run_length(recipe: BaseRecipe, row_count: int) -> Length:
+    """Steps as given, or as many as the epochs take."""
+    if recipe.train.steps is not None:
+        return Length(steps=recipe.train.steps, end=None)
+    assert recipe.train.epochs is not None
+    size = recipe.optim.prompts_per_step
+    return Length(
+        steps=steps_of_epochs(recipe.train.epochs, row_count, size),
+        end=prompts_of_epochs(recipe.train.epochs, row_count),
+    )

@@ -1,0 +1,66 @@
+"""One step of a run: which it is, which rows it is about, how long its phases take, and its row of metrics."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from tiercel.data.loader import StepBatch
+from tiercel.reliability.pulse import Pulse
+
+
+class Step:
+    """The step that follows `number` updates. The watchdog hears of each phase as it begins."""
+
+    def __init__(self, number: int, pulse: Pulse):
+        self.number = number
+        self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
+        self.upcoming: Sequence = ()  # prompts of the next step, where they are sampled ahead
+        self.row: dict[str, float] = {}  # of metrics.jsonl
+        self._pulse = pulse
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def updates(self) -> int:
+        """Updates done after this step, by which its files are named."""
+        return self.number + 1
+
+    @property
+    def prompts(self) -> Sequence:
+        """Encoded rows of the step on this rank."""
+        return self.batch.prompts
+
+    @property
+    def row_ids(self) -> list[str]:
+        """Ids of the rows that this rank has in the step."""
+        return [encoded.row.id for encoded in self.prompts]
+
+    @contextmanager
+    def phase(self, name: str, row_ids: Sequence[str] | None = None) -> Iterator[None]:
+        """A phase of the step, about all of the step's rows unless others are named; its seconds are `time/NAME`."""
+        self._pulse.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
+        started = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + _now() - started
+
+    @contextmanager
+    def aside(self, name: str) -> Iterator[None]:
+        """A phase that does not count into the step's seconds."""
+        self._pulse.begin(name, self.number, self.row_ids)
+        started = time.perf_counter()
+        yield
+        self._started += _now() - started
+
+    def times(self) -> dict[str, float]:
+        """`time/PHASE` of the phases so far, and `time/step` since the step began."""
+        seconds = {f"time/{phase}": value for phase, value in self._seconds.items()}
+        return {**seconds, "time/step": _now() - self._started}
+
+
+def _now() -> float:
+    """Seconds, once the device has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

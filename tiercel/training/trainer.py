@@ -1,0 +1,129 @@
+"""The policy that is trained, with all that its passes and its updates take. Built once per run (build.py).
+
+N scored tokens of a microbatch.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.algorithms import Totals
+from tiercel.config.schema import Kl
+from tiercel.distributed.ranks import Ranks
+from tiercel.distributed.strategy import Strategy
+from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, empty_item, packed_bins, policy_units
+from tiercel.learner.batch import empty_unit as unit_of
+from tiercel.learner.forms import packed_length
+from tiercel.learner.head import TokenScores
+from tiercel.learner.layout import PackedTokens, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.models.family import Family
+from tiercel.models.policy import Policy
+from tiercel.models.reference import move_reference
+from tiercel.models.vision import VisionStore
+from tiercel.types import EncodedConversation
+
+NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # of passes that have no loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConversationPass:
+    """Packed conversations that go through the learner at once."""
+
+    packed: PackedTokens
+    row_ids: tuple[str, ...]  # none in an empty pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """A policy and how tokens go through it. All ranks call `units` and `conversations` together, and where passes are
+    not private they make equally many."""
+
+    policy: Policy
+    learner: Learner  # of a trainer: wrapped by the strategy
+    vision: VisionStore
+    ranks: Ranks
+    passes_are_private: bool
+    temperature: float
+    max_tokens: int  # of a microbatch
+
+    @property
+    def family(self) -> Family:
+        return self.policy.family
+
+    def length(self, item: PackItem) -> int:
+        """Count the tokens that the learner computes for an item."""
+        return packed_length(item, self.learner.form)
+
+    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[PolicyUnit]:
+        """Pack groups into units of microbatches, in their order; at the end empty units, so that all ranks have as
+        many. `totals`: of the minibatch over all ranks. Raises DataError for a completion that fits nowhere."""
+        form, private = self.learner.form, self.passes_are_private
+        units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private))
+        return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
+
+    def conversations(self, conversations: Sequence[EncodedConversation]) -> list[ConversationPass]:
+        """Pack conversations into passes, in their order; at the end empty passes, as in `units`."""
+        items = [conversation_item(conversation) for conversation in conversations]
+        bins = self.ranks.together(lambda: packed_bins(items, self.learner.form, self.max_tokens))
+        passes = [
+            ConversationPass(
+                packed=pack([items[place] for place in places]),
+                row_ids=tuple(items[place].prompt.row.id for place in places),
+            )
+            for places in bins
+        ]
+        return passes + [self.empty_pass()] * self._missing(len(passes))
+
+    def empty_pass(self) -> ConversationPass:
+        """Make a pass without a scored token."""
+        return ConversationPass(packed=pack([self._empty_item()]), row_ids=())
+
+    def scores(self, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
+        """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
+        with torch.no_grad():
+            features_KH = self.vision.features(unit.images, of_reference=of_reference)
+            prefix = None if unit.prefix is None else self.learner.run_prefix(unit.prefix, features_KH)
+            scores = []
+            for batch in unit.batches:
+                self.ranks.pulse.work_on(batch.prompt_ids)
+                scores.append(self.learner(batch.packed, features_KH, self.temperature, prefix))
+            return scores
+
+    def _empty_item(self) -> PackItem:
+        family = self.family
+        ordinary = next(i for i in range(family.vocabulary_size) if i not in family.placeholder_ids)
+        return empty_item(family.position_dimensions, ordinary)
+
+    def _missing(self, own: int) -> int:
+        """Empty passes after `own`: one pass at least on every rank; none are needed where passes are private."""
+        return 0 if self.passes_are_private else max(1, self.ranks.largest(own)) - own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer(Passes):
+    """The policy that is trained, and the strategy that applies its updates."""
+
+    strategy: Strategy
+    max_grad_norm: float
+
+    def reference_logprobs(self, units: Sequence[PolicyUnit]) -> list[list[Tensor]]:
+        """Compute the reference's logprobs (N,) for each microbatch of each unit, through the policy's own path."""
+        with self.strategy.as_reference():
+            return [[scores.logprobs_N for scores in self.scores(unit, of_reference=True)] for unit in units]
+
+    @contextmanager
+    def training_mode(self) -> Iterator[None]:
+        """Dropout and activation checkpointing are on inside."""
+        self.learner.train()
+        try:
+            yield
+        finally:
+            self.learner.eval()
+
+    def move_reference(self, kl: Kl, step: int) -> None:
+        """Let a reference that moves follow the policy after `step` updates, where that is due."""
+        move_reference(self.policy, kl, step)
