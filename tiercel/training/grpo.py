@@ -2,10 +2,8 @@
 
 from functools import partial
 
-from tiercel.algorithms import ADVANTAGES
 from tiercel.config.schema import GrpoRecipe
 from tiercel.learner.batch import advantage_groups
-from tiercel.rewards.metrics import reward_statistics
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.advantages import step_advantages
 from tiercel.training.build import build_trainer
@@ -13,7 +11,7 @@ from tiercel.training.engine_gap import warn_of_gap
 from tiercel.training.evaluation import evaluate_policy
 from tiercel.training.finite import keep_groups
 from tiercel.training.learning import learn
-from tiercel.training.metrics import completion_metrics, memory_metrics, version_metrics
+from tiercel.training.metrics import memory_metrics, rollout_metrics
 from tiercel.training.packages import require_installed
 from tiercel.training.parity import check_parity
 from tiercel.training.passes import kl_penalties
@@ -42,19 +40,12 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 if step.number == session.start:
                     with step.aside("parity"):
                         check_parity(rollouts.sync, trainer, recipe, step, session.say)
-                one_step(recipe, session, trainer, rows, rollouts, step)
+                one_step(session, trainer, rows, rollouts, step)
 
 
-def one_step(
-    recipe: GrpoRecipe,
-    session: Session,
-    trainer: Trainer,
-    rows: StepRows[EncodedPrompt],
-    rollouts: Rollouts,
-    step: Step,
-) -> None:
+def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], rollouts: Rollouts, step: Step) -> None:
     """Sample, score, learn, publish the new policy to the engine, record; evaluate and save where that is due."""
-    ranks, run = session.ranks, session.run
+    recipe, ranks, run = rollouts.recipe, session.ranks, session.run
     with step.phase("rollout"):
         groups = rollouts.of(step.prompts)
         rollouts.begin(step.upcoming)
@@ -79,14 +70,10 @@ def one_step(
     step.row = {
         "lr": rate,
         **learnt.metrics(),
-        **reward_statistics(everyone, ADVANTAGES[recipe.algorithm.advantage].least_group),
-        **completion_metrics(everyone),
-        **version_metrics(step.number, everyone),
+        **rollout_metrics(step.number, everyone, recipe),
         **ranks.sum(rollouts.sampler.metrics()),
         **penalties.metrics(ranks),
         **filled.metrics(),
-        "update/left_out": session.guard.left_out,
-        "rows/rejected": len(step.batch.rejected),
         **learnt.skipped_of_all(ranks),
         **memory_metrics(ranks, trainer.policy.device),
         **step.times(),

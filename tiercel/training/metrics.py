@@ -5,11 +5,24 @@ from contextlib import suppress
 
 import torch
 
+from tiercel.algorithms import ADVANTAGES
+from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
+from tiercel.rewards.metrics import reward_statistics
 from tiercel.types import ScoredGroup
 
 
-def completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:
+    """Describe what the step after so many updates learnt from: rewards, completions, and which policy drew them.
+    `scored`: the groups of all ranks."""
+    return {
+        **reward_statistics(scored, ADVANTAGES[recipe.algorithm.advantage].least_group),
+        **_completion_metrics(scored),
+        **_version_metrics(step, scored),
+    }
+
+
+def _completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     """Lengths and truncation of the step's completions."""
     completions = [completion.completion for group in scored for completion in group.completions]
     tokens = sum(len(completion.token_ids_C) for completion in completions)
@@ -22,7 +35,7 @@ def completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     }
 
 
-def version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:
+def _version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:
     """The oldest policy that the step learnt from, and how many versions that is behind."""
     version = min((group.group.policy_version for group in scored), default=step)
     return {"policy_version": version, "sampler/staleness": step - version}

@@ -90,7 +90,12 @@ class Session:
     def close_step(self, step: Step, trainer: Trainer, pending: Sequence[PendingGroup] = ()) -> None:
         """Record and tell the step's row; save where that is due. `pending`: this rank's groups of the next step.
         Raises Terminated, once all is saved, where SIGTERM or SIGINT came."""
-        row = {"step": step.updates, **step.row}
+        row = {
+            "step": step.updates,
+            **step.row,
+            "update/left_out": self.guard.left_out,
+            "rows/rejected": len(step.batch.rejected),
+        }
         is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, row)
         self._record(row)
         for finding in self.diagnosis.add(row):

@@ -47,8 +47,6 @@ def one_step(recipe: SftRecipe, session: Session, trainer: Trainer, step: Step) 
         "entropy/mean": update.pass_sums["entropy/mean"] / max(1, update.tokens),
         "tokens/prompt": update.pass_sums["tokens/packed"] - update.tokens,
         "tokens/completion": update.tokens,
-        "update/left_out": session.guard.left_out,
-        "rows/rejected": len(step.batch.rejected),
         "loss_scale/skipped": int(update.was_skipped),
         "time/step": step.times()["time/step"],
         **memory_metrics(session.ranks, trainer.policy.device),
