@@ -18,9 +18,9 @@ from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import conversation_length, prompt_length, prompt_messages, with_boxes, with_system
 from tiercel.reliability.redaction import redact
-from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
+from tiercel.scoring.scorer import Scorer, dry_run, turns_of
 from tiercel.trackers.opening import require_packages
 from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size

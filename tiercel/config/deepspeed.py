@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.problems import Problem
 from tiercel.config.schema import BaseRecipe
+from tiercel.sections import Problem
 
 Tree = dict[str, Any]
 

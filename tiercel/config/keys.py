@@ -3,8 +3,6 @@
 Entries of a list of sections are numbered; a key of any entry is written with `N`, as in `rewards.N.name`.
 """
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,10 +10,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.rewards.builtin import OneReward
+from tiercel.sections import Section
 
 Kind = Literal["sft", "grpo"]
 RECIPES: dict[Kind, type[SftRecipe] | type[GrpoRecipe]] = {"sft": SftRecipe, "grpo": GrpoRecipe}
@@ -31,11 +30,17 @@ class Key:
     section: type[Section] | None  # what lies below, where the key is a section or a list of sections
     is_list_of_sections: bool
     field: FieldInfo
+    holder: type[Section]  # what it is a key of
 
     @property
     def is_value(self) -> bool:
         """Say whether the key may hold a plain value; some keys may hold a section too."""
         return self.section is None or str in _members(self.field.annotation)
+
+    @property
+    def meaning(self) -> str:
+        """Its line in docs/recipe.md; empty for a section, which has a docstring of its own."""
+        return self.holder.meanings().get(self.leaf, "")
 
     @property
     def leaf(self) -> str:
@@ -53,20 +58,22 @@ def keys_of(kind: Kind) -> Mapping[str, Key]:
     return {key.path: key for key in _walk(RECIPES[kind], "")}
 
 
-def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
+def _walk(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         nested, is_list = _nested_section(field.annotation)
-        key = Key(path=prefix + name, section=nested, is_list_of_sections=is_list, field=field)
+        key = Key(path=prefix + name, section=nested, is_list_of_sections=is_list, field=field, holder=section)
         yield key
         if nested is not None:
             yield from _walk(nested, f"{key.path}.{ENTRY}." if is_list else f"{key.path}.")
 
 
 def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
+    if isinstance(annotation, OneReward):
+        return annotation.section, False
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     is_list = get_origin(annotation) is tuple
-    for argument in get_args(annotation):
+    for argument in reversed(get_args(annotation)):  # what says which section it is comes after its type
         nested, inner_is_list = _nested_section(argument)
         if nested is not None:
             return nested, is_list or inner_is_list
@@ -132,11 +139,3 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
         if type(item) in words:
             attribute, word = words[type(item)]
             yield f"{word} {getattr(item, attribute):g}"
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """A value as one would write it in YAML, on one line, cut after `limit` characters."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= limit else text[: limit - 3] + "..."

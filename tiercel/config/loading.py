@@ -10,13 +10,15 @@ from typing import Any, Literal, TypeAlias, overload
 from pydantic import BaseModel, ValidationError
 
 from tiercel.config.deepspeed import deepspeed_problems
-from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind, shown
+from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind
 from tiercel.config.path_rules import path_problems
-from tiercel.config.problems import Problem, dotted, location_of, schema_problems
+from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.config.yaml_text import YamlProblem, parse, render
 from tiercel.errors import RecipeError
+from tiercel.rewards.builtin import without_nulls
+from tiercel.sections import Problem, shown
 
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
@@ -211,6 +213,8 @@ def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any
 
 def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | None, list[Problem]]:
     """Schema and rules. Where the schema refuses a part, the rules judge what does not rest on it."""
+    if isinstance(rewards := tree.get("rewards"), list):
+        tree = {**tree, "rewards": [without_nulls(entry) for entry in rewards]}
     try:
         recipe = _validate(tree, kind)
         return recipe, rule_problems(recipe)
@@ -251,17 +255,28 @@ def _with_stand_ins(tree: Mapping[str, Any], wrong: Sequence[tuple[int | str, ..
     """A copy of the recipe in which each wrong location is left out, or replaced where it is required."""
     copy = json.loads(json.dumps(tree))
     for location in wrong:
+        if location[0] == "rewards" and len(location) > 1:
+            _mend_entry(copy["rewards"], location[1:])
+            continue
         *outer, last = location
-        while isinstance(last, int) and outer != ["rewards"]:
+        while isinstance(last, int):
             *outer, last = outer  # a list of plain values goes as a whole
         parent = copy
         for part in outer:
             parent = parent[part]
         path = dotted((*outer, last))
-        if isinstance(last, int):
-            parent[last] = _STAND_INS["rewards"][0]
-        elif path in _STAND_INS:
+        if path in _STAND_INS:
             parent[last] = _STAND_INS[path]
         else:
             parent.pop(last, None)
     return copy
+
+
+def _mend_entry(entries: list[Any], location: Sequence[int | str]) -> None:
+    """Leave a wrong key out of an entry of rewards; where its reward needs it, put in one that no rule refuses."""
+    index, *keys = location
+    assert isinstance(index, int)
+    if len(keys) == 1 and keys[0] != "name" and keys[0] in entries[index]:
+        del entries[index][keys[0]]
+    else:
+        entries[index] = {"call": f"stand_in:entry_{index}", "correct_at": 0}

@@ -5,10 +5,10 @@ from os import getcwd, listdir
 from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
-from tiercel.config.keys import ENTRY, shown
-from tiercel.config.problems import Problem
-from tiercel.config.reward_rules import call_file
+from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
+from tiercel.rewards.started import call_file
+from tiercel.sections import Problem, shown
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
 

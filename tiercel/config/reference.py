@@ -5,8 +5,9 @@ import sys
 
 from pydantic_core import PydanticUndefined
 
-from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, shown, type_in_words
-from tiercel.config.reward_rules import REWARD_OPTIONS
+from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, type_in_words
+from tiercel.rewards.builtin import BY_NAME, CALL, options_of
+from tiercel.sections import shown
 
 HEADER = """\
 # The recipe
@@ -128,7 +129,7 @@ def _table(title: str, keys: list[Key]) -> str:
 
 
 def _row(key: Key) -> str:
-    meaning = " ".join((key.field.description or "").split()).replace("|", "\\|").replace("<", "&lt;")
+    meaning = " ".join(key.meaning.split()).replace("|", "\\|").replace("<", "&lt;")
     return f"| `{key.leaf}` | {type_in_words(key.field)} | {_default(key)} | {meaning} |"
 
 
@@ -140,8 +141,8 @@ def _default(key: Key) -> str:
 
 def _reward_options() -> str:
     rows = [
-        f"| {'`call`' if kind == 'call' else f'`name: {kind}`'} | {', '.join(f'`{option}`' for option in options)} |"
-        for kind, options in REWARD_OPTIONS.items()
+        f"| {'`call`' if name == CALL else f'`name: {name}`'} | {', '.join(map('`{}`'.format, options_of(name)))} |"
+        for name in BY_NAME
     ]
     table = "\n".join(["| reward | options it takes, beside `weight` |", "|---|---|", *rows])
     return f"{table}\n"

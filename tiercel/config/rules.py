@@ -3,19 +3,15 @@
 from collections.abc import Callable
 from string import Formatter
 
-from tiercel.config.addresses import address_fault
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
-from tiercel.config.keys import shown
+from tiercel.config.data import HeldOut
+from tiercel.config.engines import ENGINES
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
-from tiercel.config.problems import Problem, Problems
-from tiercel.config.reward_rules import (
-    cosine_knows_right,
-    regex_fault,
-    reward_entries,
-    reward_names,
-)
-from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, HeldOut, SftRecipe, Vllm
+from tiercel.config.reward_rules import reward_entries, reward_names
+from tiercel.config.rollout import Rollout
+from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, SftRecipe
 from tiercel.config.suggestions import nearest_word
+from tiercel.sections import Problem, Problems, address_fault, regex_fault, shown
 
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
@@ -228,50 +224,48 @@ def _stop_strings(recipe: GrpoRecipe) -> Problems:
         yield Problem(key="rollout.stop", text='"" given; every text holds it, so no completion could be made')
 
 
-def _engine(recipe: GrpoRecipe) -> Problems:
-    rollout = recipe.rollout
-    if rollout.engine != "vllm" and rollout.vllm != Vllm():
-        yield Problem(
-            key="rollout.vllm",
-            text=f"given with rollout.engine {rollout.engine}, which does not read it; write rollout.engine: vllm, or "
-            "remove it",
-            also=("rollout.engine",),
-        )
-    if rollout.engine != "vllm-server" and rollout.urls:
-        yield Problem(
-            key="rollout.urls",
-            text=f"given with rollout.engine {rollout.engine}, which does not read it; write rollout.engine: "
-            "vllm-server, or remove it",
-            also=("rollout.engine",),
-        )
-    if rollout.engine == "vllm-server" and not rollout.urls:
-        yield Problem(
-            key="rollout.urls",
-            text="missing; write the servers' addresses, such as [http://127.0.0.1:8000]",
-            also=("rollout.engine",),
-        )
+def _engine_keys(recipe: GrpoRecipe) -> Problems:
+    """Keys that the engine needs, and keys that only others read."""
+    rollout, engine, plain = recipe.rollout, ENGINES[recipe.rollout.engine], Rollout()
+    for key in dict.fromkeys(key for each in ENGINES.values() for key in each.own_keys):
+        is_given = getattr(rollout, key) != getattr(plain, key)
+        if is_given and key not in engine.own_keys:
+            readers = " or ".join(each.name for each in ENGINES.values() if key in each.own_keys)
+            yield Problem(
+                key=f"rollout.{key}",
+                text=f"given with rollout.engine {engine.name}, which does not read it; write rollout.engine: "
+                f"{readers}, or remove it",
+                also=("rollout.engine",),
+            )
+        elif not is_given and key in engine.required_keys:
+            yield Problem(key=f"rollout.{key}", text=f"missing; {engine.required_keys[key]}", also=("rollout.engine",))
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
             yield Problem(key=f"rollout.urls.{index}", text=f"{fault}; write it like http://127.0.0.1:8000")
-    if rollout.lookahead and rollout.engine != "vllm-server":
+
+
+def _engine(recipe: GrpoRecipe) -> Problems:
+    rollout, engine = recipe.rollout, ENGINES[recipe.rollout.engine]
+    if rollout.lookahead and not engine.samples_ahead:
+        able = " or ".join(each.name for each in ENGINES.values() if each.samples_ahead)
         yield Problem(
             key="rollout.lookahead",
-            text=f"{rollout.lookahead} given with rollout.engine {rollout.engine}, which has no processors of its own "
-            "to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: vllm-server",
+            text=f"{rollout.lookahead} given with rollout.engine {engine.name}, which has no processors of its own "
+            f"to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: {able}",
             also=("rollout.engine",),
         )
-    if rollout.engine != "local" and recipe.lora is None:
+    if not engine.shares_weights and recipe.lora is None:
         yield Problem(
             key="rollout.engine",
-            text=f"{rollout.engine} given without lora; such an engine gets the policy as an adapter; add the section "
+            text=f"{engine.name} given without lora; such an engine gets the policy as an adapter; add the section "
             "lora, or write rollout.engine: local",
             also=("lora",),
         )
-    if rollout.engine != "local" and (changing := _what_trains_vision(recipe)):
+    if not engine.shares_weights and (changing := _what_trains_vision(recipe)):
         yield Problem(
             key="rollout.engine",
-            text=f"{rollout.engine} given with {changing}; vLLM would leave out what is trained of vision; write "
-            "lora.targets: language and freeze: [vision, projector], or rollout.engine: local",
+            text=f"{engine.name} given with {changing}; {engine.title} would leave out what is trained of vision; "
+            "write lora.targets: language and freeze: [vision, projector], or rollout.engine: local",
             also=("lora.targets", "freeze"),
         )
 
@@ -373,10 +367,10 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _completion_fits_microbatch,
     _completion_length,
     _stop_strings,
+    _engine_keys,
     _engine,
     *ALGORITHM_RULES,
     _dropout,
     reward_entries,
     reward_names,
-    cosine_knows_right,
 )

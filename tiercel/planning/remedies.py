@@ -12,10 +12,11 @@ from typing import Any
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.parts import keeps_start
 from tiercel.config.rules import rule_problems
-from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
+from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
 from tiercel.planning.options import Option, Subject, largest, measure, memory_of, option, seconds_of
+from tiercel.sections import Section
 
 MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
 MORE_RANKS = (1, 2, 4, 8, 16, 32)

@@ -6,9 +6,9 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.reliability.redaction import Redactor
-from tiercel.rewards.process import FOREIGN_REPLY, Exchange, RewardProcess
-from tiercel.rewards.wire import LARGEST_VALUE, NotJson, encode_sample
 from tiercel.samples import RewardValue, Sample
+from tiercel.scoring.process import FOREIGN_REPLY, Exchange, RewardProcess
+from tiercel.scoring.wire import LARGEST_VALUE, NotJson, encode_sample
 
 START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
 

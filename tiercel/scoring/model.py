@@ -1,7 +1,7 @@
 """The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation.
 
 Shape suffixes: R rows of a pass, T tokens of the longest, L labels. Imports torch and transformers, unlike the other
-rewards, so builtin.py imports it where a recipe has one.
+rewards, so batches.py imports it where a recipe has one.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from tiercel.config.schema import Reward, RewardModel
 from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
 from tiercel.models.memory_errors import first_line, is_out_of_memory, memory_to_load
 from tiercel.models.prompts import TEMPLATE_FAULTS
-from tiercel.rewards.wire import LARGEST_VALUE
+from tiercel.rewards.started import ByModel, RewardModel
 from tiercel.samples import RewardValue, Sample, Turn
+from tiercel.scoring.wire import LARGEST_VALUE
 from tiercel.types import VISUAL_MARK
 
 NO_PADDING = -1  # no token has this id
@@ -71,8 +71,7 @@ class LoadedRewardModel:
 class ModelReward:
     """Loaded once, before the first step; every rank has its own."""
 
-    def __init__(self, reward: Reward):
-        assert reward.model is not None
+    def __init__(self, reward: ByModel):
         self._options = reward.model
         self._loaded: LoadedRewardModel | None = None
 

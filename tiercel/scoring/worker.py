@@ -25,9 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from tiercel.reliability.redaction import redact
-from tiercel.rewards import forms
-from tiercel.rewards.wire import LARGEST_VALUE, decode_sample
 from tiercel.samples import Sample
+from tiercel.scoring import forms
+from tiercel.scoring.wire import LARGEST_VALUE, decode_sample
 
 TRACEBACK_LINES = 20
 LONGEST_FAILURE = 4000  # characters

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import httpx
 from pydantic import Field
 
-from tiercel.config.schema import Reliability, Reward
+from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
 from tiercel.http_json import Answer, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
 from tiercel.rewards.answers import extract_answer
-from tiercel.rewards.truths import texts_of, truth_of
+from tiercel.rewards.started import ByJudge
 from tiercel.samples import RewardValue, Sample
 
 PLACES = ("prompt", "completion", "answer")
@@ -64,8 +64,7 @@ class JudgeReward:
     pause where the server is busy, fails or does not answer. A completion without a grade is unscorable.
     """
 
-    def __init__(self, reward: Reward, reliability: Reliability):
-        assert reward.judge is not None
+    def __init__(self, reward: ByJudge, reliability: Reliability):
         self._reward, self._judge = reward, reward.judge
         self._batch_timeout = reliability.reward_timeout
         self._headers: dict[str, str] = {}
@@ -137,10 +136,10 @@ class JudgeReward:
         """The question about a sample; None where it asks for a right answer that the row has not."""
         answer = ""
         if any(name == "answer" for _, name, _, _ in Formatter().parse(self._question)):
-            truth = truth_of(sample, self._reward)
+            truth = self._reward.truth(sample)
             if truth is None:
                 return None
-            answer = " or ".join(texts_of(sample, self._reward, truth))
+            answer = " or ".join(truth.texts())
         return self._question.format(prompt=sample.prompt, completion=sample.completion, answer=answer)
 
     async def _ask(self, client: httpx.AsyncClient, question: str) -> str:

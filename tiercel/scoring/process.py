@@ -26,7 +26,7 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import EnvironmentProblem
 from tiercel.reliability.redaction import is_secret_name, redact
-from tiercel.rewards.supervisor import marked
+from tiercel.scoring.supervisor import marked
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
@@ -43,7 +43,7 @@ _LOOKS = 5  # in a row without a marked process, before there is none
 _LOWEST_MARK = 2**50  # microseconds: 35 years
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tiercel.rewards.supervisor import main; main(sys.argv[2])"
+    "from tiercel.scoring.supervisor import main; main(sys.argv[2])"
 )
 
 logger = logging.getLogger(__name__)

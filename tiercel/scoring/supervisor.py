@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tiercel.rewards.worker import file_limit, run
+from tiercel.scoring.worker import file_limit, run
 
 TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile is the most by which it can be exceeded
 CLEAN = 0  # exit code: nothing is left
