@@ -61,7 +61,7 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     report = reports[0]
     if isinstance(recipe, GrpoRecipe):
         _dry_reward(recipe, family, train.rows, console)
-        if recipe.rollout.engine == "vllm-server":
+        if recipe.rollout.engine_kind.is_served:
             _ask_servers(recipe, family, console)
     console.print(token_table(recipe, report, len(train.rows)))
     console.print("check passed")

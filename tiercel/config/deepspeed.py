@@ -32,7 +32,7 @@ def zero_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
 def deepspeed_problems(recipe: BaseRecipe) -> list[Problem]:
     """What in a user's file the recipe decides otherwise, or ZeRO cannot do here."""
     file = recipe.train.deepspeed.config
-    if file is None or recipe.train.strategy != "deepspeed":
+    if file is None:
         return []
     try:
         found = [f"{file}: {text}" for text in _contradictions(_read(Path(file)), recipe)]

@@ -55,4 +55,4 @@ _KINDS = (
         remedy="start the servers again with the recipe's model and without other adapters",
     ),
 )
-ENGINES: Mapping[str, EngineKind] = {kind.name: kind for kind in _KINDS}
+ENGINE_KINDS: Mapping[str, EngineKind] = {kind.name: kind for kind in _KINDS}

@@ -39,11 +39,6 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
         first.setdefault(entry, key)
 
 
-def takes_time(reward: Entry) -> bool:
-    """Say whether scoring a batch may take up to reliability.reward_timeout seconds."""
-    return reward.takes_time
-
-
 def tells_right(reward: Entry) -> bool:
     """Say whether the reward tells right completions from wrong ones."""
     return reward.right_from is not None

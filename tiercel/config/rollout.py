@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.config.engines import EngineName
+from tiercel.config.engines import ENGINE_KINDS, EngineKind, EngineName
 from tiercel.sections import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
@@ -62,3 +62,7 @@ class Rollout(Section):
     further rollouts at most, of other rows, fill the step; groups that are good already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
+
+    @property
+    def engine_kind(self) -> EngineKind:
+        return ENGINE_KINDS[self.engine]

@@ -1,17 +1,17 @@
 """Judgements that look at more than one key. They refuse and never fill in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from string import Formatter
 
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
 from tiercel.config.data import HeldOut
-from tiercel.config.engines import ENGINES
+from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.reward_rules import reward_entries, reward_names
-from tiercel.config.rollout import Rollout
-from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, SftRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
-from tiercel.sections import Problem, Problems, address_fault, regex_fault, shown
+from tiercel.sections import Problem, Problems, Section, address_fault, regex_fault, shown
 
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
@@ -224,30 +224,38 @@ def _stop_strings(recipe: GrpoRecipe) -> Problems:
         yield Problem(key="rollout.stop", text='"" given; every text holds it, so no completion could be made')
 
 
-def _engine_keys(recipe: GrpoRecipe) -> Problems:
-    """Keys that the engine needs, and keys that only others read."""
-    rollout, engine, plain = recipe.rollout, ENGINES[recipe.rollout.engine], Rollout()
-    for key in dict.fromkeys(key for each in ENGINES.values() for key in each.own_keys):
-        is_given = getattr(rollout, key) != getattr(plain, key)
-        if is_given and key not in engine.own_keys:
-            readers = " or ".join(each.name for each in ENGINES.values() if key in each.own_keys)
+def _keys_of_others(
+    path: str, section: Section, choice: str, kinds: Mapping[str, EngineKind] | Mapping[str, StrategyKind]
+) -> Problems:
+    """Refuse keys of a section that what its key `choice` names does not read, but another would."""
+    chosen = getattr(section, choice)
+    own = kinds[chosen].own_keys if chosen in kinds else ()
+    for key in dict.fromkeys(key for kind in kinds.values() for key in kind.own_keys if key not in own):
+        if getattr(section, key) != type(section).model_fields[key].default:
+            readers = " or ".join(kind.name for kind in kinds.values() if key in kind.own_keys)
             yield Problem(
-                key=f"rollout.{key}",
-                text=f"given with rollout.engine {engine.name}, which does not read it; write rollout.engine: "
-                f"{readers}, or remove it",
-                also=("rollout.engine",),
+                key=f"{path}.{key}",
+                text=f"given with {path}.{choice} {chosen}, which does not read it; write {path}.{choice}: {readers}, "
+                "or remove it",
+                also=(f"{path}.{choice}",),
             )
-        elif not is_given and key in engine.required_keys:
-            yield Problem(key=f"rollout.{key}", text=f"missing; {engine.required_keys[key]}", also=("rollout.engine",))
+
+
+def _engine_keys(recipe: GrpoRecipe) -> Problems:
+    rollout = recipe.rollout
+    yield from _keys_of_others("rollout", rollout, "engine", ENGINE_KINDS)
+    for key, remedy in rollout.engine_kind.required_keys.items():
+        if not getattr(rollout, key):
+            yield Problem(key=f"rollout.{key}", text=f"missing; {remedy}", also=("rollout.engine",))
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
             yield Problem(key=f"rollout.urls.{index}", text=f"{fault}; write it like http://127.0.0.1:8000")
 
 
 def _engine(recipe: GrpoRecipe) -> Problems:
-    rollout, engine = recipe.rollout, ENGINES[recipe.rollout.engine]
+    rollout, engine = recipe.rollout, recipe.rollout.engine_kind
     if rollout.lookahead and not engine.samples_ahead:
-        able = " or ".join(each.name for each in ENGINES.values() if each.samples_ahead)
+        able = " or ".join(each.name for each in ENGINE_KINDS.values() if each.samples_ahead)
         yield Problem(
             key="rollout.lookahead",
             text=f"{rollout.lookahead} given with rollout.engine {engine.name}, which has no processors of its own "
@@ -296,37 +304,35 @@ def _dropout(recipe: GrpoRecipe) -> Problems:
 
 
 def _strategy(recipe: BaseRecipe) -> Problems:
-    train, zero = recipe.train, recipe.train.deepspeed
-    if train.strategy != "deepspeed":
-        if zero != Deepspeed():
-            yield Problem(
-                key="train.deepspeed",
-                text=f"given with train.strategy {train.strategy}, which does not read it; write train.strategy: "
-                "deepspeed, or remove it",
-                also=("train.strategy",),
-            )
-        if train.strategy == "fsdp2" and recipe.lora is None and recipe.model.dtype == "float16":
-            yield _half_precision(recipe)
+    yield from _keys_of_others("train", recipe.train, "strategy", STRATEGY_KINDS)
+    kind = recipe.train.strategy_kind
+    if kind is None:
         return
-    if zero.stage == 2 and zero.offload_parameters:
+    zero = recipe.train.deepspeed
+    if "deepspeed" in kind.own_keys and zero.stage == 2 and zero.offload_parameters:
         yield Problem(
             key="train.deepspeed.offload_parameters",
             text="true given with stage 2, which leaves weights whole on every rank; write stage: 3, or false",
             also=("train.deepspeed.stage",),
         )
-    if recipe.model.dtype == "float16":
-        yield _half_precision(recipe)
-    if recipe.reliability.max_skipped_updates:
+    if recipe.model.dtype == "float16" and kind.divides_trained(has_adapters=recipe.lora is not None):
+        yield Problem(
+            key="model.dtype",
+            text=f"float16 given with train.strategy {kind.name}, whose ranks see parts of the gradient and could "
+            "disagree about an overflow; write model.dtype: bfloat16 or float32, or train.strategy: ddp",
+            also=("train.strategy",),
+        )
+    if recipe.reliability.max_skipped_updates and not kind.skips_updates:
         yield Problem(
             key="reliability.max_skipped_updates",
-            text=f"{recipe.reliability.max_skipped_updates} given with train.strategy deepspeed, which keeps the "
+            text=f"{recipe.reliability.max_skipped_updates} given with train.strategy {kind.name}, which keeps the "
             "gradients of an update that is left out; write 0, or train.strategy: fsdp2",
             also=("train.strategy",),
         )
-    if changing := _what_trains_vision(recipe):
+    if (changing := _what_trains_vision(recipe)) and not kind.trains_vision:
         yield Problem(
             key="train.strategy",
-            text=f"deepspeed given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
+            text=f"{kind.name} given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
             "ranks hold different numbers of pictures hangs; write train.strategy: fsdp2, or train the language only",
             also=("lora", "freeze"),
         )
@@ -336,15 +342,6 @@ def _trackers(recipe: BaseRecipe) -> Problems:
     for index, name in enumerate(recipe.trackers):
         if name in recipe.trackers[:index]:
             yield Problem(key=f"trackers.{index}", text=f"{name} given twice; write it once")
-
-
-def _half_precision(recipe: BaseRecipe) -> Problem:
-    return Problem(
-        key="model.dtype",
-        text=f"float16 given with train.strategy {recipe.train.strategy}, whose ranks see parts of the gradient and "
-        "could disagree about an overflow; write model.dtype: bfloat16 or float32, or train.strategy: ddp",
-        also=("train.strategy",),
-    )
 
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
+from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
 from tiercel.rewards.builtin import OneReward
 from tiercel.rewards.entry import Entry
 from tiercel.sections import (
@@ -203,7 +204,7 @@ class Train(Section):
     """Passes over the training rows; the last step may run short."""
     seed: NonNegativeInt = 0
     """Order of the rows, sampling, adapter initialisation and dropout are functions of this."""
-    strategy: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
+    strategy: Literal["auto", StrategyName] = "auto"
     """How ranks share the work. ddp: every rank holds the model; fsdp2: each holds its share; deepspeed: ZeRO; auto:
     one rank single, several ddp where the model fits each, else fsdp2, and it says why. None changes the result."""
     deepspeed: Deepspeed = Deepspeed()
@@ -221,6 +222,11 @@ class Train(Section):
     """Steps between progress lines; metrics.jsonl has every step in any case."""
     threads: PositiveInt | None = None
     """CPU threads of the process; null leaves torch's own number."""
+
+    @property
+    def strategy_kind(self) -> StrategyKind | None:
+        """None for auto: the run chooses."""
+        return STRATEGY_KINDS.get(self.strategy)
 
 
 class Reliability(Section):
