@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
 from tiercel.config.keys import ENTRY, Key, keys_of
-from tiercel.config.synonyms import NOT_YET, SECTION_SYNONYMS, SYNONYMS, VALUE_SYNONYMS, Suggestion
+from tiercel.config.synonyms import NOT_YET, Suggestion, key_synonyms, section_synonyms, word_synonyms
 
 
 def nearest_key(path: str) -> Suggestion:
@@ -15,7 +15,7 @@ def nearest_key(path: str) -> Suggestion:
     """
     parts = [_normalised(part) for part in path.split(".")]
     for start in range(len(parts)):
-        suggestion = SYNONYMS.get(".".join(parts[start:]))
+        suggestion = key_synonyms().get(".".join(parts[start:]))
         if suggestion is not None:
             return _at(suggestion, path)
     keys = list(keys_of("grpo").values())
@@ -31,20 +31,19 @@ def nearest_key(path: str) -> Suggestion:
 
 
 def _similar_anywhere(leaf: str, path: str, keys: Sequence[Key]) -> Suggestion:
-    names = [key.leaf for key in keys] + [name for name in SYNONYMS if len(name) > 4]
+    names = [key.leaf for key in keys] + [name for name in key_synonyms() if len(name) > 4]
     near = get_close_matches(leaf, names, n=1, cutoff=0.75)
     if not near:
         return Suggestion()
     same_name = [key for key in keys if key.leaf == near[0]]
-    return Suggestion(key=_most_similar(same_name, path).path) if same_name else SYNONYMS[near[0]]
+    return Suggestion(key=_most_similar(same_name, path).path) if same_name else key_synonyms()[near[0]]
 
 
 def _real_section(parts: Sequence[str]) -> str:
     """The section that a dotted prefix names or nearly names; the top level where it names none."""
     sections = [key.path for key in keys_of("grpo").values() if key.section is not None]
     numbered = [ENTRY if part.isdigit() else part for part in parts]
-    if numbered and numbered[0] in SECTION_SYNONYMS:
-        numbered[0] = SECTION_SYNONYMS[numbered[0]]
+    numbered[:1] = [section_synonyms().get(name, name) for name in numbered[:1]]
     entries = [f"{name}.{ENTRY}" for name in sections]
     near = get_close_matches(".".join(numbered), [*sections, *entries], n=1, cutoff=0.7)
     return near[0] if near else ""
@@ -70,7 +69,7 @@ def _normalised(name: str) -> str:
 def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
     """The admissible word that `given` most likely stands for; `key` is the name as declared (`rewards.N.name`)."""
     word = given.strip().lower()
-    synonyms = VALUE_SYNONYMS.get(key, {})
+    synonyms = word_synonyms().get(key, {})
     if word in synonyms:
         target = synonyms[word]
         return Suggestion(hint=f"{given} is {NOT_YET}") if target is None else Suggestion(key=target)
