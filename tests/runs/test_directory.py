@@ -194,6 +194,7 @@ def test_every_limit_may_differ(tmp_path):
         )
     )
     assert {f"reliability.{key}" for key in Reliability.model_fields} <= set(MAY_DIFFER)
+    assert len(set(MAY_DIFFER)) == len(MAY_DIFFER)
 
 
 def test_a_run_that_moved_goes_on(tmp_path):
