@@ -28,7 +28,7 @@ class Section(BaseModel):
 
     @classmethod
     def meanings(cls) -> Mapping[str, str]:
-        """Read the docstrings that follow the keys. They are read on demand, for reading them takes longer than most
+        """Read the docstrings that follow the keys. They are read on demand, because reading takes longer than most
         commands."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__):
@@ -79,7 +79,7 @@ class Problem:
         )
 
     def below(self, section: str) -> "Problem":
-        """The same problem with the keys of an entry or section written in full."""
+        """Return the same problem with the keys of an entry or section written in full."""
         return replace(
             self,
             key=f"{section}.{self.key}" if self.key else section,

@@ -130,6 +130,7 @@ def test_keys_of_other_rewards_may_be_null(workplace: Path):
         "{name: judge, judge: {model: m}}",
         "iou",
         "{name: [a]}",
+        "{judge: {model: m}}",
     ],
 )
 def test_a_wrong_reward_hides_no_other_problem(workplace: Path, entry: str):

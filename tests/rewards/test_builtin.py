@@ -10,8 +10,6 @@ from tiercel.rewards.builtin import BUILTIN, KINDS, NAME, TELLS_RIGHT, table
 from tiercel.rewards.entry import Entry, TruthReward
 from tiercel.scoring.batches import STARTERS
 
-NEEDS_KEYS = ("length", "cosine", "soft_overlong", "judge", "model")  # of these none tells right from wrong by itself
-
 
 def value(name, row, **options):
     return reward(name=name, **options).score(row)
@@ -35,8 +33,10 @@ def test_the_document_lists_every_reward():
 
 
 def test_the_recipes_rules_know_which_rewards_tell_right_from_wrong():
-    own = {name for name in BUILTIN if name not in NEEDS_KEYS and reward(name=name).right_from is not None}
-    assert own == set(TELLS_RIGHT)
+    simple = [
+        name for name, kind in BUILTIN.items() if not any(key.is_required() for key in kind.model_fields.values())
+    ]
+    assert [name for name in simple if reward(name=name).right_from is not None] == list(TELLS_RIGHT)
     assert reward(name="iou").right_from == reward(name="vlm_r1_rec").right_from == 0.5
     assert reward(name="iou", correct_at=0.75).right_from == 0.75
 

@@ -14,13 +14,13 @@ class MixedFile(Section):
     """Another file of training rows."""
 
     path: str
-    """As data.train."""
+    """Rows, named as in data.train."""
     weight: PositiveFloat = 1.0
-    """Its part of the rows, against the 1 of data.train."""
+    """Its share of the rows, relative to the 1 of data.train."""
     format: RowFormat | None = None
     """Layout of its rows; null takes data.format."""
     image_root: str | None = None
-    """Where its images resolve; null takes data.image_root, or else its own directory."""
+    """Directory of its images; null takes data.image_root, or else its own directory."""
 
 
 class HeldOut(Section):
@@ -41,9 +41,9 @@ class Video(Section):
     """How videos become frames; families of Qwen and the local engine read them."""
 
     fps: PositiveFloat = 2.0
-    """Frames taken of each second of a file; what a list of frames has where its row does not say."""
+    """Frames taken from each second of a file; also the rate of a list of frames whose row gives none."""
     max_frames: Annotated[int, Field(ge=2, strict=True)] = 32
-    """A longer file is sampled more thinly, evenly; a longer list of frames is rejected."""
+    """From a longer file fewer frames are taken, evenly spaced; a longer list of frames is rejected."""
     min_pixels: PositiveInt = 128 * 28 * 28
     """A frame with fewer pixels is enlarged to about this many."""
     max_pixels: PositiveInt = 768 * 28 * 28
@@ -68,12 +68,12 @@ class Data(Section):
     image_root: str | None = None
     """Images resolve under this directory; null takes the row file's directory."""
     image_roots: tuple[str, ...] = ()
-    """Further directories under which an image may lie that is named by an absolute path. Any other path is refused;
+    """More directories in which an image that is named by an absolute path may lie. Any other path is refused;
     symbolic links are followed first."""
     shuffle: bool = True
     """Order of the rows in an epoch: a function of (seed, epoch, index); false keeps the file's order."""
     max_prompt_tokens: PositiveInt = 4096
-    """A longer prompt, image tokens included, is rejected whole; it is never cut."""
+    """A longer prompt, image tokens included, is rejected whole, never cut."""
     workers: NonNegativeInt = 2
     """Processes that decode and resize images ahead of time; any number gives the same batches."""
     max_bad_fraction: Fraction = 0.01

@@ -13,7 +13,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from tiercel.config.schema import GrpoRecipe, SftRecipe
-from tiercel.rewards.builtin import OneReward
+from tiercel.rewards.variants import OneReward
 from tiercel.sections import Section
 
 Kind = Literal["sft", "grpo"]
@@ -39,7 +39,7 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """Its line in docs/recipe.md; empty for a section, which has a docstring of its own."""
+        """Return its line in docs/recipe.md; empty for a section, whose class has a docstring."""
         return self.holder.meanings().get(self.leaf, "")
 
     @property
@@ -48,13 +48,13 @@ class Key:
 
     @property
     def parent(self) -> str:
-        """Dotted name of the section that holds the key; empty at the top level."""
+        """Return the dotted name of the section that holds the key; empty at the top level."""
         return self.path.rpartition(".")[0]
 
 
 @cache
 def keys_of(kind: Kind) -> Mapping[str, Key]:
-    """Every key of a kind of recipe by its dotted name, in the order of the schema."""
+    """Map the dotted name of every key of a kind of recipe to the key, in the order of the schema."""
     return {key.path: key for key in _walk(RECIPES[kind], "")}
 
 
@@ -81,7 +81,7 @@ def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types that an annotation unites, itself where it unites none."""
+    """List the types of a union; the annotation itself where it is no union."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -90,17 +90,17 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def declared_name(path: str) -> str:
-    """The dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
+    """Write the dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
     return ".".join(ENTRY if part.isdigit() else part for part in path.split("."))
 
 
 def type_in_words(field: FieldInfo) -> str:
-    """The type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
+    """Write the type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
     return _in_words(field.annotation, field.metadata)
 
 
 def allowed_words(annotation: Any) -> tuple[str, ...]:
-    """The words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
+    """List the words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return tuple(word for argument in get_args(annotation) for word in allowed_words(argument))

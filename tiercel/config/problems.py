@@ -7,16 +7,17 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tiercel.config.data import SECTION_FORM, TEXT_FORM
-from tiercel.config.keys import Key, Kind, allowed_words, declared_name, keys_of, type_in_words
+from tiercel.config.keys import ENTRY, Key, Kind, allowed_words, declared_name, keys_of, type_in_words
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
-from tiercel.rewards.builtin import BY_NAME, CALL, TAGS, lowered, takers
+from tiercel.rewards.builtin import BY_NAME, CALL, takers
+from tiercel.rewards.variants import TAGS, lowered
 from tiercel.sections import Problem, Problems, shown
 
 FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks of which of several sections a location is in
 
 
 def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
-    """Each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
+    """Write each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
     return [
         problem
         for details in error.errors(include_url=False)
@@ -28,7 +29,7 @@ def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
 
 
 def location_of(details: ErrorDetails) -> tuple[int | str, ...]:
-    """Keys and entry numbers down to the fault."""
+    """List the keys and entry numbers down to the fault."""
     return tuple(part for part in details["loc"] if part not in FORMS)
 
 
@@ -64,7 +65,7 @@ def _given(value: Any) -> str:
 
 
 def _key_of(path: str, kind: Kind) -> Key:
-    """The key at a location; for an item of a list of plain values, the list's."""
+    """Find the key at a location; for an item of a list of plain values, the list's key."""
     keys = keys_of(kind)
     name = declared_name(path)
     while name not in keys:
@@ -94,7 +95,7 @@ def _missing(details: ErrorDetails, path: str, kind: Kind) -> str:
             "(for supervised fine-tuning use `tiercel sft`)"
         )
     key = keys_of(kind)[declared_name(path)]
-    if (name := _reward_name(details)) is not None and key.leaf in BY_NAME[name].model_fields:
+    if key.parent == f"rewards.{ENTRY}" and (name := _reward_name(details)) is not None:
         meaning = lowered(BY_NAME[name].meanings()[key.leaf]).partition(";")[0]
         return f"missing; the reward {name} needs {meaning.rstrip('.')}"
     if key.section is not None:
@@ -105,7 +106,7 @@ def _missing(details: ErrorDetails, path: str, kind: Kind) -> str:
 
 
 def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
-    """What to write instead of the unknown key `path`."""
+    """Say what to write instead of the unknown key `path`."""
     if suggestion.key is None:
         return suggestion.hint or _known_keys(path, kind)
     if declared_name(suggestion.key) not in keys_of(kind):
@@ -200,7 +201,7 @@ def _list(details: ErrorDetails, key: Key) -> str:
 
 
 def _too_short(details: ErrorDetails, key: Key) -> str:
-    return f"needs at least {details['ctx']['min_length']}; write {key.path}: [{{name: exact}}], say"
+    return f"needs at least {details['ctx']['min_length']}; write, for example, {key.path}: [{{name: exact}}]"
 
 
 def _wrong_length(details: ErrorDetails, key: Key) -> str:

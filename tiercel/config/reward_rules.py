@@ -45,6 +45,6 @@ def tells_right(reward: Entry) -> bool:
 
 
 def reward_models(recipe: BaseRecipe) -> tuple[RewardModel, ...]:
-    """The checkpoints that score."""
+    """List the checkpoints that score."""
     rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
     return tuple(reward.model for reward in rewards if isinstance(reward, ByModel))

@@ -24,21 +24,21 @@ class Rollout(Section):
     """How completions are sampled."""
 
     engine: EngineName = "local"
-    """Who samples: local is the trained model itself, by transformers; vllm an engine beside it in each rank;
-    vllm-server any number of `vllm serve` processes, which share the trainer's file system."""
+    """What samples: local is the trained model itself, by transformers; vllm is an engine beside it in each rank;
+    vllm-server is any number of `vllm serve` processes, which share the trainer's file system."""
     vllm: Vllm = Vllm()
     urls: tuple[str, ...] = ()
     """Addresses of the servers of vllm-server, such as http://127.0.0.1:8000. Their key is read from VLLM_API_KEY."""
     request_timeout: PositiveFloat = 300.0
     """Seconds that a server may take for the completions of one prompt."""
     patience: PositiveFloat = 600.0
-    """Seconds without an answer from any server before the run ends; it can be resumed."""
+    """Seconds without an answer from any server after which the run ends; it can be resumed."""
     parity_tolerance: PositiveFloat | None = None
     """Largest difference between an engine's logprobs and the trainer's before the first step; null takes 1e-3 with
     model.dtype float32, 0.25 else."""
     parity_action: Literal["stop", "warn"] = "stop"
-    """Where at a later step many of an engine's logprobs are far beyond the tolerance: stop ends the run before the
-    update, warn goes on and says it."""
+    """What happens when at a later step many of an engine's logprobs are far beyond the tolerance: stop ends the run
+    before the update, warn logs it and continues."""
     lookahead: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     """1: vllm-server samples the next step's prompts while the learner works, from the policy that the learner starts
     from, so that completions are one version old; needs algorithm.correction."""
@@ -58,8 +58,8 @@ class Rollout(Section):
     top_k: NonNegativeInt = 0
     """Only the k likeliest tokens; 0 is off."""
     resample_tries: NonNegativeInt = 0
-    """Dynamic sampling (DAPO 2025): where fewer than optim.prompts_per_step groups have rewards that differ, so many
-    further rollouts at most, of other rows, fill the step; groups that are good already are kept. 0 is off."""
+    """Dynamic sampling (DAPO 2025): where fewer than optim.prompts_per_step groups have rewards that differ, at most
+    this many more rollouts of other rows fill the step; groups that differ already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
 

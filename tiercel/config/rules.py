@@ -17,7 +17,7 @@ TARGET_WORDS = ("language", "vision", "projector", "all")
 
 
 def rule_problems(recipe: SftRecipe | GrpoRecipe) -> list[Problem]:
-    """All judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
+    """List all judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
     problems = [problem for rule in COMMON_RULES for problem in rule(recipe)]
     if isinstance(recipe, GrpoRecipe):
         return problems + [problem for rule in GRPO_RULES for problem in rule(recipe)]
@@ -64,7 +64,7 @@ def _learnt_turns(recipe: GrpoRecipe) -> Problems:
 
 
 def _vision_cache(recipe: BaseRecipe) -> Problems:
-    """Features are taken after the projector, so both it and the tower must stay as they are."""
+    """Require a frozen tower and projector: features are taken after the projector."""
     given = recipe.model.vision_cache_bytes
     changing = _what_trains_vision(recipe)
     if given > 0 and changing:
@@ -77,14 +77,14 @@ def _vision_cache(recipe: BaseRecipe) -> Problems:
 
 
 def _what_trains_vision(recipe: BaseRecipe) -> str | None:
-    """The key and value that make tower or projector change, as far as words tell."""
+    """Return the key and value that make tower or projector change, as far as the recipe alone tells."""
     if recipe.lora is not None and {"vision", "projector"} & set(adapted_parts(recipe) or ()):
         return f"lora.targets {recipe.lora.targets}"
     return f"freeze {shown(list(recipe.freeze))}" if {"vision", "projector"} & set(whole_parts(recipe)) else None
 
 
 def _frozen_parts(recipe: BaseRecipe) -> Problems:
-    """A part is trained by an adapter or whole."""
+    """Require that a part is trained by an adapter or whole, not both."""
     if recipe.lora is None:
         return
     if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
@@ -192,8 +192,8 @@ def _one_update(recipe: SftRecipe) -> Problems:
     if recipe.optim.minibatches > 1:
         yield Problem(
             key="optim.minibatches",
-            text=f"{recipe.optim.minibatches} given; a step of SFT is one update, for there is no rollout to split; "
-            "remove it, and lower optim.prompts_per_step for smaller updates",
+            text=f"{recipe.optim.minibatches} given; a step of SFT is one update, because there is no rollout to "
+            "split; remove it, and lower optim.prompts_per_step for smaller updates",
         )
 
 

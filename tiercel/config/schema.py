@@ -10,8 +10,8 @@ from pydantic import Field
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
-from tiercel.rewards.builtin import OneReward
 from tiercel.rewards.entry import Entry
+from tiercel.rewards.variants import OneReward
 from tiercel.sections import (
     Fraction,
     NonNegativeFloat,
@@ -34,7 +34,7 @@ class Model(Source):
     """The checkpoint that is trained."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """What the forward pass computes in. LoRA weights and their optimiser state are float32 in any case."""
+    """Dtype of the forward pass. LoRA weights and their optimiser state are always float32."""
     min_pixels: PositiveInt | None = None
     """An image with fewer pixels is enlarged to about this many; null takes the checkpoint's own value."""
     max_pixels: PositiveInt | None = None
@@ -42,8 +42,8 @@ class Model(Source):
     vision_cache_bytes: NonNegativeInt = 0
     """Memory for vision features kept across steps (frozen tower), least recently used out first."""
     reference: Literal["device", "cpu"] = "device"
-    """Where the frozen copy of the weights that are trained whole lies, which algorithm.kl compares with: beside them,
-    or in the host's memory, from which it is copied for the reference's pass."""
+    """Place of the frozen copy of the weights that are trained whole, which algorithm.kl compares with: beside them, or
+    in the host's memory, from which it is copied for the reference's pass."""
 
 
 class Lora(Section):
@@ -54,11 +54,11 @@ class Lora(Section):
     alpha: PositiveFloat = 32.0
     """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout on the adapter's input. A shared prefix needs 0, for each completion would draw its own mask."""
+    """Dropout on the adapter's input. A shared prefix needs 0, because each completion would draw its own mask."""
     targets: str = "language"
     """Which linear layers: language, vision, projector, all, or a regular expression on module names."""
     init: str | None = None
-    """Directory of an adapter to go on from, such as an SFT run's; it is then the KL reference as well."""
+    """Directory of an adapter to continue from, such as an SFT run's; it is then the KL reference as well."""
 
 
 class Kl(Section):
@@ -190,16 +190,16 @@ class Deepspeed(Section):
     offload_parameters: bool = False
     """Stage 3: the partitioned weights lie in the CPU's memory."""
     offload_optimizer: bool = False
-    """Moments, and the update, on the CPU."""
+    """The moments lie, and the update runs, on the CPU."""
     config: str | None = None
-    """A DeepSpeed JSON file whose further settings are taken over; one that contradicts the recipe is refused."""
+    """A DeepSpeed JSON file whose other settings are used; one that contradicts the recipe is refused."""
 
 
 class Train(Section):
     """Length, seed and intervals of the run."""
 
     steps: PositiveInt | None = None
-    """Steps to make; exactly one of steps and epochs is given."""
+    """Number of steps; exactly one of steps and epochs is given."""
     epochs: PositiveFloat | None = None
     """Passes over the training rows; the last step may run short."""
     seed: NonNegativeInt = 0
@@ -215,17 +215,17 @@ class Train(Section):
     keep: PositiveInt = 3
     """Checkpoints kept, newest first."""
     keep_best: Literal["eval/accuracy", "eval/reward/mean", "eval/loss"] | None = None
-    """One more is kept: that of the evaluation with the best value of this metric, saved at once; null keeps none."""
+    """Also keep the checkpoint of the evaluation with the best value of this metric, saved at once; null keeps none."""
     eval_every: PositiveInt | None = None
     """Steps between evaluations; null evaluates at the start and at the end only."""
     log_every: PositiveInt = 1
-    """Steps between progress lines; metrics.jsonl has every step in any case."""
+    """Steps between progress lines; metrics.jsonl always has every step."""
     threads: PositiveInt | None = None
     """CPU threads of the process; null leaves torch's own number."""
 
     @property
     def strategy_kind(self) -> StrategyKind | None:
-        """None for auto: the run chooses."""
+        """Return what the strategy is; None for auto, which the run decides."""
         return STRATEGY_KINDS.get(self.strategy)
 
 
@@ -235,24 +235,24 @@ class Reliability(Section):
     stall_timeout: PositiveFloat = 600.0
     """Seconds without progress before the run is diagnosed and ended."""
     reward_timeout: PositiveFloat = 60.0
-    """Seconds one batch of your own reward's calls may take."""
+    """Seconds that your own reward may take for one batch."""
     reward_memory_gb: PositiveFloat = 8.0
-    """Gigabytes of the machine's memory that your own reward and all that it starts may hold together; Linux only."""
+    """Gigabytes of memory that your own reward and all processes that it starts may hold together; Linux only."""
     reward_file_mb: PositiveFloat = 1024.0
-    """Megabytes that each file may have that your own reward writes."""
+    """Largest size, in megabytes, of each file that your own reward writes."""
     max_failed_reward_fraction: Fraction = 0.1
     """The run stops when more than this share of a step's rewards failed."""
     max_skipped_updates: NonNegativeInt = 0
-    """Updates whose loss or gradient is not finite that are left out and counted before the run stops."""
+    """Number of updates with a non-finite loss or gradient that are skipped and counted before the run stops."""
 
 
 class BaseRecipe(Section):
-    """What SFT and GRPO recipes share."""
+    """The sections that SFT and GRPO recipes share."""
 
     model: Model
     lora: Lora | None = None
     freeze: tuple[Part, ...] = ("vision", "projector")
-    """Parts whose own weights stay as they are. Beside `lora` a vision tower or projector that is neither frozen nor
+    """Parts whose own weights stay as they are. With `lora`, a vision tower or projector that is neither frozen nor
     adapted is trained whole; the language model's own weights always stay."""
     data: Data
     learner: Learner = Learner()
@@ -260,10 +260,10 @@ class BaseRecipe(Section):
     train: Train
     reliability: Reliability = Reliability()
     trackers: tuple[TrackerName, ...] = ()
-    """Who else gets the rows of metrics.jsonl, and a few pictures with completions (docs/trackers.md); each needs its
-    package."""
+    """Trackers that also get the rows of metrics.jsonl, and a few pictures with completions (docs/trackers.md); each
+    needs its package."""
     output: str
-    """The run directory; the same command again goes on from its newest valid checkpoint."""
+    """The run directory; the same command again continues from its newest valid checkpoint."""
 
 
 class SftRecipe(BaseRecipe):

@@ -8,7 +8,7 @@ from tiercel.config.synonyms import NOT_YET, Suggestion, key_synonyms, section_s
 
 
 def nearest_key(path: str) -> Suggestion:
-    """What to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
+    """Find what to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
 
     Other frameworks' names come first, then the same name in another section, then similar spelling. The
     suggestion may be a key that only a GRPO recipe has; the caller says so.
@@ -40,7 +40,7 @@ def _similar_anywhere(leaf: str, path: str, keys: Sequence[Key]) -> Suggestion:
 
 
 def _real_section(parts: Sequence[str]) -> str:
-    """The section that a dotted prefix names or nearly names; the top level where it names none."""
+    """Find the section that a dotted prefix names or nearly names; the top level where it names none."""
     sections = [key.path for key in keys_of("grpo").values() if key.section is not None]
     numbered = [ENTRY if part.isdigit() else part for part in parts]
     numbered[:1] = [section_synonyms().get(name, name) for name in numbered[:1]]
@@ -54,7 +54,7 @@ def _most_similar(keys: Sequence[Key], path: str) -> Key:
 
 
 def _at(suggestion: Suggestion, path: str) -> Suggestion:
-    """The suggestion with entry numbers: those of `path`, else 0 (`rewards.N.call` -> `rewards.1.call`)."""
+    """Write the suggestion with entry numbers: those of `path`, else 0 (`rewards.N.call` -> `rewards.1.call`)."""
     if suggestion.key is None:
         return suggestion
     numbers = iter([part for part in path.split(".") if part.isdigit()])
@@ -67,7 +67,7 @@ def _normalised(name: str) -> str:
 
 
 def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
-    """The admissible word that `given` most likely stands for; `key` is the name as declared (`rewards.N.name`)."""
+    """Find the admissible word that `given` most likely means; `key` is the name as declared (`rewards.N.name`)."""
     word = given.strip().lower()
     synonyms = word_synonyms().get(key, {})
     if word in synonyms:
@@ -80,7 +80,7 @@ def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
 
 
 def unknown_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """The leaves below an unknown key, each to be answered by itself; the key itself where nothing is below."""
+    """List the leaves below an unknown key, each with an answer of its own; the key itself where nothing is below."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from unknown_leaves(f"{path}.{name}", inner)

@@ -26,6 +26,7 @@ class Entry(Section):
 
     reads: ClassVar[str] = ""  # what it takes as the model's answer, for docs/rewards.md; its docstring is the value
     needs: ClassVar[str | None] = None  # a package beyond tiercel's own
+    own_right_from: ClassVar[float | None] = None  # a completion is right from this value on; None: it does not tell
     takes_time: ClassVar[bool] = False  # a batch may take up to reliability.reward_timeout seconds
 
     name: str | None = None
@@ -36,13 +37,13 @@ class Entry(Section):
 
     @property
     def title(self) -> str:
-        """Its name in metrics and rollouts, before a number is added where the name comes twice."""
+        """Return its name in metrics and rollouts, before a number is added where the name comes twice."""
         return self.name or ""
 
     @property
     def right_from(self) -> float | None:
-        """The value from which on a completion is right; None where the reward does not tell."""
-        return None
+        """Return the value from which on a completion is right; None where the reward does not tell."""
+        return self.own_right_from
 
     def problems(self, before: Sequence["Entry"]) -> Problems:
         """Judge the entry beyond the types of its keys; `before` are the entries ahead of it in the list. Keys of the
@@ -66,8 +67,6 @@ class Entry(Section):
 
 class Reward(Entry):
     """A reward that may tell right completions from wrong ones."""
-
-    own_right_from: ClassVar[float | None] = None  # where the recipe gives no correct_at
 
     correct_at: FiniteFloat | None = None
     """A row counts as right for eval/accuracy from this value on; null takes the built-in's own (iou 0.5, else 1)."""

@@ -173,7 +173,7 @@ GROUNDING = (Iou, Giou, Ciou, BoxPrecision, BoxRecall, BoxF1, BoxMap, PointInBox
 
 
 def average_precision(given: Sequence[Box], wanted: Sequence[Box], threshold: float) -> float:
-    """Sum over right boxes, in order, of the best precision from there on, over the number of wanted ones."""
+    """Sum, over the right boxes in order, the best precision from there on; divided by the number of wanted boxes."""
     free, right = list(wanted), 0
     precisions: list[tuple[bool, float]] = []
     for place, box in enumerate(given, 1):
@@ -191,7 +191,7 @@ def average_precision(given: Sequence[Box], wanted: Sequence[Box], threshold: fl
 
 
 def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float) -> list[tuple[int, int]]:
-    """Pairs that overlap by at least `threshold`: as many as possible, and of those the ones of the largest overlap."""
+    """Pair boxes that overlap by at least `threshold`: as many pairs as possible, and of those the largest overlap."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 

@@ -64,7 +64,7 @@ class Cosine(Entry):
             )
 
     def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
-        """Short right completions are worth more, and long wrong ones cost less; None where no reward tells."""
+        """Return more for a short right completion and less for a short wrong one; None where no reward tells."""
         if is_right is None:
             return None
         share = min(1.0, sample.token_count / self.max_tokens)

@@ -65,7 +65,7 @@ class ByJudge(TruthReward):
     reads: ClassVar[str] = "the whole completion, as another model reads it"
     takes_time: ClassVar[bool] = True
     judge: Judge
-    """The section that says whom to ask, such as {url: http://127.0.0.1:8000/v1, model: NAME}."""
+    """The section that names the server to ask, such as {url: http://127.0.0.1:8000/v1, model: NAME}."""
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if (fault := address_fault(self.judge.url)) is not None:
@@ -121,7 +121,7 @@ class ByCall(Reward):
     """Your own: file.py:function or package.module:function, taking a Sample, answering a number or None; a function
     written for TRL or a class written for ms-swift is taken too (docs/rewards.md)."""
     env: tuple[str, ...] | None = None
-    """Names of environment variables that your function needs though they look like secrets, such as OPENAI_API_KEY; it
+    """Names of environment variables that your function needs and that look like secrets, such as OPENAI_API_KEY; it
     sees no other `*_KEY`, `*TOKEN*`, `*SECRET*` or `*PASSWORD*`."""
 
     @property

@@ -148,7 +148,7 @@ def _is_valid(value: Any, file: str) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text that is JSON; None where it is not, or is null."""
+    """Read the value of a text that is JSON; None where it is not, or is null."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and len(text) >= 6:
         text = text[3:-3].removeprefix("json")
@@ -159,13 +159,14 @@ def parse_json(text: str) -> Any:
 
 
 def _refused(word: str) -> Any:
-    """NaN and Infinity, which are no JSON."""
+    """Refuse NaN and Infinity, which are no JSON."""
     raise ValueError(f"{word} is no JSON")
 
 
 @lru_cache(maxsize=8)
 def _validator(file: str) -> Any:
-    """Of JSON Schema's draft that the file names, 2020-12 where it names none; it fetches no other schema."""
+    """Make a validator of the draft of JSON Schema that the file names, 2020-12 where it names none; it fetches no
+    other schema."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
     from referencing import Registry
@@ -180,7 +181,7 @@ def _validator(file: str) -> Any:
 
 
 def normalised(text: str) -> str:
-    """NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
+    """Bring a text into NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     spaced = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded)
     return " ".join(word for word in spaced.split() if word not in ARTICLES)

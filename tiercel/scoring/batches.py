@@ -16,7 +16,7 @@ class BatchReward(Protocol):
     """A reward with a part of its own to start and to end."""
 
     def start(self) -> None:
-        """Raises RecipeError with the reason where that fails."""
+        """Start it. Raises RecipeError with the reason where that fails."""
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]: ...
     def close(self) -> None: ...

@@ -34,7 +34,8 @@ DRY_RUN_COMPLETION = "<answer>0</answer>"
 
 
 def reward_names(rewards: Sequence[Entry]) -> tuple[str, ...]:
-    """Names for metrics and rollouts: the built-in's or the function's; from the second of a name on, NAME_2 ..."""
+    """Name the rewards for metrics and rollouts: the built-in's or the function's name; from its second use on,
+    NAME_2 ..."""
     names: list[str] = []
     for reward in rewards:
         name, count = reward.title, 1
@@ -50,7 +51,7 @@ def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
 
 
 def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace) -> Sample:
-    """What the rewards see of one completion; `prompt.row` has at least one user turn."""
+    """Make what the rewards see of one completion; `prompt.row` has at least one user turn."""
     row = prompt.row
     images = tuple(
         SampleImage(
@@ -77,7 +78,7 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
 
 
 def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
-    """Sum of weight * value over the rewards that apply. None where one failed, none applies, or it exceeds fp32."""
+    """Sum weight * value over the rewards that apply. None where one failed, none applies, or it exceeds fp32."""
     if any(value.failure is not None for value in values):
         return None
     terms = [weight * value.value for value, weight in zip(values, weights, strict=True) if value.value is not None]
@@ -86,7 +87,7 @@ def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> flo
 
 
 def judge(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> bool | None:
-    """Right or wrong by the first reward that has a threshold and applies: value >= threshold.
+    """Say right or wrong by the first reward that has a threshold and applies: value >= threshold.
 
     Where that reward failed, the completion is wrong: what cannot be scored earns nothing. None where no reward with
     a threshold applies.
@@ -170,7 +171,7 @@ class Scorer:
         )
 
     def score_samples(self, samples: Sequence[Sample]) -> tuple[dict[str, RewardValue], ...]:
-        """The rewards of each sample by name, in the recipe's order."""
+        """Return the rewards of each sample by name, in the recipe's order."""
         by_reward: list[tuple[RewardValue, ...]] = []
         for asked in self._asked:
             before = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
@@ -213,7 +214,7 @@ def _ask_itself(reward: Entry) -> Ask:
 
 
 def _asked_where(ask: Ask, where: Where | None) -> Ask:
-    """Asked for the rows that the entry is for; to others it does not apply."""
+    """Ask for the rows that the entry is for; to others it does not apply."""
     if where is None:
         return ask
 
@@ -231,12 +232,12 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
 
 
 def column_text(value: object) -> str:
-    """A column's value as recipes write it."""
+    """Write a column's value as recipes do."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def dry_run(scorer: Scorer, sample: Sample) -> dict[str, RewardValue]:
-    """Every reward once on a real row, with a completion that is made up; for `tiercel check`.
+    """Ask every reward once on a real row, with a completion that is made up; for `tiercel check`.
 
     A failure here would fail in training too; None means that the reward does not apply to this row.
     """

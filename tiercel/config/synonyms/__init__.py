@@ -43,7 +43,7 @@ def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
 
 
 def _rows(file: str) -> Iterator[list[str]]:
-    """The columns of each line of a table."""
+    """Read the columns of each line of a table."""
     text = (files(__name__) / file).read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):
