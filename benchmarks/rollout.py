@@ -26,8 +26,9 @@ from benchmarks.peers_report import spread
 from benchmarks.scaling import prepare
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import recipe_to_yaml
-from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train
+from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
 from tiercel.models.loading import load_family
+from tiercel.rewards.started import ByCall
 from tiercel.rollout.serving import arguments_here, new_key, served, server_environment
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +51,7 @@ def recipe_of(work: Path, engine: str, name: str, *, steps: int, rank: int = 16,
         model=Model(path=str(work / "model"), dtype="float32"),
         lora=Lora(rank=rank, alpha=32),
         data=Data(train=str(work / "rows.jsonl"), image_root=str(work / "images"), workers=0, max_prompt_tokens=512),
-        rewards=(Reward(call="benchmarks.scaling_reward:score"),),
+        rewards=(ByCall(call="benchmarks.scaling_reward:score"),),
         rollout=Rollout(engine=engine, urls=urls, group_size=8, min_new_tokens=tokens, max_new_tokens=tokens),
         learner=Learner(skip_zero_advantage=False),
         optim=Optim(lr=1e-5, prompts_per_step=prompts),

@@ -29,12 +29,15 @@ from benchmarks.published import save_config
 from benchmarks.shapes import save_checkpoint, save_images
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import recipe_to_yaml
-from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train, Vllm
+from tiercel.config.rollout import Vllm
+from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
 from tiercel.planning.plan import Machine, admitted, measure, option, study
 from tiercel.planning.seconds import DEVICES
+from tiercel.rewards.started import ByCall
+from tiercel.rewards.wording import Exact
 
 ROOT = Path(__file__).parents[1]
-REWARDS = (Reward(call="benchmarks.scaling_reward:score"),)
+REWARDS = (ByCall(call="benchmarks.scaling_reward:score"),)
 PHASES = ("time/step", "time/rollout", "time/learn")
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 PROMPTS_PER_STEP = 1024  # on GPUs: one for each of the most
@@ -135,7 +138,7 @@ def gpu_recipe(size: str, directory: Path) -> GrpoRecipe:
         model=Model(path=str(save_config("qwen2_5_vl", size, directory))),
         lora=Lora(rank=16 if is_large else 64),
         data=Data(train="rows.jsonl", max_prompt_tokens=1536),
-        rewards=(Reward(name="exact"),),
+        rewards=(Exact(),),
         rollout=Rollout(engine="vllm" if is_large else "local", vllm=vllm, group_size=8, max_new_tokens=512),
         learner=Learner(gradient_checkpointing=is_large, max_tokens_per_microbatch=8192),
         optim=Optim(prompts_per_step=PROMPTS_PER_STEP),

@@ -1,7 +1,7 @@
 """The chain of frozen types that data flows through.
 
     Row -> EncodedPrompt -> Completion -> ScoredGroup -> PolicyBatch
-    data/  models/          rollout/      rewards/       learner/
+    data/  models/          rollout/      scoring/       learner/
 
 Shape suffixes: P prompt tokens, C completion tokens, D position dimensions (3 for M-RoPE, else 1),
 H W height and width of a picture. Sizes are (width, height) in pixels, boxes (x1, y1, x2, y2).

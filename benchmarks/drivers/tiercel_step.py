@@ -28,9 +28,10 @@ from benchmarks.drivers.measuring import (
     random_rewards,
     write_answer,
 )
-from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Reward, Rollout, Train
+from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
 from tiercel.data.encoding import prompt_encoder
 from tiercel.learner.batch import advantage_groups
+from tiercel.rewards.shape import Format
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import sampling_params
@@ -63,7 +64,7 @@ def make_recipe(task: Task) -> GrpoRecipe:
         model=Model(path=str(task.model), dtype="float32"),
         lora=Lora(rank=LORA_RANK, alpha=LORA_ALPHA, targets="language"),
         data=Data(train=str(task.images / "rows.jsonl"), image_root=str(task.images), system=SYSTEM),
-        rewards=(Reward(name="format"),),  # asked for by the recipe; the driver gives its own numbers
+        rewards=(Format(),),  # asked for by the recipe; the driver gives its own numbers
         rollout=Rollout(
             group_size=task.group_size,
             min_new_tokens=task.completion_tokens,

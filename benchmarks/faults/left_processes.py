@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.rewards import Watched, sample_of, watched
 from tiercel.config.schema import Reliability
-from tiercel.rewards.user import UserReward
+from tiercel.scoring.user import UserReward
 
 TIMEOUT = 1.0  # seconds of a batch
 SECONDS_TO_START = 30.0

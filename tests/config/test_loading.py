@@ -112,6 +112,35 @@ def test_an_override_leaves_a_shared_anchor_alone(workplace: Path):
     assert [(reward.name, reward.weight) for reward in recipe.rewards] == [("exact", 3.0), ("iou", 1.0)]
 
 
+def test_keys_of_other_rewards_may_be_null(workplace: Path):
+    """Runs of earlier versions have them in their config.yaml."""
+    all_null = "{name: exact, call: null, weight: 1.0, pattern: null, max_tokens: null, judge: null, model: null}"
+    assert load_recipe("grpo", "grpo.yaml", [f"rewards.0={all_null}"]) == load_recipe("grpo", "grpo.yaml")
+    by_call = ["rewards.0={name: null, call: mine.py:score, choices: null, where: null}"]
+    assert load_recipe("grpo", "grpo.yaml", by_call).rewards[0].title == "score"
+    assert "write rewards.0.pattern" in problems("grpo", "grpo.yaml", ("rewards.0.patern=null",))[0]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{name: exct}",
+        "{name: length}",
+        "{name: iou, threshold: 2}",
+        "{name: judge, judge: {model: m}}",
+        "iou",
+        "{name: [a]}",
+        "{judge: {model: m}}",
+    ],
+)
+def test_a_wrong_reward_hides_no_other_problem(workplace: Path, entry: str):
+    others = ("rewards.1={name: format, pattern: '(a'}", "optim.minibatches=3", "rollout.min_new_tokens=999")
+    found = problems("grpo", "grpo.yaml", (f"rewards.0={entry}", *others))
+    keys = [line.partition(":")[0] for line in found]
+    assert len(keys) == 4 and keys[0].startswith("rewards.0")
+    assert set(keys[1:]) == {"optim.minibatches", "rollout.min_new_tokens", "rewards.1.pattern"}
+
+
 def test_files_that_cannot_be_read(workplace: Path):
     assert "no such file" in problems("sft", "nowhere.yaml")[0]
     assert "this is a directory" in problems("sft", "empty")[0]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tiercel.config import load_recipe, recipe_to_yaml
+from tiercel.config.data import HeldOut
 from tiercel.config.row_sources import RowSource, row_source
-from tiercel.config.schema import HeldOut
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.config import load_recipe
-from tiercel.config.reward_rules import REWARD_OPTIONS
-from tiercel.config.schema import Reward
+from tiercel.rewards.builtin import BY_NAME, OPTIONS, takers
 
 
 @pytest.mark.parametrize(
@@ -56,6 +55,7 @@ def test_an_adapter_to_go_on_from(workplace: Path):
     assert recipe.lora is not None and recipe.lora.init == "empty"
 
 
-def test_every_option_of_a_reward_belongs_to_one():
-    options = set(Reward.model_fields) - {"name", "call", "weight", "where"}
-    assert {option for its in REWARD_OPTIONS.values() for option in its} == options
+def test_a_key_that_several_rewards_take_is_of_one_type_in_all():
+    for option in OPTIONS:
+        fields = [BY_NAME[name].model_fields[option] for name in takers(option)]
+        assert all((each.annotation, each.metadata) == (fields[0].annotation, fields[0].metadata) for each in fields)

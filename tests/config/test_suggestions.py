@@ -4,11 +4,11 @@ import pytest
 
 from tiercel.config.keys import ENTRY, allowed_words, keys_of
 from tiercel.config.suggestions import nearest_key, nearest_word
-from tiercel.config.synonyms import SECTION_SYNONYMS, SYNONYMS, VALUE_SYNONYMS
+from tiercel.config.synonyms import key_synonyms, section_synonyms, word_synonyms
 
 
 def test_every_synonym_leads_to_a_real_key_or_says_why_not():
-    for name, suggestion in SYNONYMS.items():
+    for name, suggestion in key_synonyms().items():
         if suggestion.key is None:
             assert suggestion.hint, name
         else:
@@ -17,16 +17,16 @@ def test_every_synonym_leads_to_a_real_key_or_says_why_not():
 
 def test_no_synonym_hides_a_real_key():
     real = {key.leaf for key in keys_of("grpo").values()}
-    assert not real & SYNONYMS.keys()
+    assert not real & key_synonyms().keys()
 
 
 def test_section_synonyms_lead_to_sections():
     sections = {key.path for key in keys_of("grpo").values() if key.section is not None}
-    assert set(SECTION_SYNONYMS.values()) <= sections
+    assert set(section_synonyms().values()) <= sections
 
 
 def test_value_synonyms_lead_to_words_that_the_schema_admits():
-    for key, words in VALUE_SYNONYMS.items():
+    for key, words in word_synonyms().items():
         allowed = allowed_words(keys_of("grpo")[key].field.annotation)
         for word, target in words.items():
             assert word not in allowed, (key, word)
@@ -35,7 +35,7 @@ def test_value_synonyms_lead_to_words_that_the_schema_admits():
 
 
 def test_the_words_refused_as_not_in_this_version_are_not_in_the_schema():
-    for key, words in VALUE_SYNONYMS.items():
+    for key, words in word_synonyms().items():
         allowed = allowed_words(keys_of("grpo")[key].field.annotation)
         assert not {word for word, target in words.items() if target is None} & set(allowed), key
 

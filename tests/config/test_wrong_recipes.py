@@ -174,7 +174,7 @@ WRONG = [
     grpo("rewards=[{name: cosine, max_tokens: 9}]", "rewards.0.name", "no reward before it tells right from wrong"),
     grpo("rewards=[{name: soft_overlong, max_tokens: 9}]", "rewards.0.buffer", "the reward soft_overlong needs"),
     grpo("rewards=[{name: soft_overlong, max_tokens: 9, buffer: 10}]", "rewards.0.buffer", "above max_tokens (9)"),
-    grpo("rewards=[{name: judge}]", "rewards.0.judge", "needs the section that says whom to ask"),
+    grpo("rewards=[{name: judge}]", "rewards.0.judge", "needs the section that names the server to ask"),
     grpo("rewards=[{name: judge, judge: {url: there, model: m}}]", "rewards.0.judge.url", "which is no address"),
     grpo(
         "rewards=[{name: judge, judge: {url: http://a, model: m, key: sk-1234}}]",

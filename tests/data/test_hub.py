@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tiercel.config.data import Data, HeldOut
 from tiercel.config.row_sources import row_source
-from tiercel.config.schema import Data, HeldOut
 from tiercel.data import hub
 from tiercel.data.images import decode
 from tiercel.data.reading import read_rows, read_run_rows, write_fix_report

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.learner.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
-from tiercel.config.schema import Algorithm, GrpoRecipe, Kl, Lora, Model, Reward
+from tiercel.config.schema import Algorithm, GrpoRecipe, Kl, Lora, Model
 from tiercel.distributed.ranks import ALONE
 from tiercel.distributed.strategy import build_strategy
 from tiercel.errors import ModelError
@@ -27,6 +27,7 @@ from tiercel.models.policy import (
 )
 from tiercel.models.saving import save_adapter, save_trained
 from tiercel.models.vision import VisionStore
+from tiercel.rewards.wording import Exact
 from tiercel.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -309,7 +310,7 @@ def kl_recipe(checkpoint, *, lora: Lora | None, freeze: tuple[str, ...], referen
     plain = tiny_recipe(checkpoint, lora=lora, freeze=freeze)
     model = plain.model.model_copy(update={"reference": reference})
     algorithm = Algorithm(kl=Kl(coef=0.1))
-    return GrpoRecipe(**{**dict(plain), "model": model}, rewards=(Reward(name="exact"),), algorithm=algorithm)
+    return GrpoRecipe(**{**dict(plain), "model": model}, rewards=(Exact(),), algorithm=algorithm)
 
 
 @pytest.mark.parametrize("reference", ("device", "cpu"))

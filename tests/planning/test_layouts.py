@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.published import save_config
 from tiercel.cli.main import main
-from tiercel.config.schema import GrpoRecipe, Vllm
+from tiercel.config.rollout import Vllm
+from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import (

@@ -9,7 +9,8 @@ from benchmarks.published import save_config
 from tiercel.cli.main import main
 from tiercel.cli.plan import in_tenths, show
 from tiercel.config import load_recipe
-from tiercel.config.schema import SftRecipe, Vllm
+from tiercel.config.rollout import Vllm
+from tiercel.config.schema import SftRecipe
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import HOST_OPTIMIZER_BYTES, Layout, Measured, rank_memory
 from tiercel.planning.options import Subject, option, study

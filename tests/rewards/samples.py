@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
-from tiercel.config.schema import Reliability, Reward
+from tiercel.config.schema import Reliability
+from tiercel.rewards.builtin import BY_NAME, CALL
+from tiercel.rewards.entry import Entry
 from tiercel.samples import CoordinateSpace, Sample, SampleImage, Size, Turn
 from tiercel.types import (
     Completion,
@@ -95,8 +97,8 @@ def scored(total: float | None, is_correct: bool | None = None, **rewards: Rewar
     return ScoredCompletion(completion=completion("x"), rewards=rewards, total=total, is_correct=is_correct)
 
 
-def reward(**keys: Any) -> Reward:
-    return Reward(**keys)
+def reward(**keys: Any) -> Entry:
+    return BY_NAME[keys.get("name", CALL)](**keys)
 
 
 def limits(timeout: float = 30.0, **keys: float) -> Reliability:

@@ -1,25 +1,29 @@
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from tests.rewards.samples import reward, sample
-from tiercel.config.reward_rules import REWARD_OPTIONS, TELLS_RIGHT
-from tiercel.config.schema import RewardName
+from tiercel.config.keys import allowed_words, keys_of
 from tiercel.documents import with_table
 from tiercel.errors import DataError
-from tiercel.rewards.builtin import BUILTIN, NAME, table
+from tiercel.rewards.builtin import BUILTIN, KINDS, NAME, TELLS_RIGHT, table
+from tiercel.rewards.entry import Entry, TruthReward
+from tiercel.scoring.batches import STARTERS
 
 
 def value(name, row, **options):
-    return BUILTIN[name].score(row, reward(name=name, **options))
+    return reward(name=name, **options).score(row)
 
 
 def test_every_name_of_the_schema_is_built_in_and_says_what_it_takes():
-    assert set(BUILTIN) == set(get_args(RewardName)) == set(REWARD_OPTIONS) - {"call"}
-    for name, each in BUILTIN.items():
-        assert [each.score, each.after, each.batch].count(None) == 2, name
-        assert each.answer and each.value
+    assert set(BUILTIN) == set(allowed_words(keys_of("grpo")["rewards.N.name"].field.annotation))
+    assert len(BUILTIN) == len(KINDS) - 1  # each has a name of its own, but the user's by call
+    for name, kind in BUILTIN.items():
+        is_scored = kind.score not in (Entry.score, TruthReward.score)
+        is_compared = getattr(kind, "compare", TruthReward.compare) is not TruthReward.compare
+        hears_others = kind.score_after is not Entry.score_after
+        assert [is_scored, is_compared, hears_others, kind in STARTERS].count(True) == 1, name
+        assert kind.reads and kind.__doc__
 
 
 def test_the_document_lists_every_reward():
@@ -29,8 +33,12 @@ def test_the_document_lists_every_reward():
 
 
 def test_the_recipes_rules_know_which_rewards_tell_right_from_wrong():
-    assert {name for name, each in BUILTIN.items() if each.correct_at is not None} == set(TELLS_RIGHT)
-    assert BUILTIN["iou"].correct_at == BUILTIN["vlm_r1_rec"].correct_at == 0.5
+    simple = [
+        name for name, kind in BUILTIN.items() if not any(key.is_required() for key in kind.model_fields.values())
+    ]
+    assert [name for name in simple if reward(name=name).right_from is not None] == list(TELLS_RIGHT)
+    assert reward(name="iou").right_from == reward(name="vlm_r1_rec").right_from == 0.5
+    assert reward(name="iou", correct_at=0.75).right_from == 0.75
 
 
 @pytest.mark.parametrize(

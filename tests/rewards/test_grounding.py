@@ -6,17 +6,15 @@ import random
 import pytest
 
 from tests.rewards.samples import reward, sample
-from tiercel.config.schema import Reward
 from tiercel.errors import DataError
 from tiercel.rewards.boxes import ciou, giou, iou
-from tiercel.rewards.builtin import BUILTIN
 from tiercel.rewards.grounding import average_precision, matched_pairs
 
 PIXELS = {"original_size": (100, 100), "processed_size": (100, 100)}
 
 
 def value(name: str, completion: str, truth, size=PIXELS, **options) -> float | None:
-    return BUILTIN[name].score(sample(completion, truth, **size), reward(name=name, **options))
+    return reward(name=name, **options).score(sample(completion, truth, **size))
 
 
 def test_giou_by_hand():
@@ -182,7 +180,7 @@ def test_two_hundred_boxes_are_read_and_no_more():
 
 
 def test_an_entry_needs_no_option():
-    assert Reward(name="box_f1").threshold is None
+    assert reward(name="box_f1").threshold is None
 
 
 @pytest.mark.parametrize("name", ("iou", "giou", "ciou", "box_f1", "box_map", "vlm_r1_rec"))

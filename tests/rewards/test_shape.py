@@ -5,13 +5,13 @@ import math
 import pytest
 
 from tests.rewards.samples import reward, sample
-from tiercel.config.schema import Reliability, Where
-from tiercel.rewards.builtin import BUILTIN
-from tiercel.rewards.scoring import Scorer
+from tiercel.config.schema import Reliability
+from tiercel.rewards.entry import Where
+from tiercel.scoring.scorer import Scorer
 
 
 def value(name: str, completion: str = "", tokens: int = 3, **options) -> float:
-    return BUILTIN[name].score(sample(completion, token_count=tokens), reward(name=name, **options))
+    return reward(name=name, **options).score(sample(completion, token_count=tokens))
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 0.0), (80, 0.0), (85, -0.25), (100, -1.0), (150, -1.0)])
@@ -45,7 +45,7 @@ def test_repetitions_of_single_words():
 )  # fmt: skip
 def test_the_cosine_by_hand(tokens, is_right, expected):
     entry = reward(name="cosine", max_tokens=100)
-    assert BUILTIN["cosine"].after(sample(token_count=tokens), is_right, entry) == pytest.approx(expected)
+    assert entry.score_after(sample(token_count=tokens), is_right) == pytest.approx(expected)
 
 
 def test_the_cosine_hears_from_the_rewards_before_it():

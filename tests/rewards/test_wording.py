@@ -6,12 +6,11 @@ import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.errors import DataError
-from tiercel.rewards.builtin import BUILTIN
 from tiercel.rewards.wording import normalised
 
 
 def value(name: str, completion: str, truth=None, **options) -> float | None:
-    return BUILTIN[name].score(sample(completion, truth), reward(name=name, **options))
+    return reward(name=name, **options).score(sample(completion, truth))
 
 
 def test_exact_takes_one_of_several_texts():

@@ -17,8 +17,10 @@ import torch
 from PIL import Image
 
 from tests.rewards.samples import scored, scored_group
-from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliability, Reward, SftRecipe, Train
+from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliability, SftRecipe, Train
 from tiercel.errors import RunError
+from tiercel.rewards.shape import Format
+from tiercel.rewards.wording import Exact
 from tiercel.runs import directory
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
 from tiercel.runs.directory import (
@@ -37,7 +39,7 @@ def grpo_recipe(output: Path, **sections) -> GrpoRecipe:
         "model": Model(path="Qwen/Qwen2-VL-2B-Instruct"),
         "lora": Lora(rank=8),
         "data": Data(train="rows.jsonl"),
-        "rewards": (Reward(name="exact"), Reward(name="format", weight=0.2)),
+        "rewards": (Exact(), Format(weight=0.2)),
         "train": Train(steps=10),
     }
     return GrpoRecipe(**given | sections, output=str(output))
@@ -123,7 +125,7 @@ def test_a_run_of_the_other_kind_is_refused(tmp_path):
 
 def test_a_differing_recipe_names_every_key(tmp_path):
     make(grpo_recipe(tmp_path, optim=Optim(lr=1e-5)))
-    other = grpo_recipe(tmp_path, optim=Optim(lr=2e-5), rewards=(Reward(name="exact"),), train=Train(steps=10, seed=1))
+    other = grpo_recipe(tmp_path, optim=Optim(lr=2e-5), rewards=(Exact(),), train=Train(steps=10, seed=1))
     with pytest.raises(RunError) as error:
         make(other)
     text = str(error.value)
@@ -192,6 +194,7 @@ def test_every_limit_may_differ(tmp_path):
         )
     )
     assert {f"reliability.{key}" for key in Reliability.model_fields} <= set(MAY_DIFFER)
+    assert len(set(MAY_DIFFER)) == len(MAY_DIFFER)
 
 
 def test_a_run_that_moved_goes_on(tmp_path):

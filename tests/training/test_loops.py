@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.config.schema import HeldOut
+from tiercel.config.data import HeldOut
 from tiercel.data.encoding import require_readable
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_heldout_rows, read_training_rows

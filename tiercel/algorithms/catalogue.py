@@ -65,10 +65,7 @@ METRICS = """\
 
 def render() -> str:
     """The text of docs/algorithms.md."""
-    around = [
-        (f"`{key}`", section.model_fields[key.rpartition(".")[2]].description or "", use)
-        for key, (use, section) in AROUND.items()
-    ]
+    around = [(f"`{key}`", section.meanings()[key.rpartition(".")[2]], use) for key, (use, section) in AROUND.items()]
     return "\n".join(
         [
             HEADER,

@@ -18,9 +18,9 @@ from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import conversation_length, prompt_length, prompt_messages, with_boxes, with_system
 from tiercel.reliability.redaction import redact
-from tiercel.rewards.scoring import Scorer, dry_run, turns_of
 from tiercel.rollout.vllm_server import connect
 from tiercel.samples import Sample, SampleImage
+from tiercel.scoring.scorer import Scorer, dry_run, turns_of
 from tiercel.trackers.opening import require_packages
 from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size
@@ -61,7 +61,7 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     report = reports[0]
     if isinstance(recipe, GrpoRecipe):
         _dry_reward(recipe, family, train.rows, console)
-        if recipe.rollout.engine == "vllm-server":
+        if recipe.rollout.engine_kind.is_served:
             _ask_servers(recipe, family, console)
     console.print(token_table(recipe, report, len(train.rows)))
     console.print("check passed")

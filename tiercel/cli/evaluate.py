@@ -10,10 +10,10 @@ from tiercel.errors import RunError
 from tiercel.models.policy import load_for_inference
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.pulse import Pulse
-from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.recipe import Recipe
+from tiercel.scoring.scorer import Scorer
 from tiercel.training.build import passes_for_inference, training_device
 from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loss_in_words
 from tiercel.training.run import fetch, launched_ranks

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.problems import Problem
 from tiercel.config.schema import BaseRecipe
+from tiercel.sections import Problem
 
 Tree = dict[str, Any]
 
@@ -23,16 +23,16 @@ DECIDED_HERE = {
 
 
 def zero_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
-    """What `deepspeed.initialize` takes: the recipe's, and what a user's file adds."""
+    """Make what `deepspeed.initialize` takes: the recipe's settings, and what a user's file adds."""
     own = made_config(recipe, on_cpu=on_cpu)
     file = recipe.train.deepspeed.config
     return own if file is None else _without_auto(_merged(own, _read(Path(file))))
 
 
 def deepspeed_problems(recipe: BaseRecipe) -> list[Problem]:
-    """What in a user's file the recipe decides otherwise, or ZeRO cannot do here."""
+    """List what a user's file sets against the recipe, or what ZeRO cannot do here."""
     file = recipe.train.deepspeed.config
-    if file is None or recipe.train.strategy != "deepspeed":
+    if file is None:
         return []
     try:
         found = [f"{file}: {text}" for text in _contradictions(_read(Path(file)), recipe)]
@@ -42,7 +42,7 @@ def deepspeed_problems(recipe: BaseRecipe) -> list[Problem]:
 
 
 def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
-    """From the recipe alone."""
+    """Make DeepSpeed's config from the recipe alone."""
     zero, optim = recipe.train.deepspeed, recipe.optim
     offload = {"device": "cpu", "pin_memory": not on_cpu}
     section: Tree = {
@@ -78,7 +78,7 @@ def _read(file: Path) -> Tree:
 
 
 def _contradictions(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[str]:
-    """One line for each value of a user's file that the recipe decides otherwise, or that ZeRO cannot do here."""
+    """Write a line for each value of a user's file that contradicts the recipe, or that ZeRO cannot do here."""
     zero, optim = recipe.train.deepspeed, recipe.optim
     for key, ours in DECIDED_HERE.items():
         value = theirs.get(key, "auto")
@@ -123,7 +123,7 @@ def _optimizer_problems(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterat
 
 
 def _merged(ours: Tree, theirs: Mapping[str, Any]) -> Tree:
-    """Theirs over ours, section by section; "auto" leaves ours."""
+    """Put their settings over ours, section by section; "auto" leaves ours."""
     merged = dict(ours)
     for key, value in theirs.items():
         if isinstance(value, Mapping):
@@ -135,7 +135,7 @@ def _merged(ours: Tree, theirs: Mapping[str, Any]) -> Tree:
 
 
 def _without_auto(tree: Tree) -> Tree:
-    """What is "auto" and not the recipe's is left to DeepSpeed."""
+    """Leave out what is "auto" and not set by the recipe; DeepSpeed decides it."""
     return {
         key: _without_auto(value) if isinstance(value, dict) else value
         for key, value in tree.items()

@@ -3,8 +3,6 @@
 Entries of a list of sections are numbered; a key of any entry is written with `N`, as in `rewards.N.name`.
 """
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,10 +10,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.rewards.variants import OneReward
+from tiercel.sections import Section
 
 Kind = Literal["sft", "grpo"]
 RECIPES: dict[Kind, type[SftRecipe] | type[GrpoRecipe]] = {"sft": SftRecipe, "grpo": GrpoRecipe}
@@ -31,6 +30,7 @@ class Key:
     section: type[Section] | None  # what lies below, where the key is a section or a list of sections
     is_list_of_sections: bool
     field: FieldInfo
+    holder: type[Section]  # what it is a key of
 
     @property
     def is_value(self) -> bool:
@@ -38,35 +38,42 @@ class Key:
         return self.section is None or str in _members(self.field.annotation)
 
     @property
+    def meaning(self) -> str:
+        """Return its line in docs/recipe.md; empty for a section, whose class has a docstring."""
+        return self.holder.meanings().get(self.leaf, "")
+
+    @property
     def leaf(self) -> str:
         return self.path.rpartition(".")[2]
 
     @property
     def parent(self) -> str:
-        """Dotted name of the section that holds the key; empty at the top level."""
+        """Return the dotted name of the section that holds the key; empty at the top level."""
         return self.path.rpartition(".")[0]
 
 
 @cache
 def keys_of(kind: Kind) -> Mapping[str, Key]:
-    """Every key of a kind of recipe by its dotted name, in the order of the schema."""
+    """Map the dotted name of every key of a kind of recipe to the key, in the order of the schema."""
     return {key.path: key for key in _walk(RECIPES[kind], "")}
 
 
-def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
+def _walk(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         nested, is_list = _nested_section(field.annotation)
-        key = Key(path=prefix + name, section=nested, is_list_of_sections=is_list, field=field)
+        key = Key(path=prefix + name, section=nested, is_list_of_sections=is_list, field=field, holder=section)
         yield key
         if nested is not None:
             yield from _walk(nested, f"{key.path}.{ENTRY}." if is_list else f"{key.path}.")
 
 
 def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
+    if isinstance(annotation, OneReward):
+        return annotation.section, False
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     is_list = get_origin(annotation) is tuple
-    for argument in get_args(annotation):
+    for argument in reversed(get_args(annotation)):  # what says which section it is comes after its type
         nested, inner_is_list = _nested_section(argument)
         if nested is not None:
             return nested, is_list or inner_is_list
@@ -74,7 +81,7 @@ def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types that an annotation unites, itself where it unites none."""
+    """List the types of a union; the annotation itself where it is no union."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -83,17 +90,17 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def declared_name(path: str) -> str:
-    """The dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
+    """Write the dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
     return ".".join(ENTRY if part.isdigit() else part for part in path.split("."))
 
 
 def type_in_words(field: FieldInfo) -> str:
-    """The type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
+    """Write the type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
     return _in_words(field.annotation, field.metadata)
 
 
 def allowed_words(annotation: Any) -> tuple[str, ...]:
-    """The words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
+    """List the words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return tuple(word for argument in get_args(annotation) for word in allowed_words(argument))
@@ -132,11 +139,3 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
         if type(item) in words:
             attribute, word = words[type(item)]
             yield f"{word} {getattr(item, attribute):g}"
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """A value as one would write it in YAML, on one line, cut after `limit` characters."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= limit else text[: limit - 3] + "..."

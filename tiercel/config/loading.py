@@ -10,13 +10,15 @@ from typing import Any, Literal, TypeAlias, overload
 from pydantic import BaseModel, ValidationError
 
 from tiercel.config.deepspeed import deepspeed_problems
-from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind, shown
+from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind
 from tiercel.config.path_rules import path_problems
-from tiercel.config.problems import Problem, dotted, location_of, schema_problems
+from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.config.yaml_text import YamlProblem, parse, render
 from tiercel.errors import RecipeError
+from tiercel.rewards.variants import without_nulls
+from tiercel.sections import Problem, shown
 
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
@@ -56,7 +58,7 @@ def load_recipe(
 def load_recipe(
     kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
 ) -> SftRecipe | GrpoRecipe:
-    """The recipe in a YAML file with `a.b=c` overrides put in, judged whole.
+    """Read the recipe of a YAML file with `a.b=c` overrides put in, and judge it whole.
 
     Overrides are applied in order, so the last one of a key counts; their values are YAML. With `check_paths` the
     files and directories that the recipe names must exist, relative to the working directory.
@@ -80,7 +82,7 @@ def load_recipe(
 
 
 def problems_of_text(text: str, kind: Kind) -> list[str]:
-    """A line for every problem of a recipe's text, its paths among them."""
+    """Write a line for every problem of a recipe's text, its paths among them."""
     tree, lines = parse(text)
     tree, problems = _without_other_kind(tree, kind)
     problems += _judge(tree, kind)[1]
@@ -90,7 +92,7 @@ def problems_of_text(text: str, kind: Kind) -> list[str]:
 
 
 def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
-    """ "grpo" where the recipe has rewards, rollout or algorithm, else "sft".
+    """Return "grpo" where the recipe has rewards, rollout or algorithm, else "sft".
 
     Raises:
         RecipeError: the file cannot be read, or an override is malformed.
@@ -102,12 +104,12 @@ def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
 
 
 def recipe_to_yaml(recipe: SftRecipe | GrpoRecipe) -> str:
-    """The whole recipe, defaults included, in the order of the schema; `load_recipe` reads it back as equal."""
+    """Write the whole recipe, defaults included, in the order of the schema; `load_recipe` reads it back as equal."""
     return render(recipe.model_dump(mode="json"))
 
 
 def flatten(recipe: SftRecipe | GrpoRecipe) -> dict[str, Leaf]:
-    """Every leaf by its dotted key, for comparing two recipes.
+    """Map the dotted key of every leaf to its value, for comparing two recipes.
 
     Entries of `rewards` are numbered (`rewards.0.name`), lists of plain values are one leaf, and a section that
     is null is a leaf of its own (`lora`).
@@ -128,7 +130,7 @@ def _leaves(section: BaseModel, prefix: str) -> Iterator[tuple[str, Leaf]]:
 
 
 def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The recipe as plain data, and lines on keys given twice and on malformed overrides."""
+    """Read the recipe as plain data, and write lines on keys given twice and on malformed overrides."""
     source = str(path)
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
@@ -162,7 +164,7 @@ class _OverrideProblem(ValueError):
 
 
 def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
-    """A copy of `tree` with one `a.b=c` put in."""
+    """Copy `tree` with one `a.b=c` put in."""
     if override.startswith("-"):
         raise _OverrideProblem("write key=value without dashes, such as optim.lr=1e-5")
     match = _OVERRIDE.fullmatch(override)
@@ -180,7 +182,7 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
-    """A copy of `branch` with `value` at the dotted place; sections that are missing or null are made."""
+    """Copy `branch` with `value` at the dotted place; sections that are missing or null are made."""
     if not parts:
         return value
     name, rest = parts[0], parts[1:]
@@ -200,7 +202,7 @@ def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
 
 
 def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any], list[Problem]]:
-    """The recipe without sections that an SFT recipe cannot have, and a problem for each."""
+    """Leave out sections that an SFT recipe cannot have, with a problem for each."""
     foreign = [section for section in GRPO_SECTIONS if section in tree] if kind == "sft" else []
     problems = [
         Problem(key=section, text=f"an SFT recipe has no {section}; use `tiercel grpo`, or remove the section")
@@ -210,7 +212,9 @@ def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any
 
 
 def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | None, list[Problem]]:
-    """Schema and rules. Where the schema refuses a part, the rules judge what does not rest on it."""
+    """Judge by schema and rules. Where the schema refuses a part, the rules judge what does not depend on it."""
+    if isinstance(rewards := tree.get("rewards"), list):
+        tree = {**tree, "rewards": [without_nulls(entry) for entry in rewards]}
     try:
         recipe = _validate(tree, kind)
         return recipe, rule_problems(recipe)
@@ -231,7 +235,7 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | N
 
 
 def _has(tree: Any, path: str) -> bool:
-    """Whether a raw recipe gives the key at a dotted place."""
+    """Say whether a raw recipe gives the key at a dotted place."""
     for part in path.split("."):
         if isinstance(tree, list) and part.isdigit() and int(part) < len(tree):
             tree = tree[int(part)]
@@ -243,25 +247,36 @@ def _has(tree: Any, path: str) -> bool:
 
 
 def _validate(tree: Mapping[str, Any], kind: Kind) -> SftRecipe | GrpoRecipe:
-    """By way of JSON, where strict means what a user expects: a list is a tuple, but no text is a number."""
+    """Validate by way of JSON, where strict means what a user expects: a list is a tuple, but no text is a number."""
     return RECIPES[kind].model_validate_json(json.dumps(tree), strict=True)
 
 
 def _with_stand_ins(tree: Mapping[str, Any], wrong: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
-    """A copy of the recipe in which each wrong location is left out, or replaced where it is required."""
+    """Copy the recipe with each wrong location left out, or replaced where it is required."""
     copy = json.loads(json.dumps(tree))
     for location in wrong:
+        if location[0] == "rewards" and len(location) > 1:
+            _mend_entry(copy["rewards"], location[1:])
+            continue
         *outer, last = location
-        while isinstance(last, int) and outer != ["rewards"]:
+        while isinstance(last, int):
             *outer, last = outer  # a list of plain values goes as a whole
         parent = copy
         for part in outer:
             parent = parent[part]
         path = dotted((*outer, last))
-        if isinstance(last, int):
-            parent[last] = _STAND_INS["rewards"][0]
-        elif path in _STAND_INS:
+        if path in _STAND_INS:
             parent[last] = _STAND_INS[path]
         else:
             parent.pop(last, None)
     return copy
+
+
+def _mend_entry(entries: list[Any], location: Sequence[int | str]) -> None:
+    """Leave a wrong key out of an entry of rewards; where its reward needs it, put in one that no rule refuses."""
+    index, *keys = location
+    assert isinstance(index, int)
+    if len(keys) == 1 and keys[0] != "name" and keys[0] in entries[index]:
+        del entries[index][keys[0]]
+    else:
+        entries[index] = {"call": f"stand_in:entry_{index}", "correct_at": 0}

@@ -8,12 +8,12 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 def whole_parts(recipe: BaseRecipe) -> tuple[Part, ...]:
-    """Parts whose own weights are trained. Beside an adapter the language model's are not."""
+    """List the parts whose own weights are trained. Beside an adapter the language model's are not."""
     return tuple(part for part in PARTS if part not in recipe.freeze and (recipe.lora is None or part != "language"))
 
 
 def adapted_parts(recipe: BaseRecipe) -> tuple[Part, ...] | None:
-    """Parts that get an adapter; None where a regular expression says it, which only the model can answer."""
+    """List the parts that get an adapter; None where a regular expression decides, which needs the model."""
     if recipe.lora is None:
         return ()
     if recipe.lora.targets == "all":
@@ -22,5 +22,5 @@ def adapted_parts(recipe: BaseRecipe) -> tuple[Part, ...] | None:
 
 
 def keeps_start(recipe: BaseRecipe) -> bool:
-    """Whether the KL penalty needs a frozen copy of weights: those that no adapter can switch off."""
+    """Say whether the KL penalty needs a frozen copy of weights: those that no adapter can switch off."""
     return isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.coef > 0 and bool(whole_parts(recipe))

@@ -5,16 +5,16 @@ from os import getcwd, listdir
 from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
-from tiercel.config.keys import ENTRY, shown
-from tiercel.config.problems import Problem
-from tiercel.config.reward_rules import call_file
+from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
+from tiercel.rewards.started import call_file
+from tiercel.sections import Problem, shown
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
 
 
 def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
-    """Files and directories that a recipe names and that are not there; relative to the working directory.
+    """List files and directories that a recipe names and that are missing; relative to the working directory.
 
     Takes the recipe as read, so that it can speak beside the schema: what is not text is passed over.
     """
@@ -40,7 +40,7 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
 
 
 def _texts(tree: Any, declared: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The texts at a declared key (`rewards.N.call`) of a raw recipe, each with its dotted name."""
+    """Find the texts at a declared key (`rewards.N.call`) of a raw recipe, each with its dotted name."""
     name, _, rest = declared.partition(".")
     branches: list[tuple[str | int, Any]]
     if name == ENTRY:

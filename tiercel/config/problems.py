@@ -1,41 +1,23 @@
 """What is wrong with a recipe, in plain words: pydantic's errors translated, one line per problem."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from tiercel.config.keys import Key, Kind, allowed_words, declared_name, keys_of, shown, type_in_words
-from tiercel.config.schema import SECTION_FORM, TEXT_FORM
+from tiercel.config.data import SECTION_FORM, TEXT_FORM
+from tiercel.config.keys import ENTRY, Key, Kind, allowed_words, declared_name, keys_of, type_in_words
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
+from tiercel.rewards.builtin import BY_NAME, CALL, takers
+from tiercel.rewards.variants import TAGS, lowered
+from tiercel.sections import Problem, Problems, shown
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """One line for the user. `also` names further keys that the judgement looked at."""
-
-    key: str
-    text: str
-    also: tuple[str, ...] = ()
-
-    @property
-    def line(self) -> str:
-        return f"{self.key}: {self.text}"
-
-    def touches(self, path: str) -> bool:
-        """Whether the judgement rests on `path`, on something inside it, or on a section that holds it."""
-        return any(
-            key == path or key.startswith(path + ".") or path.startswith(key + ".") for key in (self.key, *self.also)
-        )
-
-
-Problems = Iterator[Problem]
+FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks of which of several sections a location is in
 
 
 def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
-    """Each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
+    """Write each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
     return [
         problem
         for details in error.errors(include_url=False)
@@ -47,18 +29,21 @@ def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
 
 
 def location_of(details: ErrorDetails) -> tuple[int | str, ...]:
-    """Keys and entry numbers down to the fault."""
-    return tuple(part for part in details["loc"] if part not in (TEXT_FORM, SECTION_FORM))
+    """List the keys and entry numbers down to the fault."""
+    return tuple(part for part in details["loc"] if part not in FORMS)
 
 
 def dotted(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _translate(details: ErrorDetails, kind: Kind) -> Iterator[Problem]:
+def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     path = dotted(location_of(details))
     if not path:
         yield Problem(key="recipe", text="nested too deeply; a recipe has sections, and keys in them")
+        return
+    if details["type"] == "extra_forbidden" and declared_name(path) in keys_of(kind):
+        yield Problem(key=path, text=_of_other_rewards(details))
         return
     if details["type"] == "extra_forbidden":
         for leaf, value in unknown_leaves(path, details["input"]):
@@ -67,7 +52,7 @@ def _translate(details: ErrorDetails, kind: Kind) -> Iterator[Problem]:
             yield Problem(key=leaf, text=text, also=(suggestion.key,) if suggestion.key else ())
         return
     if details["type"] == "missing" and declared_name(path) in keys_of(kind):
-        yield Problem(key=path, text=_missing(path, kind))
+        yield Problem(key=path, text=_missing(details, path, kind))
         return
     key = _key_of(path, kind)
     explain = EXPLANATIONS.get(details["type"])
@@ -80,7 +65,7 @@ def _given(value: Any) -> str:
 
 
 def _key_of(path: str, kind: Kind) -> Key:
-    """The key at a location; for an item of a list of plain values, the list's."""
+    """Find the key at a location; for an item of a list of plain values, the list's key."""
     keys = keys_of(kind)
     name = declared_name(path)
     while name not in keys:
@@ -88,22 +73,40 @@ def _key_of(path: str, kind: Kind) -> Key:
     return keys[name]
 
 
-def _missing(path: str, kind: Kind) -> str:
+def _reward_name(details: ErrorDetails) -> str | None:
+    """Return the name of the reward whose own key is at fault, "call" for the user's; None for any other key."""
+    tags = [part for part in details["loc"] if part in TAGS]
+    return str(tags[0]).strip("()") if tags else None
+
+
+def _of_other_rewards(details: ErrorDetails) -> str:
+    """Explain a key that other rewards take."""
+    name = _reward_name(details)
+    named = "a reward by call" if name == CALL else f"the reward {name}"
+    given = "" if isinstance(details["input"], dict) else f"{shown(details['input'])} "
+    option = str(details["loc"][-1])
+    return f"{given}given, but {named} does not take it; remove it (it belongs to {', '.join(takers(option))})"
+
+
+def _missing(details: ErrorDetails, path: str, kind: Kind) -> str:
     if path == "rewards":
         return (
             "missing; a GRPO recipe scores completions with at least one, such as rewards: [{name: exact}] "
             "(for supervised fine-tuning use `tiercel sft`)"
         )
     key = keys_of(kind)[declared_name(path)]
+    if key.parent == f"rewards.{ENTRY}" and (name := _reward_name(details)) is not None:
+        meaning = lowered(BY_NAME[name].meanings()[key.leaf]).partition(";")[0]
+        return f"missing; the reward {name} needs {meaning.rstrip('.')}"
     if key.section is not None:
         required = [name for name, field in key.section.model_fields.items() if field.is_required()]
         return f"missing; write the section with {', '.join(required) or 'its keys'}"
-    meaning = (key.field.description or type_in_words(key.field)).partition(";")[0].rstrip(".")
+    meaning = (key.meaning or type_in_words(key.field)).partition(";")[0].rstrip(".")
     return f"missing; write it: {meaning[0].lower()}{meaning[1:]}"
 
 
 def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
-    """What to write instead of the unknown key `path`."""
+    """Say what to write instead of the unknown key `path`."""
     if suggestion.key is None:
         return suggestion.hint or _known_keys(path, kind)
     if declared_name(suggestion.key) not in keys_of(kind):
@@ -198,7 +201,7 @@ def _list(details: ErrorDetails, key: Key) -> str:
 
 
 def _too_short(details: ErrorDetails, key: Key) -> str:
-    return f"needs at least {details['ctx']['min_length']}; write {key.path}: [{{name: exact}}], say"
+    return f"needs at least {details['ctx']['min_length']}; write, for example, {key.path}: [{{name: exact}}]"
 
 
 def _wrong_length(details: ErrorDetails, key: Key) -> str:

@@ -5,13 +5,14 @@ import sys
 
 from pydantic_core import PydanticUndefined
 
-from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, shown, type_in_words
-from tiercel.config.reward_rules import REWARD_OPTIONS
+from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, type_in_words
+from tiercel.rewards.builtin import BY_NAME, CALL, options_of
+from tiercel.sections import shown
 
 HEADER = """\
 # The recipe
 
-A recipe is one YAML file that says all a run depends on, beside its data and the machine.
+A recipe is one YAML file with all that a run depends on, except its data and the machine.
 
     tiercel sft  RECIPE.yaml [key=value ...]
     tiercel grpo RECIPE.yaml [key=value ...]
@@ -74,7 +75,7 @@ KEYS_ACROSS = """\
 - No name comes twice in `trackers`.
 - `learner.max_tokens_per_microbatch` holds a whole prompt; in GRPO `data.max_prompt_tokens` plus
   `rollout.max_new_tokens`. Larger groups are split by completions.
-- GRPO: `rollout.group_size` is 2 or more, for the advantage of a single completion is undefined, but with
+- GRPO: `rollout.group_size` is 2 or more, because the advantage of a single completion is undefined, except with
   `algorithm.advantage: reinforce_pp`.
 - GRPO: `optim.minibatches` divides `optim.prompts_per_step`; several updates per rollout (`optim.minibatches` x
   `optim.rollout_epochs`) go with `rollout.top_p: 1` and `rollout.top_k: 0` only. An SFT step is one update.
@@ -83,14 +84,14 @@ KEYS_ACROSS = """\
 - GRPO: with `algorithm.kl.coef` above 0 a copy of what is trained whole is kept as the run started (`model.reference`);
   then `train.strategy` is not `deepspeed`, and `algorithm.kl.sync_every` is null.
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
-- GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, for a shared prompt has one dropout mask.
+- GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, because a shared prompt has one dropout mask.
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """
 
 
 def render_reference() -> str:
-    """The text of docs/recipe.md."""
+    """Write the text of docs/recipe.md."""
     keys = keys_of("grpo")
     top = [key for key in keys.values() if not key.parent and key.is_value]
     sections = [key for key in keys.values() if key.section is not None]
@@ -128,7 +129,7 @@ def _table(title: str, keys: list[Key]) -> str:
 
 
 def _row(key: Key) -> str:
-    meaning = " ".join((key.field.description or "").split()).replace("|", "\\|").replace("<", "&lt;")
+    meaning = " ".join(key.meaning.split()).replace("|", "\\|").replace("<", "&lt;")
     return f"| `{key.leaf}` | {type_in_words(key.field)} | {_default(key)} | {meaning} |"
 
 
@@ -140,8 +141,8 @@ def _default(key: Key) -> str:
 
 def _reward_options() -> str:
     rows = [
-        f"| {'`call`' if kind == 'call' else f'`name: {kind}`'} | {', '.join(f'`{option}`' for option in options)} |"
-        for kind, options in REWARD_OPTIONS.items()
+        f"| {'`call`' if name == CALL else f'`name: {name}`'} | {', '.join(map('`{}`'.format, options_of(name)))} |"
+        for name in BY_NAME
     ]
     table = "\n".join(["| reward | options it takes, beside `weight` |", "|---|---|", *rows])
     return f"{table}\n"

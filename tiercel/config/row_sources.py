@@ -31,14 +31,14 @@ class RowSource:
 
     @property
     def name(self) -> str:
-        """How messages and rows call it; without the count, for the rows are those of the whole."""
+        """Return the name for messages and rows; without the count, because the rows are those of the whole."""
         if not self.is_hub:
             return self.path
         return f"{HUB}{self.path}{f'/{self.config}' if self.config else ''}:{self.split}"
 
 
 def row_source(given: str) -> RowSource:
-    """The source that a recipe names. Raises ValueError with the fault and what to write instead."""
+    """Read the source that a recipe names. Raises ValueError with the fault and what to write instead."""
     if exists(given):  # a real name may hold #N
         return RowSource(path=given)
     match = _COUNTED.fullmatch(given)

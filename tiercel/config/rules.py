@@ -1,27 +1,23 @@
 """Judgements that look at more than one key. They refuse and never fill in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from string import Formatter
 
-from tiercel.config.addresses import address_fault
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
-from tiercel.config.keys import shown
+from tiercel.config.data import HeldOut
+from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
-from tiercel.config.problems import Problem, Problems
-from tiercel.config.reward_rules import (
-    cosine_knows_right,
-    regex_fault,
-    reward_entries,
-    reward_names,
-)
-from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe, HeldOut, SftRecipe, Vllm
+from tiercel.config.reward_rules import reward_entries, reward_names
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
+from tiercel.sections import Problem, Problems, Section, address_fault, regex_fault, shown
 
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
 
 def rule_problems(recipe: SftRecipe | GrpoRecipe) -> list[Problem]:
-    """All judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
+    """List all judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
     problems = [problem for rule in COMMON_RULES for problem in rule(recipe)]
     if isinstance(recipe, GrpoRecipe):
         return problems + [problem for rule in GRPO_RULES for problem in rule(recipe)]
@@ -68,7 +64,7 @@ def _learnt_turns(recipe: GrpoRecipe) -> Problems:
 
 
 def _vision_cache(recipe: BaseRecipe) -> Problems:
-    """Features are taken after the projector, so both it and the tower must stay as they are."""
+    """Require a frozen tower and projector: features are taken after the projector."""
     given = recipe.model.vision_cache_bytes
     changing = _what_trains_vision(recipe)
     if given > 0 and changing:
@@ -81,14 +77,14 @@ def _vision_cache(recipe: BaseRecipe) -> Problems:
 
 
 def _what_trains_vision(recipe: BaseRecipe) -> str | None:
-    """The key and value that make tower or projector change, as far as words tell."""
+    """Return the key and value that make tower or projector change, as far as the recipe alone tells."""
     if recipe.lora is not None and {"vision", "projector"} & set(adapted_parts(recipe) or ()):
         return f"lora.targets {recipe.lora.targets}"
     return f"freeze {shown(list(recipe.freeze))}" if {"vision", "projector"} & set(whole_parts(recipe)) else None
 
 
 def _frozen_parts(recipe: BaseRecipe) -> Problems:
-    """A part is trained by an adapter or whole."""
+    """Require that a part is trained by an adapter or whole, not both."""
     if recipe.lora is None:
         return
     if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
@@ -196,8 +192,8 @@ def _one_update(recipe: SftRecipe) -> Problems:
     if recipe.optim.minibatches > 1:
         yield Problem(
             key="optim.minibatches",
-            text=f"{recipe.optim.minibatches} given; a step of SFT is one update, for there is no rollout to split; "
-            "remove it, and lower optim.prompts_per_step for smaller updates",
+            text=f"{recipe.optim.minibatches} given; a step of SFT is one update, because there is no rollout to "
+            "split; remove it, and lower optim.prompts_per_step for smaller updates",
         )
 
 
@@ -228,50 +224,56 @@ def _stop_strings(recipe: GrpoRecipe) -> Problems:
         yield Problem(key="rollout.stop", text='"" given; every text holds it, so no completion could be made')
 
 
-def _engine(recipe: GrpoRecipe) -> Problems:
+def _keys_of_others(
+    path: str, section: Section, choice: str, kinds: Mapping[str, EngineKind] | Mapping[str, StrategyKind]
+) -> Problems:
+    """Refuse keys of a section that what its key `choice` names does not read, but another would."""
+    chosen = getattr(section, choice)
+    own = kinds[chosen].own_keys if chosen in kinds else ()
+    for key in dict.fromkeys(key for kind in kinds.values() for key in kind.own_keys if key not in own):
+        if getattr(section, key) != type(section).model_fields[key].default:
+            readers = " or ".join(kind.name for kind in kinds.values() if key in kind.own_keys)
+            yield Problem(
+                key=f"{path}.{key}",
+                text=f"given with {path}.{choice} {chosen}, which does not read it; write {path}.{choice}: {readers}, "
+                "or remove it",
+                also=(f"{path}.{choice}",),
+            )
+
+
+def _engine_keys(recipe: GrpoRecipe) -> Problems:
     rollout = recipe.rollout
-    if rollout.engine != "vllm" and rollout.vllm != Vllm():
-        yield Problem(
-            key="rollout.vllm",
-            text=f"given with rollout.engine {rollout.engine}, which does not read it; write rollout.engine: vllm, or "
-            "remove it",
-            also=("rollout.engine",),
-        )
-    if rollout.engine != "vllm-server" and rollout.urls:
-        yield Problem(
-            key="rollout.urls",
-            text=f"given with rollout.engine {rollout.engine}, which does not read it; write rollout.engine: "
-            "vllm-server, or remove it",
-            also=("rollout.engine",),
-        )
-    if rollout.engine == "vllm-server" and not rollout.urls:
-        yield Problem(
-            key="rollout.urls",
-            text="missing; write the servers' addresses, such as [http://127.0.0.1:8000]",
-            also=("rollout.engine",),
-        )
+    yield from _keys_of_others("rollout", rollout, "engine", ENGINE_KINDS)
+    for key, remedy in rollout.engine_kind.required_keys.items():
+        if not getattr(rollout, key):
+            yield Problem(key=f"rollout.{key}", text=f"missing; {remedy}", also=("rollout.engine",))
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
             yield Problem(key=f"rollout.urls.{index}", text=f"{fault}; write it like http://127.0.0.1:8000")
-    if rollout.lookahead and rollout.engine != "vllm-server":
+
+
+def _engine(recipe: GrpoRecipe) -> Problems:
+    rollout, engine = recipe.rollout, recipe.rollout.engine_kind
+    if rollout.lookahead and not engine.samples_ahead:
+        able = " or ".join(each.name for each in ENGINE_KINDS.values() if each.samples_ahead)
         yield Problem(
             key="rollout.lookahead",
-            text=f"{rollout.lookahead} given with rollout.engine {rollout.engine}, which has no processors of its own "
-            "to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: vllm-server",
+            text=f"{rollout.lookahead} given with rollout.engine {engine.name}, which has no processors of its own "
+            f"to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: {able}",
             also=("rollout.engine",),
         )
-    if rollout.engine != "local" and recipe.lora is None:
+    if not engine.shares_weights and recipe.lora is None:
         yield Problem(
             key="rollout.engine",
-            text=f"{rollout.engine} given without lora; such an engine gets the policy as an adapter; add the section "
+            text=f"{engine.name} given without lora; such an engine gets the policy as an adapter; add the section "
             "lora, or write rollout.engine: local",
             also=("lora",),
         )
-    if rollout.engine != "local" and (changing := _what_trains_vision(recipe)):
+    if not engine.shares_weights and (changing := _what_trains_vision(recipe)):
         yield Problem(
             key="rollout.engine",
-            text=f"{rollout.engine} given with {changing}; vLLM would leave out what is trained of vision; write "
-            "lora.targets: language and freeze: [vision, projector], or rollout.engine: local",
+            text=f"{engine.name} given with {changing}; {engine.title} would leave out what is trained of vision; "
+            "write lora.targets: language and freeze: [vision, projector], or rollout.engine: local",
             also=("lora.targets", "freeze"),
         )
 
@@ -302,37 +304,35 @@ def _dropout(recipe: GrpoRecipe) -> Problems:
 
 
 def _strategy(recipe: BaseRecipe) -> Problems:
-    train, zero = recipe.train, recipe.train.deepspeed
-    if train.strategy != "deepspeed":
-        if zero != Deepspeed():
-            yield Problem(
-                key="train.deepspeed",
-                text=f"given with train.strategy {train.strategy}, which does not read it; write train.strategy: "
-                "deepspeed, or remove it",
-                also=("train.strategy",),
-            )
-        if train.strategy == "fsdp2" and recipe.lora is None and recipe.model.dtype == "float16":
-            yield _half_precision(recipe)
+    yield from _keys_of_others("train", recipe.train, "strategy", STRATEGY_KINDS)
+    kind = recipe.train.strategy_kind
+    if kind is None:
         return
-    if zero.stage == 2 and zero.offload_parameters:
+    zero = recipe.train.deepspeed
+    if "deepspeed" in kind.own_keys and zero.stage == 2 and zero.offload_parameters:
         yield Problem(
             key="train.deepspeed.offload_parameters",
             text="true given with stage 2, which leaves weights whole on every rank; write stage: 3, or false",
             also=("train.deepspeed.stage",),
         )
-    if recipe.model.dtype == "float16":
-        yield _half_precision(recipe)
-    if recipe.reliability.max_skipped_updates:
+    if recipe.model.dtype == "float16" and kind.divides_trained(has_adapters=recipe.lora is not None):
+        yield Problem(
+            key="model.dtype",
+            text=f"float16 given with train.strategy {kind.name}, whose ranks see parts of the gradient and could "
+            "disagree about an overflow; write model.dtype: bfloat16 or float32, or train.strategy: ddp",
+            also=("train.strategy",),
+        )
+    if recipe.reliability.max_skipped_updates and not kind.skips_updates:
         yield Problem(
             key="reliability.max_skipped_updates",
-            text=f"{recipe.reliability.max_skipped_updates} given with train.strategy deepspeed, which keeps the "
+            text=f"{recipe.reliability.max_skipped_updates} given with train.strategy {kind.name}, which keeps the "
             "gradients of an update that is left out; write 0, or train.strategy: fsdp2",
             also=("train.strategy",),
         )
-    if changing := _what_trains_vision(recipe):
+    if (changing := _what_trains_vision(recipe)) and not kind.trains_vision:
         yield Problem(
             key="train.strategy",
-            text=f"deepspeed given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
+            text=f"{kind.name} given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
             "ranks hold different numbers of pictures hangs; write train.strategy: fsdp2, or train the language only",
             also=("lora", "freeze"),
         )
@@ -342,15 +342,6 @@ def _trackers(recipe: BaseRecipe) -> Problems:
     for index, name in enumerate(recipe.trackers):
         if name in recipe.trackers[:index]:
             yield Problem(key=f"trackers.{index}", text=f"{name} given twice; write it once")
-
-
-def _half_precision(recipe: BaseRecipe) -> Problem:
-    return Problem(
-        key="model.dtype",
-        text=f"float16 given with train.strategy {recipe.train.strategy}, whose ranks see parts of the gradient and "
-        "could disagree about an overflow; write model.dtype: bfloat16 or float32, or train.strategy: ddp",
-        also=("train.strategy",),
-    )
 
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
@@ -373,10 +364,10 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _completion_fits_microbatch,
     _completion_length,
     _stop_strings,
+    _engine_keys,
     _engine,
     *ALGORITHM_RULES,
     _dropout,
     reward_entries,
     reward_names,
-    cosine_knows_right,
 )

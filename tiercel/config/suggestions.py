@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
 from tiercel.config.keys import ENTRY, Key, keys_of
-from tiercel.config.synonyms import NOT_YET, SECTION_SYNONYMS, SYNONYMS, VALUE_SYNONYMS, Suggestion
+from tiercel.config.synonyms import NOT_YET, Suggestion, key_synonyms, section_synonyms, word_synonyms
 
 
 def nearest_key(path: str) -> Suggestion:
-    """What to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
+    """Find what to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
 
     Other frameworks' names come first, then the same name in another section, then similar spelling. The
     suggestion may be a key that only a GRPO recipe has; the caller says so.
     """
     parts = [_normalised(part) for part in path.split(".")]
     for start in range(len(parts)):
-        suggestion = SYNONYMS.get(".".join(parts[start:]))
+        suggestion = key_synonyms().get(".".join(parts[start:]))
         if suggestion is not None:
             return _at(suggestion, path)
     keys = list(keys_of("grpo").values())
@@ -31,20 +31,19 @@ def nearest_key(path: str) -> Suggestion:
 
 
 def _similar_anywhere(leaf: str, path: str, keys: Sequence[Key]) -> Suggestion:
-    names = [key.leaf for key in keys] + [name for name in SYNONYMS if len(name) > 4]
+    names = [key.leaf for key in keys] + [name for name in key_synonyms() if len(name) > 4]
     near = get_close_matches(leaf, names, n=1, cutoff=0.75)
     if not near:
         return Suggestion()
     same_name = [key for key in keys if key.leaf == near[0]]
-    return Suggestion(key=_most_similar(same_name, path).path) if same_name else SYNONYMS[near[0]]
+    return Suggestion(key=_most_similar(same_name, path).path) if same_name else key_synonyms()[near[0]]
 
 
 def _real_section(parts: Sequence[str]) -> str:
-    """The section that a dotted prefix names or nearly names; the top level where it names none."""
+    """Find the section that a dotted prefix names or nearly names; the top level where it names none."""
     sections = [key.path for key in keys_of("grpo").values() if key.section is not None]
     numbered = [ENTRY if part.isdigit() else part for part in parts]
-    if numbered and numbered[0] in SECTION_SYNONYMS:
-        numbered[0] = SECTION_SYNONYMS[numbered[0]]
+    numbered[:1] = [section_synonyms().get(name, name) for name in numbered[:1]]
     entries = [f"{name}.{ENTRY}" for name in sections]
     near = get_close_matches(".".join(numbered), [*sections, *entries], n=1, cutoff=0.7)
     return near[0] if near else ""
@@ -55,7 +54,7 @@ def _most_similar(keys: Sequence[Key], path: str) -> Key:
 
 
 def _at(suggestion: Suggestion, path: str) -> Suggestion:
-    """The suggestion with entry numbers: those of `path`, else 0 (`rewards.N.call` -> `rewards.1.call`)."""
+    """Write the suggestion with entry numbers: those of `path`, else 0 (`rewards.N.call` -> `rewards.1.call`)."""
     if suggestion.key is None:
         return suggestion
     numbers = iter([part for part in path.split(".") if part.isdigit()])
@@ -68,9 +67,9 @@ def _normalised(name: str) -> str:
 
 
 def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
-    """The admissible word that `given` most likely stands for; `key` is the name as declared (`rewards.N.name`)."""
+    """Find the admissible word that `given` most likely means; `key` is the name as declared (`rewards.N.name`)."""
     word = given.strip().lower()
-    synonyms = VALUE_SYNONYMS.get(key, {})
+    synonyms = word_synonyms().get(key, {})
     if word in synonyms:
         target = synonyms[word]
         return Suggestion(hint=f"{given} is {NOT_YET}") if target is None else Suggestion(key=target)
@@ -81,7 +80,7 @@ def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
 
 
 def unknown_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """The leaves below an unknown key, each to be answered by itself; the key itself where nothing is below."""
+    """List the leaves below an unknown key, each with an answer of its own; the key itself where nothing is below."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from unknown_leaves(f"{path}.{name}", inner)

@@ -25,7 +25,7 @@ _PATTERNS = {
 
 
 def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """PyYAML's own layout: for each first character the tags a plain scalar may have, in order."""
+    """Map each first character to the tags a plain scalar may have, in order, as PyYAML keeps them."""
     resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for tag, (pattern, first_characters) in _PATTERNS.items():
         compiled = re.compile(rf"^(?:{pattern})$")
@@ -53,7 +53,7 @@ def _float(text: str) -> float:
 
 
 def _is_writable(text: str) -> bool:
-    """Not so with half of a surrogate pair, which no file or terminal takes."""
+    """Say whether a file or terminal takes the text: half of a surrogate pair it does not."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -118,7 +118,7 @@ class YamlProblem(ValueError):
 
 
 def parse(text: str) -> tuple[Any, list[str]]:
-    """The value that `text` spells, and a line for each key given twice.
+    """Read the value of a YAML text, and a line for each key given twice.
 
     Raises:
         YamlProblem: the text cannot be read at all.
@@ -158,5 +158,5 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
 
 
 def render(value: Any) -> str:
-    """YAML text that `parse` reads back as the same value; keys keep their order."""
+    """Write YAML text that `parse` reads back as the same value; keys keep their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -67,7 +67,7 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
 
 def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
     """Raises RecipeError where the engine cannot sample what the rows hold."""
-    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine != "local":
+    if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.takes_videos:
         with_video = next((row for row in table.rows if row.videos), None)
         if with_video is not None:
             raise RecipeError(

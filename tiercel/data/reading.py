@@ -9,8 +9,8 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
+from tiercel.config.data import Data, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
-from tiercel.config.schema import Data, HeldOut
 from tiercel.data.choice import chosen
 from tiercel.data.formats import FormatName, default_id, detect_format, expanded, parse_record
 from tiercel.data.hub import places_of_files

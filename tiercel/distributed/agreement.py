@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from tiercel.config import flatten
-from tiercel.config.keys import shown
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.data.readers import files_of
@@ -19,6 +18,7 @@ from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
 from tiercel.models.loading import resolve
 from tiercel.reliability.redaction import redact
+from tiercel.sections import shown
 
 SAMPLED_BYTES = 2**20  # at each end of a file too large to be read whole
 

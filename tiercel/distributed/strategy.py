@@ -84,9 +84,6 @@ STRATEGIES: dict[str, type[Replicated] | type[Sharded] | type[Zero]] = {
     "deepspeed": Zero,
 }
 
-SHARDING = ("fsdp2", "deepspeed")  # no rank need hold the whole model
-LOADS_IN_TURNS = ("fsdp2",)  # wrapping asks nothing of other ranks; DeepSpeed's does
-
 
 def build_strategy(
     name: str,

@@ -4,7 +4,7 @@ several flags decide together, and a note for all that is left."""
 import re
 
 from tiercel.config.suggestions import nearest_key
-from tiercel.config.synonyms import VALUE_SYNONYMS
+from tiercel.config.synonyms import word_synonyms
 from tiercel.importing.draft import Draft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
 from tiercel.importing.launches import Launch
@@ -25,7 +25,7 @@ def refusals(launch: Launch) -> list[str]:
         if row is not None and row.treatment == "refused" and not is_off:
             lines.append(f"{launch.given[f'--{name}']}: {row.told()}")
     loss = launch.text("loss_type") if launch.kind == "grpo" and launch.method != "rloo" else None
-    if loss is not None and VALUE_SYNONYMS["algorithm.loss"].get(loss.lower(), loss) is None:
+    if loss is not None and word_synonyms()["algorithm.loss"].get(loss.lower(), loss) is None:
         lines.append(f"--loss_type {loss} is no method of this version; nearest: algorithm.loss: grpo")
     tuner = launch.text("tuner_type", "train_type") if launch.framework == "ms-swift" else None
     if tuner is not None and tuner not in ("lora", "lora_llm", "full"):

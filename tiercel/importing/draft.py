@@ -8,7 +8,7 @@ from typing import Any
 
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.suggestions import nearest_key
-from tiercel.config.synonyms import VALUE_SYNONYMS
+from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.launches import Launch, variable_row
 from tiercel.importing.table import Row
@@ -166,7 +166,7 @@ def _set_by_row(draft: Draft, row: Row, label: str, words: tuple[str, ...]) -> N
     if value is None:
         draft.note(f"its default there; {key} keeps its own", label, is_change=False)
         return
-    word = VALUE_SYNONYMS.get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
+    word = word_synonyms().get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
     draft.set(key, value if word is None else word, label, remark=row.remark)
     if word is None:
         draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)

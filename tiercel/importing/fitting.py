@@ -1,5 +1,7 @@
 """Pairs that go together there and not here: the nearest pair is taken, and told."""
 
+from tiercel.config.engines import ENGINE_KINDS
+from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.importing.draft import Draft
 
 _ENGINE_LABELS = (
@@ -29,15 +31,16 @@ def _trains_vision(draft: Draft) -> bool:
 
 def _engine(draft: Draft) -> None:
     """An engine gets the policy as an adapter on the language model."""
-    engine = draft.values.get("rollout.engine", "local")
-    if engine == "local" or not (_trains_whole(draft) or _trains_vision(draft)):
-        if engine == "vllm-server":
+    engine = ENGINE_KINDS[draft.values.get("rollout.engine", "local")]
+    if engine.shares_weights or not (_trains_whole(draft) or _trains_vision(draft)):
+        if engine.is_served:
             draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "--vllm_mode")
         return
     for key in [key for key in draft.values if key.startswith(_ENGINE_KEYS)]:
         draft.drop(key)
-    draft.set("rollout.engine", "local", "--use_vllm", remark=f"{engine} takes adapters on the language model only")
-    draft.note(f"{engine} takes adapters on the language model only; here local samples", *_ENGINE_LABELS)
+    reason = f"{engine.name} takes adapters on the language model only"
+    draft.set("rollout.engine", "local", "--use_vllm", remark=reason)
+    draft.note(f"{reason}; here local samples", *_ENGINE_LABELS)
 
 
 def _reference(draft: Draft) -> None:
@@ -54,7 +57,8 @@ def _sharding(draft: Draft) -> None:
     vision part that is trained would wait for every rank at each picture."""
     has_penalty = bool(draft.values.get("algorithm.kl.coef"))
     keeps = has_penalty and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
-    if draft.values.get("train.strategy") != "deepspeed" or not (keeps or _trains_vision(draft)):
+    kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
+    if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
         return
     labels = draft.origins["train.strategy"].labels
     for key in [key for key in draft.values if key.startswith("train.deepspeed.")]:

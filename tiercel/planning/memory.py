@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tiercel.config.engines import EngineKind
 from tiercel.config.parts import keeps_start, whole_parts
-from tiercel.config.schema import BaseRecipe, GrpoRecipe
-from tiercel.distributed.strategy import SHARDING
+from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe
+from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import weights_dtype
 from tiercel.planning.probe import LinearBytes
@@ -32,7 +33,7 @@ VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on
 class Rollout:
     """Who samples and scores beside the learner, and how much of it lies on this rank."""
 
-    engine: str
+    engine: EngineKind
     prompts: int  # of this rank in a step
     prompt_tokens: int
     completion_tokens: int
@@ -60,6 +61,14 @@ class Layout:
     ranks: int
     tokens: int  # of a microbatch
     on_gpu: bool
+
+    @property
+    def kind(self) -> StrategyKind:
+        return STRATEGY_KINDS[self.strategy]
+
+    def zero(self, recipe: BaseRecipe) -> Deepspeed:
+        """Return what the recipe says of ZeRO where the strategy reads it."""
+        return recipe.train.deepspeed if "deepspeed" in self.kind.own_keys else Deepspeed()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +137,7 @@ def rank_memory(
     held = _learner(recipe, sizes, measured, layout)
     trains_vision = {"vision", "projector"} & set(whole_parts(recipe))
     vision_width = BYTES["float32"] if trains_vision else weights_dtype(recipe).itemsize
-    start = _start(recipe, sizes, layout.ranks if layout.strategy == "fsdp2" else 1)
+    start = _start(recipe, sizes, layout.ranks if layout.kind.shards_model else 1)
     always = {
         "weights": held.base + vision_width * sizes.vision_weights,
         "adapter": 4 * sizes.adapter,
@@ -157,10 +166,10 @@ def rank_memory(
         scorers = rollout.reward_models
         if scorers.weights:
             always["reward models"] = scorers.weights
-        if rollout.engine == "local" and not layout.on_gpu and layout.strategy not in SHARDING:
+        if rollout.engine.shares_weights and not layout.on_gpu and not layout.kind.shards_model:
             always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)  # of frozen ones, which stay
         missing = weights_dtype(recipe).itemsize * sizes.language_weights - held.base
-        asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine == "vllm" else {}
+        asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
         parts = {
             "rollout": {**always, **_engine(recipe, sizes, rollout, missing)},
             "learn": {**always, **learn, **asleep},
@@ -182,30 +191,28 @@ def rank_memory(
 
 def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
     """Divide what a strategy shares out, and move what it offloads."""
-    is_lora = recipe.lora is not None
     width, ranks = weights_dtype(recipe).itemsize, layout.ranks
     base, moments = width * sizes.language_weights, MOMENT_BYTES * sizes.trained
     step = measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0
-    is_zero, zero = layout.strategy == "deepspeed", recipe.train.deepspeed
-    if layout.strategy in SHARDING:
-        if not (is_zero and zero.stage == 2):
-            gathered = width * (sizes.root_weights + LAYERS_GATHERED * sizes.layer_weights)
-            base = -(-base // ranks)
-        if is_zero or not is_lora:
-            moments, step = -(-moments // ranks), -(-step // ranks)
-        if is_zero and zero.offload_parameters:
-            base, offloaded_weights = 0, base
-        if is_zero and zero.offload_optimizer:
-            moments, offloaded_optimizer = 0, -(-HOST_OPTIMIZER_BYTES * sizes.trained // ranks)
-    sums_at_once = layout.strategy == "ddp" or (layout.strategy == "fsdp2" and is_lora)
+    kind, zero = layout.kind, layout.zero(recipe)
+    if kind.shards_model and zero.stage == 3:
+        gathered = width * (sizes.root_weights + LAYERS_GATHERED * sizes.layer_weights)
+        base = -(-base // ranks)
+    is_divided = kind.divides_trained(has_adapters=recipe.lora is not None)
+    if is_divided:
+        moments, step = -(-moments // ranks), -(-step // ranks)
+    if zero.offload_parameters:
+        base, offloaded_weights = 0, base
+    if zero.offload_optimizer:
+        moments, offloaded_optimizer = 0, -(-HOST_OPTIMIZER_BYTES * sizes.trained // ranks)
     return _Learner(
         base=base,
         gathered=gathered,
         moments=moments,
         passes=measured.learn.at(sizes.layers, layout.tokens),
         step=step,
-        buffer=4 * sizes.trained if sums_at_once else 0,
+        buffer=0 if kind.is_alone or is_divided else 4 * sizes.trained,
         offloaded_weights=offloaded_weights,
         offloaded_optimizer=offloaded_optimizer,
     )
@@ -222,18 +229,18 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
 
 
 def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
-    """Bytes while the copy of the start has the weights' place: under fsdp2 the weights lie aside in float32, else a
-    copy of the host's is brought here."""
-    if layout.strategy == "fsdp2":
+    """Bytes while the copy of the start has the weights' place: where ranks share the model the weights lie
+    aside in float32, else a copy of the host's is brought here."""
+    if layout.kind.shards_model:
         return start * BYTES["float32"] // BYTES[recipe.model.dtype]
     return start if recipe.model.reference == "cpu" else 0
 
 
 def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: int) -> dict[str, int]:
     """Bytes of what samples. `missing`: of the language model, which the local engine gathers."""
-    if rollout.engine == "vllm-server":  # on GPUs of its own
+    if rollout.engine.is_served:  # on GPUs of its own
         return {}
-    if rollout.engine == "vllm":
+    if rollout.engine.is_beside:
         return {"vLLM, awake": rollout.awake_bytes}
     return {**_local_engine(recipe, sizes, rollout), "weights gathered for the rollout": missing}
 
@@ -275,7 +282,7 @@ def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
 
 def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ranks: int) -> str | None:
     """Why a vLLM engine cannot work on so many ranks; None where it can."""
-    if rollout is None or rollout.engine != "vllm":
+    if rollout is None or not rollout.engine.is_beside:
         return None
     for count, what in ((ranks, "ranks"), (sizes.heads, "attention heads")):
         if count % rollout.tensor_parallel:
@@ -292,17 +299,16 @@ def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | No
 def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> Rollout:
     """The recipe's rollout on one of the ranks, with prompts of this length and this much memory. A server is taken to
     be one GPU of the same kind."""
-    asked, vllm = recipe.rollout, recipe.rollout.vllm
-    awake = round(memory_bytes * vllm.gpu_memory_utilization) if asked.engine == "vllm" else 0
+    asked, vllm, engine = recipe.rollout, recipe.rollout.vllm, recipe.rollout.engine_kind
+    awake = round(memory_bytes * vllm.gpu_memory_utilization) if engine.is_beside else 0
     prompts = -(-recipe.optim.prompts_per_step // ranks)
-    is_served = asked.engine == "vllm-server"
     return Rollout(
-        engine=asked.engine,
+        engine=engine,
         prompts=prompts,
         engine_prompts=-(-recipe.optim.prompts_per_step // len(asked.urls))
-        if is_served
+        if engine.is_served
         else prompts * vllm.tensor_parallel,
-        engine_bytes=round(SERVER_SHARE * memory_bytes) if is_served else awake,
+        engine_bytes=round(SERVER_SHARE * memory_bytes) if engine.is_served else awake,
         lookahead=asked.lookahead,
         prepacked_bytes=asked.prepacked_bytes,
         prompt_tokens=prompt_tokens,
@@ -311,5 +317,5 @@ def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_byte
         tensor_parallel=vllm.tensor_parallel,
         awake_bytes=awake,
         asleep_bytes=awake if vllm.sleep_level == 0 else min(awake, VLLM_WORKSPACE),
-        moves_to_host=asked.engine == "vllm" and vllm.sleep_level == 1,
+        moves_to_host=engine.is_beside and vllm.sleep_level == 1,
     )

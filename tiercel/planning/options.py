@@ -9,6 +9,7 @@ import torch
 
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
 from tiercel.planning.machine import Machine
@@ -19,7 +20,6 @@ from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
 PROBED_GROUPS = 4  # at most: attention goes over them one by one, and further ones add no more than their tokens
-PREFERENCE = ("single", "ddp", "fsdp2", "deepspeed")  # the first that fits: less communication before more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,11 @@ def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
     """Strategies to judge: the recipe's own, or all that go with the number of ranks."""
     if recipe.train.strategy != "auto":
         return [recipe.train.strategy]
-    return ["single"] if ranks == 1 else [name for name in PREFERENCE[1:] if not strategy_problems(recipe, name)]
+    return [
+        kind.name
+        for kind in STRATEGY_KINDS.values()
+        if kind.is_alone == (ranks == 1) and not strategy_problems(recipe, kind.name)
+    ]
 
 
 def strategy_problems(recipe: SftRecipe | GrpoRecipe, name: str) -> list[str]:

@@ -12,10 +12,12 @@ from typing import Any
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.parts import keeps_start
 from tiercel.config.rules import rule_problems
-from tiercel.config.schema import GrpoRecipe, Section, SftRecipe
+from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
 from tiercel.planning.options import Option, Subject, largest, measure, memory_of, option, seconds_of
+from tiercel.sections import Section
 
 MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
 MORE_RANKS = (1, 2, 4, 8, 16, 32)
@@ -121,7 +123,8 @@ def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Ch
     if machine.ranks == 1:
         yield {}
     else:
-        yield from ({STRATEGY: name} for name in ("ddp", "fsdp2"))
+        without_keys = (kind for kind in STRATEGY_KINDS.values() if not kind.is_alone and not kind.own_keys)
+        yield from ({STRATEGY: kind.name} for kind in without_keys)
     zero = recipe.train.deepspeed
     yield {STRATEGY: "deepspeed", STAGE: zero.stage}
     for weights, optimizer in ((False, True), (True, False), (True, True)):
@@ -139,7 +142,7 @@ def _references(recipe: SftRecipe | GrpoRecipe) -> Iterator[Changes]:
 def engines(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
     """The recipe's own way to sample, and vLLM over several ranks of a machine with several shares of their memory."""
     yield {}
-    if not isinstance(recipe, GrpoRecipe) or machine.device is None or recipe.rollout.engine == "vllm-server":
+    if not isinstance(recipe, GrpoRecipe) or machine.device is None or recipe.rollout.engine_kind.is_served:
         return
     for ranks, share, level in product(ENGINE_RANKS, ENGINE_SHARES, (0, 1)):
         if machine.ranks % ranks == 0 and ranks <= machine.device.per_machine:

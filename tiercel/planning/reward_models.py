@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, RewardModel
+from tiercel.config.reward_rules import reward_models
+from tiercel.config.schema import BaseRecipe
 from tiercel.errors import ModelError
 from tiercel.models.loading import DTYPES
 from tiercel.planning.probe import LiveBytes, fake_tensors, fill_with_fakes, younger_garbage
 from tiercel.planning.sizes import local_or_fetched, with_layers
+from tiercel.rewards.started import RewardModel
 
 PROBED_LAYERS = 2  # without gradients a layer's buffers are gone before the next one's
 
@@ -43,8 +45,7 @@ def held_by_rank(sizes: Sequence[RewardModelSize], *, on_gpu: bool) -> RewardMod
 def reward_model_sizes(recipe: BaseRecipe) -> tuple[RewardModelSize, ...]:
     """Raises ModelError where a config.json is no sequence classifier's, and EnvironmentProblem where it cannot be
     fetched."""
-    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
-    return tuple(_size(reward.model) for reward in rewards if reward.model is not None)
+    return tuple(map(_size, reward_models(recipe)))
 
 
 def _size(options: RewardModel) -> RewardModelSize:

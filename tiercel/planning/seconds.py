@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.distributed.strategy import SHARDING
 from tiercel.models.policy import weights_dtype
 from tiercel.planning.memory import BYTES, Layout, Rollout, cache_token_bytes, cached_rows, engine_weights
 from tiercel.planning.sizes import ModelSizes
@@ -57,22 +56,21 @@ def phase_seconds(
     weights = weights_dtype(recipe).itemsize * sizes.language_weights
     speed, share = link_speed(device, layout.ranks), (layout.ranks - 1) / layout.ranks
     to_host = device.reached_link * device.host_link
-    zero = recipe.train.deepspeed
-    is_zero = layout.strategy == "deepspeed"
+    zero = layout.zero(recipe)
     gathering = 0.0  # of all weights, once
-    if layout.strategy in SHARDING and not (is_zero and zero.stage == 2):
+    if layout.kind.shards_model and zero.stage == 3:
         gathering = weights * share / speed
-    if is_zero and zero.offload_parameters:
+    if zero.offload_parameters:
         gathering += weights / layout.ranks / to_host
     if gathering:
         microbatches = max(1, -(-packed // layout.tokens))
         # Forward and backward; recomputing takes what is there.
         seconds["waiting for weights"] = max(0.0, 2 * microbatches * gathering - learn)
-        if rollout is not None and rollout.engine == "local":
+        if rollout is not None and rollout.engine.shares_weights:
             seconds["rollout"] += gathering
     if layout.ranks > 1:
         seconds["summing gradients"] = 2 * 4 * sizes.trained * share / speed
-    if is_zero and zero.offload_optimizer:  # gradients there, weights back
+    if zero.offload_optimizer:  # gradients there, weights back
         seconds["updating on the host"] = 2 * 4 * sizes.trained / layout.ranks / to_host
     if rollout is not None and rollout.moves_to_host:  # there and back
         seconds["moving the engine's weights"] = 2 * engine_weights(recipe, sizes, rollout) / to_host
@@ -90,7 +88,7 @@ def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, dev
     width = BYTES[recipe.model.dtype]
     prompts = rollout.engine_prompts or rollout.prompts
     rows = prompts * rollout.group_size
-    at_once = rows if rollout.engine == "local" else max(1, min(rows, cached_rows(recipe, sizes, rollout)))
+    at_once = rows if rollout.engine.shares_weights else max(1, min(rows, cached_rows(recipe, sizes, rollout)))
     prefill = 2 * prompts * rollout.prompt_tokens * sizes.language_weights / flops
     held = at_once * rollout.completion_tokens / 2 + at_once / rollout.group_size * rollout.prompt_tokens
     read = width * sizes.language_weights / shared + cache_token_bytes(recipe, sizes, shared) * held

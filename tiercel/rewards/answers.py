@@ -46,7 +46,7 @@ MOST_BOXES = 200  # matching them takes time that grows with the cube
 
 
 def extract_answer(completion: str) -> str:
-    """The content of the last complete <answer>...</answer>, stripped.
+    """Return the content of the last complete <answer>...</answer>, stripped.
 
     Where there is none: the whole completion without its thought, stripped. A thought is <think>...</think>, all
     that comes before a lone </think> (chat templates may write the opening tag), and all that comes after a lone
@@ -57,13 +57,13 @@ def extract_answer(completion: str) -> str:
     if start >= 0:
         end = completion.index(_CLOSE_ANSWER, start)
         return completion[start + len(_OPEN_ANSWER) : end].strip()
-    closed, tag, rest = completion.rpartition("</think>")  # in `rest` a search for a thought's end would be in vain
+    closed, tag, rest = completion.rpartition("</think>")  # `rest` holds no end of a thought
     unthought = _THOUGHT.sub("", closed + tag).rpartition("</think>")[2] + rest
     return unthought.partition("<think>")[0].strip()
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The last number in a text, exactly; None where there is none.
+    """Read the last number in a text, exactly; None where there is none.
 
     Reads integers, decimals (1.5, .5, 1e-3), thousands separators (1,234), fractions (3/4, 2 1/2, \\frac{3}{4}) and
     signs. What stands around the number is a unit and is dropped, a percent sign too: "50%" is 50.
@@ -89,7 +89,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def parse_choice(text: str, choices: Sequence[str] = LETTERS) -> str | None:
-    """The choice that a text settles on, spelt as in `choices`; None where it settles on none.
+    """Read the choice that a text settles on, spelt as in `choices`; None where it settles on none.
 
     In this order: the whole text is a choice ("B", "(B)", "b.", "Option B"); it begins with one and a mark ("B. the
     dog", "(B) the dog"); one follows "answer", the last such ("The answer is B, not C"); it ends with one ("It must
@@ -112,11 +112,11 @@ def _same(left: str, right: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _choice_patterns(choices: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], bool], ...]:
-    """Patterns in order of precedence, each with whether its last match counts instead of its first."""
+    """Make the patterns in order of precedence, each with whether its last match counts instead of its first."""
     by_length = sorted(choices, key=len, reverse=True)  # "no" must not hide "none"
     any_case = "|".join(re.escape(choice) for choice in by_length)
     in_prose = "|".join(re.escape(choice) if len(choice) == 1 else f"(?i:{re.escape(choice)})" for choice in by_length)
-    opening = r"[\s(\[{*\"'`]{0,16}"  # bounded, for a model may write spaces without end
+    opening = r"[\s(\[{*\"'`]{0,16}"  # bounded, because a model may write spaces without end
     before = rf"{opening}(?:(?i:option|choice)\s{{1,16}})?{opening}"
     after = r"[\s)\]}*\"'`.,:;!\u3002]*"
     answer = r"(?:\b(?i:answer)(?:\s{1,16}(?i:is)\b)?\s{0,16}[:=]?|\\boxed)"
@@ -129,15 +129,15 @@ def _choice_patterns(choices: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], b
 
 
 def parse_boxes(text: str) -> list[Box]:
-    """Every list of four numbers in a text, as `parse_box` reads one; the first 200."""
+    """Read every list of four numbers in a text, as `parse_box` reads one; the first 200."""
     found = islice(_BOX.finditer(text), MOST_BOXES)
     boxes = [tuple(float(number) for number in match.groups() if number is not None) for match in found]
     return [box for box in boxes if _are_coordinates(box)]  # type: ignore[misc]
 
 
 def parse_point(text: str) -> tuple[float, float] | None:
-    """The first pair of numbers in a text: (x, y), [x, y], {"point_2d": [x, y]} or x=1, y=2; None where there is none,
-    or where a box comes first."""
+    """Read the first pair of numbers in a text: (x, y), [x, y], {"point_2d": [x, y]} or x=1, y=2; None where there
+    is none, or where a box comes first."""
     found = _POINT.search(text)
     box = _BOX.search(text)
     if found is None or (box is not None and box.start() <= found.start()):
@@ -147,7 +147,7 @@ def parse_point(text: str) -> tuple[float, float] | None:
 
 
 def parse_box(text: str) -> Box | None:
-    """The first list of four numbers in a text, as written; None where there is none.
+    """Read the first list of four numbers in a text, as written; None where there is none.
 
     Reads [x1, y1, x2, y2], {"bbox_2d": [x1, y1, x2, y2]}, (x1,y1),(x2,y2) and the same between <|box_start|> and
     <|box_end|>. Corners are neither sorted nor clipped.
@@ -160,5 +160,5 @@ def parse_box(text: str) -> Box | None:
 
 
 def _are_coordinates(numbers: Sequence[float]) -> bool:
-    """Whether arithmetic on the numbers stays finite; no picture has others."""
+    """Say whether arithmetic on the numbers stays finite; no picture has others."""
     return all(abs(number) <= LARGEST_COORDINATE for number in numbers)

@@ -8,13 +8,13 @@ from tiercel.samples import Box
 
 
 def is_proper(box: Box) -> bool:
-    """Whether the box has an area: x1 < x2 and y1 < y2."""
+    """Say whether the box has an area: x1 < x2 and y1 < y2."""
     x1, y1, x2, y2 = box
     return x1 < x2 and y1 < y2
 
 
 def iou(left: Box, right: Box) -> float:
-    """Intersection over union of two boxes in the same space, 0 to 1.
+    """Compute the intersection over union of two boxes in the same space, 0 to 1.
 
     An empty or inverted box overlaps nothing: its corners are not swapped, and the result is 0.
     """
@@ -35,8 +35,8 @@ def _area(box: Box) -> float:
 
 
 def giou(left: Box, right: Box) -> float:
-    """Generalised IoU, -1 to 1: IoU less the share of the smallest enclosing box that neither covers (Rezatofighi et
-    al. 2019). -1 for an empty or inverted box."""
+    """Compute the generalised IoU, -1 to 1: IoU less the share of the smallest enclosing box that neither covers
+    (Rezatofighi et al. 2019). -1 for an empty or inverted box."""
     if not (is_proper(left) and is_proper(right)):
         return -1.0
     enclosing = _area(_enclosing(left, right))
@@ -48,8 +48,9 @@ def giou(left: Box, right: Box) -> float:
 
 
 def ciou(left: Box, right: Box) -> float:
-    """Complete IoU: IoU less the distance of the centres, squared and in units of the enclosing diagonal, and less a
-    term for unequal aspect ratios (Zheng et al. 2020). -1 for an empty or inverted box; never below -2."""
+    """Compute the complete IoU: IoU less the distance of the centres, squared and in units of the enclosing
+    diagonal, and less a term for unequal aspect ratios (Zheng et al. 2020). -1 for an empty or inverted box; never
+    below -2."""
     if not (is_proper(left) and is_proper(right)):
         return -1.0
     overlap = iou(left, right)

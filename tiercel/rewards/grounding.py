@@ -2,134 +2,178 @@
 first image; the model's are mapped to those."""
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
-from tiercel.config.schema import Reward
 from tiercel.rewards.answers import extract_answer, parse_box, parse_boxes, parse_point
 from tiercel.rewards.boxes import ciou, giou, iou, to_original
-from tiercel.rewards.truths import required_box, required_boxes, truth_of
+from tiercel.rewards.entry import TruthReward
+from tiercel.rewards.truths import Truth
 from tiercel.samples import Box, Sample
+from tiercel.sections import Fraction
 
+FIRST_BOX = "the first list of four numbers in the answer"
+ALL_BOXES = "every list of four numbers in the answer, the first 200"
 DEFAULT_MATCH = 0.5
 MAP_THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))
 _VLM_R1_BOX = re.compile(r"\[(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9})\]")
 
 
-def iou_reward(sample: Sample, reward: Reward) -> float | None:
-    """Intersection over union of the answer's first box with the row's, 0 where the answer holds no box. With
-    `threshold`: 1 from that value on, else 0."""
-    return _of_first_box(sample, reward, iou)
+class FirstBox(TruthReward):
+    """The overlap of the answer's first box with the row's."""
+
+    reads: ClassVar[str] = FIRST_BOX
+    threshold: Fraction | None = None
+    """The value from which on the reward is 1, else 0; null gives the value itself."""
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted = truth.box()
+        given = parse_box(extract_answer(sample.completion))
+        if given is None:
+            return 0.0
+        value = self.overlap(_in_pixels(sample, given), wanted)
+        return value if self.threshold is None else float(value >= self.threshold)
+
+    def overlap(self, given: Box, wanted: Box) -> float:
+        """Return a number from 0 to 1 for two boxes in pixels."""
+        raise NotImplementedError
 
 
-def giou_reward(sample: Sample, reward: Reward) -> float | None:
-    """(GIoU + 1) / 2 of the answer's first box with the row's: boxes apart differ too; 0 where there is no box. With
-    `threshold`: 1 from that value on, else 0."""
-    return _of_first_box(sample, reward, lambda left, right: (giou(left, right) + 1) / 2)
+class Iou(FirstBox):
+    """intersection over union with the row's box; 0 if there is no box"""
+
+    name: Literal["iou"] = "iou"
+    own_right_from: ClassVar[float | None] = 0.5
+
+    def overlap(self, given: Box, wanted: Box) -> float:
+        return iou(given, wanted)
 
 
-def ciou_reward(sample: Sample, reward: Reward) -> float | None:
-    """(CIoU + 1) / 2 of the answer's first box with the row's, at least 0; 0 where there is no box. With `threshold`:
-    1 from that value on, else 0."""
-    return _of_first_box(sample, reward, lambda left, right: max(0.0, (ciou(left, right) + 1) / 2))
+class Giou(FirstBox):
+    """(GIoU + 1) / 2 with the row's box: boxes apart differ too; 0 if there is no box"""
+
+    name: Literal["giou"] = "giou"
+
+    def overlap(self, given: Box, wanted: Box) -> float:
+        return (giou(given, wanted) + 1) / 2
 
 
-def _of_first_box(sample: Sample, reward: Reward, overlap: Callable[[Box, Box], float]) -> float | None:
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_box(sample, reward, truth)
-    given = parse_box(extract_answer(sample.completion))
-    if given is None:
-        return 0.0
-    value = overlap(_in_pixels(sample, given), wanted)
-    return value if reward.threshold is None else float(value >= reward.threshold)
+class Ciou(FirstBox):
+    """(CIoU + 1) / 2 with the row's box, at least 0: centres and aspect ratios count; 0 if there is no box"""
+
+    name: Literal["ciou"] = "ciou"
+
+    def overlap(self, given: Box, wanted: Box) -> float:
+        return max(0.0, (ciou(given, wanted) + 1) / 2)
 
 
-def vlm_r1_reward(sample: Sample, reward: Reward) -> float | None:
-    """VLM-R1's reward for referring expressions, by its definition: the first list of four whole numbers without sign
-    in the first <answer>...</answer>; far edges one pixel nearer where they bound the overlap, whose sides count one
-    more.
+class AllBoxes(TruthReward):
+    """All boxes of the answer and of the row, paired one to one so that as many pairs as possible overlap."""
 
-    It differs from `iou` in that, in the first <answer> instead of the last, and in that decimals are no box.
-    """
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_box(sample, reward, truth)
-    _, _, after = sample.completion.partition("<answer>")
-    answer, closed, _ = after.partition("</answer>")
-    found = _VLM_R1_BOX.search(answer) if closed else None
-    if found is None:
-        return 0.0
-    x1, y1, x2, y2 = (float(number) for number in found.groups())
-    given = _in_pixels(sample, (x1, y1, x2, y2))
-    left, top = max(given[0], wanted[0]), max(given[1], wanted[1])
-    right, bottom = min(given[2] - 1, wanted[2] - 1), min(given[3] - 1, wanted[3] - 1)
-    overlap = (right - left + 1) * (bottom - top + 1) if left < right and top < bottom else 0.0
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (given, wanted))
-    return overlap / (areas - overlap) if areas > overlap else 0.0
+    reads: ClassVar[str] = ALL_BOXES
+    threshold: Fraction | None = None
+    """The overlap from which on two boxes are a pair; null takes 0.5."""
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted, given = truth.boxes(), _all_given(sample)
+        if not wanted and not given:
+            return 1.0
+        matched = matched_pairs(given, wanted, DEFAULT_MATCH if self.threshold is None else self.threshold)
+        return self.measure(len(matched), len(given), len(wanted))
+
+    def measure(self, pairs: int, given: int, wanted: int) -> float:
+        """Return the reward for numbers of pairs, of the answer's boxes and of the row's; one of them is not 0."""
+        raise NotImplementedError
 
 
-def point_in_box_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the answer's first point lies in the row's box, or in one of its boxes, edges included; else 0."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_boxes(sample, reward, truth)
-    given = parse_point(extract_answer(sample.completion))
-    if given is None:
-        return 0.0
-    x, y, _, _ = _in_pixels(sample, (*given, *given))
-    return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in wanted))
+class BoxPrecision(AllBoxes):
+    """of the answer's boxes the share that is paired with one of the row's, one to one, so that as many pairs as
+    possible overlap by `threshold` (0.5)"""
+
+    name: Literal["box_precision"] = "box_precision"
+
+    def measure(self, pairs: int, given: int, wanted: int) -> float:
+        return pairs / given if given else 0.0
 
 
-def boxes_reward(measure: Callable[[int, int, int], float], sample: Sample, reward: Reward) -> float | None:
-    """Of all boxes of the answer and of the row, paired one to one so that the most pairs overlap by `threshold`
-    (0.5): the measure of pairs, given and wanted ones."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_boxes(sample, reward, truth)
-    given = [_in_pixels(sample, box) for box in parse_boxes(extract_answer(sample.completion))]
-    if not wanted and not given:
-        return 1.0
-    matched = len(matched_pairs(given, wanted, DEFAULT_MATCH if reward.threshold is None else reward.threshold))
-    return measure(matched, len(given), len(wanted))
+class BoxRecall(AllBoxes):
+    """of the row's boxes the share that is paired"""
+
+    name: Literal["box_recall"] = "box_recall"
+
+    def measure(self, pairs: int, given: int, wanted: int) -> float:
+        return pairs / wanted if wanted else 0.0
 
 
-def precision(pairs: int, given: int, wanted: int) -> float:
-    return pairs / given if given else 0.0
+class BoxF1(AllBoxes):
+    """2 x pairs / (boxes of the answer + boxes of the row); 1 where both have none"""
+
+    name: Literal["box_f1"] = "box_f1"
+    own_right_from: ClassVar[float | None] = 1.0
+
+    def measure(self, pairs: int, given: int, wanted: int) -> float:
+        return 2 * pairs / (given + wanted)
 
 
-def recall(pairs: int, given: int, wanted: int) -> float:
-    return pairs / wanted if wanted else 0.0
+class BoxMap(TruthReward):
+    """mean over the overlaps 0.5, 0.55 .. 0.95 of the average precision; each box takes the best box of the row that is
+    still free"""
+
+    name: Literal["box_map"] = "box_map"
+    reads: ClassVar[str] = f"{ALL_BOXES}, surest first"
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted, given = truth.boxes(), _all_given(sample)
+        if not wanted or not given:
+            return float(not wanted and not given)
+        return sum(average_precision(given, wanted, threshold) for threshold in MAP_THRESHOLDS) / len(MAP_THRESHOLDS)
 
 
-def f1(pairs: int, given: int, wanted: int) -> float:
-    return 2 * pairs / (given + wanted) if given + wanted else 0.0
+class PointInBox(TruthReward):
+    """1 if it lies in the row's box, or in one of its boxes, edges included, else 0"""
+
+    name: Literal["point_in_box"] = "point_in_box"
+    reads: ClassVar[str] = "the first pair of numbers in the answer, unless a box comes first"
+    own_right_from: ClassVar[float | None] = 1.0
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted = truth.boxes()
+        given = parse_point(extract_answer(sample.completion))
+        if given is None:
+            return 0.0
+        x, y, _, _ = _in_pixels(sample, (*given, *given))
+        return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in wanted))
 
 
-box_precision_reward = partial(boxes_reward, precision)
-box_recall_reward = partial(boxes_reward, recall)
-box_f1_reward = partial(boxes_reward, f1)
+class VlmR1Rec(TruthReward):
+    """VLM-R1's reward for referring expressions by its own definition: far edges one pixel nearer in the overlap, whose
+    sides count one more"""
+
+    name: Literal["vlm_r1_rec"] = "vlm_r1_rec"
+    reads: ClassVar[str] = "the first `[x1, y1, x2, y2]` of whole numbers in the first `<answer>...</answer>`"
+    own_right_from: ClassVar[float | None] = 0.5
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted = truth.box()
+        _, _, after = sample.completion.partition("<answer>")
+        answer, closed, _ = after.partition("</answer>")
+        found = _VLM_R1_BOX.search(answer) if closed else None
+        if found is None:
+            return 0.0
+        x1, y1, x2, y2 = (float(number) for number in found.groups())
+        given = _in_pixels(sample, (x1, y1, x2, y2))
+        left, top = max(given[0], wanted[0]), max(given[1], wanted[1])
+        right, bottom = min(given[2] - 1, wanted[2] - 1), min(given[3] - 1, wanted[3] - 1)
+        overlap = (right - left + 1) * (bottom - top + 1) if left < right and top < bottom else 0.0
+        areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (given, wanted))
+        return overlap / (areas - overlap) if areas > overlap else 0.0
 
 
-def box_map_reward(sample: Sample, reward: Reward) -> float | None:
-    """Mean over the overlaps 0.5, 0.55 .. 0.95 of the average precision of the answer's boxes, surest first as they
-    are written: each takes the best box of the row that is still free; area under the interpolated curve."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_boxes(sample, reward, truth)
-    given = [_in_pixels(sample, box) for box in parse_boxes(extract_answer(sample.completion))]
-    if not wanted or not given:
-        return float(not wanted and not given)
-    return sum(average_precision(given, wanted, threshold) for threshold in MAP_THRESHOLDS) / len(MAP_THRESHOLDS)
+GROUNDING = (Iou, Giou, Ciou, BoxPrecision, BoxRecall, BoxF1, BoxMap, PointInBox, VlmR1Rec)
 
 
 def average_precision(given: Sequence[Box], wanted: Sequence[Box], threshold: float) -> float:
-    """Sum over right boxes, in order, of the best precision from there on, over the number of wanted ones."""
+    """Sum, over the right boxes in order, the best precision from there on; divided by the number of wanted boxes."""
     free, right = list(wanted), 0
     precisions: list[tuple[bool, float]] = []
     for place, box in enumerate(given, 1):
@@ -147,7 +191,7 @@ def average_precision(given: Sequence[Box], wanted: Sequence[Box], threshold: fl
 
 
 def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float) -> list[tuple[int, int]]:
-    """Pairs that overlap by at least `threshold`: as many as possible, and of those the ones of the largest overlap."""
+    """Pair boxes that overlap by at least `threshold`: as many pairs as possible, and of those the largest overlap."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
@@ -159,6 +203,10 @@ def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float)
     worth = np.where(is_match, min(len(given), len(wanted)) + 1 + overlaps, 0.0)
     rows, columns = linear_sum_assignment(worth, maximize=True)
     return [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if is_match[i, j]]
+
+
+def _all_given(sample: Sample) -> list[Box]:
+    return [_in_pixels(sample, box) for box in parse_boxes(extract_answer(sample.completion))]
 
 
 def _in_pixels(sample: Sample, box: Box) -> Box:

@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
-from tiercel.config.schema import Reward
+from tiercel.rewards.entry import Entry, Reward
 from tiercel.samples import Sample
+from tiercel.sections import PositiveInt, Problem, Problems, regex_fault, shown
 
+TOKENS = "the number of tokens, end token included"
 _INSIDE = r"(?:(?!</?{tag}>).)*"
 DEFAULT_FORMAT = (
     rf"\s*(?:<think>{_INSIDE.format(tag='think')}</think>\s*)?<answer>{_INSIDE.format(tag='answer')}</answer>\s*"
@@ -14,43 +17,98 @@ DEFAULT_FORMAT = (
 WORDS_OF_A_REPETITION = 3
 
 
-def format_reward(sample: Sample, reward: Reward) -> float:
-    """1 where the whole completion matches `pattern` (a dot matches line ends too), else 0.
+class Format(Reward):
+    """1 if it matches `pattern` from end to end (a dot matches line ends too), else 0; default: one
+    `<answer>...</answer>`, before it at most one `<think>...</think>`"""
 
-    Without a pattern: one <answer>...</answer> at the end, before it at most one <think>...</think>.
-    """
-    return float(re.fullmatch(reward.pattern or DEFAULT_FORMAT, sample.completion, re.DOTALL) is not None)
+    name: Literal["format"] = "format"
+    reads: ClassVar[str] = "the whole completion"
+    pattern: str | None = None
+    """Regular expression the whole completion must match; null asks for <answer>...</answer> at the end."""
 
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if self.pattern is not None and (fault := regex_fault(self.pattern)) is not None:
+            yield Problem(key="pattern", text=f"{shown(self.pattern)} is no regular expression: {fault}")
 
-def length_reward(sample: Sample, reward: Reward) -> float:
-    """1 up to `max_tokens` tokens, end token included, falling linearly to 0 at twice as many."""
-    assert reward.max_tokens is not None
-    return min(1.0, max(0.0, 2.0 - sample.token_count / reward.max_tokens))
-
-
-def soft_overlong_reward(sample: Sample, reward: Reward) -> float:
-    """0 up to `max_tokens` - `buffer` tokens, falling linearly to -1 at `max_tokens`, and -1 beyond (DAPO 2025)."""
-    assert reward.max_tokens is not None and reward.buffer is not None
-    over = sample.token_count - (reward.max_tokens - reward.buffer)
-    return -min(1.0, max(0.0, over / reward.buffer))
+    def score(self, sample: Sample) -> float:
+        return float(re.fullmatch(self.pattern or DEFAULT_FORMAT, sample.completion, re.DOTALL) is not None)
 
 
-def cosine_reward(sample: Sample, is_correct: bool | None, reward: Reward) -> float | None:
-    """By a half cosine of the length up to `max_tokens`: from 1 to 0.5 for a right completion, so that short ones are
-    worth more, from -0.5 to 0 for a wrong one, so that thinking longer costs less (Yeo et al. 2025). Right and wrong is
-    what the first reward before it says that knows; it does not apply where none does."""
-    assert reward.max_tokens is not None
-    if is_correct is None:
-        return None
-    share = min(1.0, sample.token_count / reward.max_tokens)
-    shortest, longest = (1.0, 0.5) if is_correct else (-0.5, 0.0)
-    return longest + 0.5 * (shortest - longest) * (1 + math.cos(math.pi * share))
+class Length(Reward):
+    """1 up to `max_tokens`, falling linearly to 0 at twice as many"""
+
+    name: Literal["length"] = "length"
+    reads: ClassVar[str] = TOKENS
+    max_tokens: PositiveInt
+    """The number of tokens up to which it is 1; it falls linearly to 0 at twice as many."""
+
+    def score(self, sample: Sample) -> float:
+        return min(1.0, max(0.0, 2.0 - sample.token_count / self.max_tokens))
 
 
-def repetition_reward(sample: Sample, reward: Reward) -> float:
-    """-(1 - distinct / all) of the completion's runs of `ngram` words (3), in lower case: 0 where none comes twice,
-    near -1 where one goes on and on; 0 for fewer words."""
-    words = sample.completion.lower().split()
-    size = reward.ngram or WORDS_OF_A_REPETITION
-    runs: Sequence[tuple[str, ...]] = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
-    return -(1.0 - len(set(runs)) / len(runs)) if runs else 0.0
+class Cosine(Entry):
+    """a half cosine up to `max_tokens`: from 1 to 0.5 for a right completion, from -0.5 to 0 for a wrong one, by the
+    first reward before it in the list that tells right from wrong (Yeo et al. 2025)"""
+
+    name: Literal["cosine"] = "cosine"
+    reads: ClassVar[str] = TOKENS
+    max_tokens: PositiveInt
+    """The number of tokens at which its curve ends, such as rollout.max_new_tokens."""
+
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if not any(entry.right_from is not None for entry in before):
+            yield Problem(
+                key="name",
+                text="cosine given, but no reward before it tells right from wrong; put one before it, such as exact, "
+                "or give one a correct_at",
+            )
+
+    def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
+        """Return more for a short right completion and less for a short wrong one; None where no reward tells."""
+        if is_right is None:
+            return None
+        share = min(1.0, sample.token_count / self.max_tokens)
+        shortest, longest = (1.0, 0.5) if is_right else (-0.5, 0.0)
+        return longest + 0.5 * (shortest - longest) * (1 + math.cos(math.pi * share))
+
+
+class SoftOverlong(Reward):
+    """0 up to `max_tokens` - `buffer`, falling linearly to -1 at `max_tokens` (DAPO 2025)"""
+
+    name: Literal["soft_overlong"] = "soft_overlong"
+    reads: ClassVar[str] = TOKENS
+    max_tokens: PositiveInt
+    """The number of tokens from which on it is -1, such as rollout.max_new_tokens."""
+    buffer: PositiveInt
+    """The number of tokens before max_tokens over which it falls from 0 to -1."""
+
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if self.buffer > self.max_tokens:
+            yield Problem(
+                key="buffer",
+                text=f"{self.buffer} given, above max_tokens ({self.max_tokens}); even an empty completion would lose",
+                also=("max_tokens",),
+            )
+
+    def score(self, sample: Sample) -> float:
+        over = sample.token_count - (self.max_tokens - self.buffer)
+        return -min(1.0, max(0.0, over / self.buffer))
+
+
+class Repetition(Reward):
+    """-(1 - distinct / all) of its runs of `ngram` (3) words: 0 where none comes twice, near -1 where one goes on and
+    on; 0 for fewer words"""
+
+    name: Literal["repetition"] = "repetition"
+    reads: ClassVar[str] = "the words of the whole completion, in lower case"
+    ngram: PositiveInt | None = None
+    """Words of the runs that are compared; null takes 3."""
+
+    def score(self, sample: Sample) -> float:
+        words = sample.completion.lower().split()
+        size = self.ngram or WORDS_OF_A_REPETITION
+        runs: Sequence[tuple[str, ...]] = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+        return -(1.0 - len(set(runs)) / len(runs)) if runs else 0.0
+
+
+SHAPE = (Format, Length, Cosine, SoftOverlong, Repetition)

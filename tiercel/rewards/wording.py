@@ -2,97 +2,136 @@
 
 import json
 import unicodedata
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from tiercel.config.schema import Reward
 from tiercel.errors import DataError
 from tiercel.rewards.answers import LETTERS, extract_answer, parse_choice, parse_number
-from tiercel.rewards.truths import malformed, number_of, required_number, texts_of, truth_of
+from tiercel.rewards.entry import Entry, Reward, TruthReward
+from tiercel.rewards.truths import Truth, number_of
 from tiercel.samples import Sample
+from tiercel.sections import NonNegativeFloat, Problem, Problems, shown
 
+ALL_TEXT = "all of the answer, as text"
+LAST_NUMBER = "the last number in the answer"
 ARTICLES = ("a", "an", "the")
 
 
-def exact_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the answer is the row's text, or one of its texts, else 0. Both stripped and in Unicode NFC; case and
-    spelling count. A number is compared as Python writes it (7, 0.5)."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = {_stripped(text) for text in texts_of(sample, reward, truth)}
-    return float(_stripped(extract_answer(sample.completion)) in wanted)
+class Exact(TruthReward):
+    """1 if equal to the row's text, or one of its texts, after stripping and Unicode NFC, else 0; case counts, and a
+    number of the row is compared as 7 or 0.5"""
+
+    name: Literal["exact"] = "exact"
+    reads: ClassVar[str] = ALL_TEXT
+    own_right_from: ClassVar[float | None] = 1.0
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        return float(_stripped(extract_answer(sample.completion)) in {_stripped(text) for text in truth.texts()})
 
 
-def normalised_reward(sample: Sample, reward: Reward) -> float | None:
-    """As `exact`, but case, punctuation, the articles a, an, the, and widths of spaces do not count (as in VQA)."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = {normalised(text) for text in texts_of(sample, reward, truth)}
-    return float(normalised(extract_answer(sample.completion)) in wanted)
+class Normalised(TruthReward):
+    """as `exact`, but case, punctuation, the articles a, an, the, and widths of spaces do not count (as in VQA)"""
+
+    name: Literal["normalised"] = "normalised"
+    reads: ClassVar[str] = ALL_TEXT
+    own_right_from: ClassVar[float | None] = 1.0
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        return float(normalised(extract_answer(sample.completion)) in {normalised(text) for text in truth.texts()})
 
 
-def ocr_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 - edit distance / length of the longer text, of the answer and the row's text (the nearest of several): 1 where
-    they are equal. Both stripped and in Unicode NFC; case counts."""
-    from rapidfuzz.distance import Levenshtein
+class Ocr(TruthReward):
+    """1 - edit distance / length of the longer text, against the nearest of the row's texts; case counts"""
 
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    given = _stripped(extract_answer(sample.completion))
-    return max(Levenshtein.normalized_similarity(given, _stripped(text)) for text in texts_of(sample, reward, truth))
+    name: Literal["ocr"] = "ocr"
+    reads: ClassVar[str] = ALL_TEXT
+    needs: ClassVar[str | None] = "rapidfuzz"
+    own_right_from: ClassVar[float | None] = 1.0
 
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        from rapidfuzz.distance import Levenshtein
 
-def number_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the last number of the answer is within `tolerance`, or `relative_tolerance` times the row's, of the
-    row's number, else 0. Exact: 0.1 is a tenth and 1/3 a third."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_number(sample, reward, truth)
-    given = parse_number(extract_answer(sample.completion))
-    absolute, relative = number_of(reward.tolerance or 0), number_of(reward.relative_tolerance or 0)
-    assert absolute is not None and relative is not None
-    return float(given is not None and abs(given - wanted) <= max(absolute, relative * abs(wanted)))
+        given = _stripped(extract_answer(sample.completion))
+        return max(Levenshtein.normalized_similarity(given, _stripped(text)) for text in truth.texts())
 
 
-def count_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 - |n - wanted| / max(1, wanted), at least 0, of the last number of the answer: near counts earn something."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    wanted = required_number(sample, reward, truth)
-    if wanted < 0 or wanted.denominator != 1:
-        raise malformed(sample, reward, truth, "is no count; write a whole number from 0 on")
-    given = parse_number(extract_answer(sample.completion))
-    return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - wanted) / max(Fraction(1), wanted)))
+class Number(TruthReward):
+    """1 if within `tolerance` (0) or `relative_tolerance` x the row's number of the row's number, else 0; computed
+    exactly: 0.1 is a tenth and 1/3 a third"""
+
+    name: Literal["number"] = "number"
+    reads: ClassVar[str] = LAST_NUMBER
+    own_right_from: ClassVar[float | None] = 1.0
+    tolerance: NonNegativeFloat | None = None
+    """Largest absolute difference that still counts as right; null asks for equality."""
+    relative_tolerance: NonNegativeFloat | None = None
+    """Likewise, as a share of the right number; the larger of both counts."""
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted = truth.number()
+        given = parse_number(extract_answer(sample.completion))
+        absolute, relative = number_of(self.tolerance or 0), number_of(self.relative_tolerance or 0)
+        assert absolute is not None and relative is not None
+        return float(given is not None and abs(given - wanted) <= max(absolute, relative * abs(wanted)))
 
 
-def choice_reward(sample: Sample, reward: Reward) -> float | None:
-    """1 where the answer settles on the row's choice, else 0; the right answer is one of `choices` (default A to Z)."""
-    truth = truth_of(sample, reward)
-    if truth is None:
-        return None
-    choices = LETTERS if reward.choices is None else reward.choices
-    is_text = isinstance(truth, str | int) and not isinstance(truth, bool)
-    wanted = parse_choice(extract_answer(str(truth)), choices) if is_text else None
-    if wanted is None:
-        shown = "a letter from A to Z" if reward.choices is None else f"one of {', '.join(choices)}"
-        raise malformed(sample, reward, truth, f"is not {shown}")
-    return float(parse_choice(extract_answer(sample.completion), choices) == wanted)
+class Count(TruthReward):
+    """1 - |n - wanted| / max(1, wanted), at least 0"""
+
+    name: Literal["count"] = "count"
+    reads: ClassVar[str] = LAST_NUMBER
+    own_right_from: ClassVar[float | None] = 1.0
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        wanted = truth.number()
+        if wanted < 0 or wanted.denominator != 1:
+            raise truth.malformed("is no count; write a whole number from 0 on")
+        given = parse_number(extract_answer(sample.completion))
+        return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - wanted) / max(Fraction(1), wanted)))
 
 
-def json_reward(sample: Sample, reward: Reward) -> float:
-    """1 where the answer is JSON, in a ```json fence or bare, that the schema in the file `json_schema` admits, else 0.
-    Without a schema any JSON object or list is enough."""
-    value = parse_json(extract_answer(sample.completion))
-    if reward.json_schema is None:
-        return float(isinstance(value, dict | list))
-    return float(value is not None and _is_valid(value, reward.json_schema))
+class Choice(TruthReward):
+    """1 if it is the row's choice, one of `choices` (A to Z), else 0"""
+
+    name: Literal["choice"] = "choice"
+    reads: ClassVar[str] = "the choice the answer settles on"
+    own_right_from: ClassVar[float | None] = 1.0
+    choices: tuple[str, ...] | None = None
+    """The admissible answers; null takes the letters A to Z."""
+
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if self.choices is not None and len(set(self.choices)) < max(2, len(self.choices)):
+            yield Problem(key="choices", text=f"{shown(self.choices)} given; must be two or more, each of them once")
+
+    def compare(self, sample: Sample, truth: Truth) -> float:
+        choices = LETTERS if self.choices is None else self.choices
+        is_text = isinstance(truth.value, str | int) and not isinstance(truth.value, bool)
+        wanted = parse_choice(extract_answer(str(truth.value)), choices) if is_text else None
+        if wanted is None:
+            admissible = "a letter from A to Z" if self.choices is None else f"one of {', '.join(choices)}"
+            raise truth.malformed(f"is not {admissible}")
+        return float(parse_choice(extract_answer(sample.completion), choices) == wanted)
+
+
+class Json(Reward):
+    """1 if it is JSON that the schema in the file `json_schema` admits (without: any object or list), else 0"""
+
+    name: Literal["json"] = "json"
+    reads: ClassVar[str] = "all of the answer, bare or in a ```json fence"
+    json_schema: str | None = None
+    """File with a JSON schema that the answer must satisfy."""
+
+    def score(self, sample: Sample) -> float:
+        value = parse_json(extract_answer(sample.completion))
+        if self.json_schema is None:
+            return float(isinstance(value, dict | list))
+        return float(value is not None and _is_valid(value, self.json_schema))
+
+
+WORDING = (Exact, Normalised, Ocr, Number, Count, Choice, Json)
 
 
 def _is_valid(value: Any, file: str) -> bool:
@@ -109,7 +148,7 @@ def _is_valid(value: Any, file: str) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text that is JSON; None where it is not, or is null."""
+    """Read the value of a text that is JSON; None where it is not, or is null."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and len(text) >= 6:
         text = text[3:-3].removeprefix("json")
@@ -120,13 +159,14 @@ def parse_json(text: str) -> Any:
 
 
 def _refused(word: str) -> Any:
-    """NaN and Infinity, which are no JSON."""
+    """Refuse NaN and Infinity, which are no JSON."""
     raise ValueError(f"{word} is no JSON")
 
 
 @lru_cache(maxsize=8)
 def _validator(file: str) -> Any:
-    """Of JSON Schema's draft that the file names, 2020-12 where it names none; it fetches no other schema."""
+    """Make a validator of the draft of JSON Schema that the file names, 2020-12 where it names none; it fetches no
+    other schema."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
     from referencing import Registry
@@ -141,7 +181,7 @@ def _validator(file: str) -> Any:
 
 
 def normalised(text: str) -> str:
-    """NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
+    """Bring a text into NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     spaced = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded)
     return " ".join(word for word in spaced.split() if word not in ARTICLES)

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.distributed.strategy import LOADS_IN_TURNS, SHARDING, Strategy, build_strategy
+from tiercel.distributed.strategy import Strategy, build_strategy
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
@@ -40,7 +41,7 @@ def build_trainer(
     name = chosen_strategy(recipe, ranks, device, say)
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
-        policy = build_policy(recipe, device, weights, stays_on_cpu=name in SHARDING)
+        policy = build_policy(recipe, device, weights, stays_on_cpu=STRATEGY_KINDS[name].shards_model)
         start = starting_weights(policy, recipe, weights)
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
@@ -49,7 +50,7 @@ def build_trainer(
 
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
         # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
-        policy, strategy = ranks.in_turns(load_and_wrap) if name in LOADS_IN_TURNS else load_and_wrap()
+        policy, strategy = ranks.in_turns(load_and_wrap) if STRATEGY_KINDS[name].loads_in_turns else load_and_wrap()
     if found is not None:
         strategy.restore(read_tensors(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
     trainer = Trainer(

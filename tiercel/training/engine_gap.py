@@ -36,13 +36,6 @@ FAR_TOKENS, EXTREME_TOKENS = "gap/far", "gap/extreme"
 LARGEST_GAP = "sampler/logprob_gap_max"
 
 
-REMEDIES = {
-    "vllm-server": "start the servers again with the recipe's model and without other adapters",
-    "vllm": "update vLLM, or write rollout.engine: local",
-    "local": "run `tiercel doctor`, or write learner.form: repeated",
-}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapLimits:
     """In nats."""
@@ -57,7 +50,7 @@ def gap_limits(recipe: GrpoRecipe) -> GapLimits:
     rollout = recipe.rollout
     has_dropout = recipe.lora is not None and recipe.lora.dropout > 0
     expected = parity_tolerance(recipe) + (DRIFT if rollout.lookahead or has_dropout else 0.0)
-    is_cut = rollout.engine != "local" and (rollout.top_p < 1 or rollout.top_k > 0)
+    is_cut = not rollout.engine_kind.shares_weights and (rollout.top_p < 1 or rollout.top_k > 0)
     return GapLimits(far=FAR * expected, extreme=EXTREME * expected, is_cut=is_cut)
 
 
@@ -94,7 +87,7 @@ def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], large
     rollout.parity_action stops."""
     if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
         raise TrainingError(
-            f"step {step + 1}: {problem}; this update was not made; {REMEDIES[recipe.rollout.engine]}, and give the "
+            f"step {step + 1}: {problem}; this update was not made; {recipe.rollout.engine_kind.remedy}, and give the "
             "same command, which goes on from the newest checkpoint; rollout.parity_action: warn would go on"
         )
 
@@ -128,5 +121,5 @@ def gap_problem(recipe: GrpoRecipe, sums: Mapping[str, float], largest: Mapping[
 def engine_name(recipe: GrpoRecipe) -> str:
     """As messages name it."""
     rollout = recipe.rollout
-    servers = f" ({redact(', '.join(rollout.urls))})" if rollout.engine == "vllm-server" else ""
+    servers = f" ({redact(', '.join(rollout.urls))})" if rollout.engine_kind.is_served else ""
     return f"rollout.engine: {rollout.engine}{servers}"

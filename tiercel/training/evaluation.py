@@ -16,11 +16,11 @@ from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.models.family import Family
-from tiercel.rewards.metrics import reward_statistics
-from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.sampler import Sampler, greedy_params
 from tiercel.runs.directory import gathered_groups
 from tiercel.runs.waiting import waiting
+from tiercel.scoring.metrics import reward_statistics
+from tiercel.scoring.scorer import Scorer
 from tiercel.training.minibatches import conversation_passes
 from tiercel.training.rollouts import Rollouts
 from tiercel.training.session import Session

@@ -8,10 +8,15 @@ from tiercel.errors import EnvironmentProblem
 
 def require_installed(recipe: BaseRecipe) -> None:
     """Raises EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
-    if recipe.train.strategy == "deepspeed" and find_spec("deepspeed") is None:
+    strategy = recipe.train.strategy_kind
+    if strategy is not None and strategy.package is not None and find_spec(strategy.package) is None:
         raise EnvironmentProblem(
-            "train.strategy: deepspeed needs the package deepspeed; pip install deepspeed, or write fsdp2, which needs "
-            "nothing installed"
+            f"train.strategy: {strategy.name} needs the package {strategy.package}; pip install {strategy.package}, or "
+            "write fsdp2, which needs nothing installed"
         )
-    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine == "vllm" and find_spec("vllm") is None:
-        raise EnvironmentProblem("rollout.engine: vllm needs the package vllm; pip install vllm, or write local")
+    engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
+    if engine is not None and engine.package is not None and find_spec(engine.package) is None:
+        raise EnvironmentProblem(
+            f"rollout.engine: {engine.name} needs the package {engine.package}; pip install {engine.package}, or write "
+            "local"
+        )

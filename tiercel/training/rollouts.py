@@ -10,13 +10,13 @@ from functools import partial
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import Ranks
-from tiercel.rewards.metrics import FailureStats, count_failures
-from tiercel.rewards.scoring import Scorer
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
 from tiercel.rollout.vllm_server import ServerSampler
 from tiercel.runs.waiting import entered
+from tiercel.scoring.metrics import FailureStats, count_failures
+from tiercel.scoring.scorer import Scorer
 from tiercel.training.checkpointing import pending_of
 from tiercel.training.sampling import PolicySync, open_sampler
 from tiercel.training.session import Session
@@ -58,8 +58,8 @@ class Rollouts:
         self.recipe = recipe
         self._ahead = self.sampler if recipe.rollout.lookahead and isinstance(self.sampler, ServerSampler) else None
         self._params = sampling_params(recipe.rollout)
-        engine, shared = recipe.rollout.engine, recipe.rollout.vllm.tensor_parallel > 1
-        self._has_engine_per_rank = engine == "local" or (engine == "vllm" and not shared)
+        engine, shared = recipe.rollout.engine_kind, recipe.rollout.vllm.tensor_parallel > 1
+        self._has_engine_per_rank = engine.shares_weights or (engine.is_beside and not shared)
         self._restored = dict(restored or {})
         self._begun: Future[tuple[Group, ...]] | None = None
         self._ready: dict[int, Group] = {}

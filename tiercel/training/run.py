@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config.reward_rules import reward_models
 from tiercel.config.schema import BaseRecipe, Source
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
@@ -48,8 +49,7 @@ def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
 
 def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
     """Whatever the run fetches from a hub: the model, and those of its rewards."""
-    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
-    return [recipe.model, *(reward.model for reward in rewards if reward.model is not None)]
+    return [recipe.model, *reward_models(recipe)]
 
 
 @contextmanager
@@ -96,6 +96,6 @@ def _less_memory(recipe: BaseRecipe) -> str:
     changes = [f"lower learner.max_tokens_per_microbatch ({learner.max_tokens_per_microbatch})"]
     if not learner.gradient_checkpointing:
         changes.append("set learner.gradient_checkpointing: true")
-    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine == "local" and recipe.rollout.prepacked_bytes:
+    if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine_kind.shares_weights and recipe.rollout.prepacked_bytes:
         changes.append("on a CPU, rollout.prepacked_bytes: 0")
     return ", or ".join(changes) + "; none changes the result but by rounding"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.machine import Machine, memory_here
@@ -16,13 +17,13 @@ from tiercel.planning.seconds import DEVICES
 def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> str:
     """The name of the strategy to run; `auto` takes the plan's. Raises EnvironmentProblem where the recipe's does not
     go with the ranks, or where the plan finds none that fits."""
-    asked = recipe.train.strategy
-    if asked == "single" and ranks.world_size > 1:
+    asked, kind = recipe.train.strategy, recipe.train.strategy_kind
+    if kind is not None and kind.is_alone and ranks.world_size > 1:
         raise EnvironmentProblem(
             f"train.strategy: single with {ranks.world_size} ranks; write auto, ddp, fsdp2 or deepspeed, or start one"
         )
-    if asked != "auto":
-        ranks.on_first(lambda: _require_gatherable(recipe, ranks, device))
+    if kind is not None:
+        ranks.on_first(lambda: _require_gatherable(recipe, kind, ranks, device))
         return asked
     if ranks.world_size == 1:
         return "single"
@@ -34,15 +35,14 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say:
     return name
 
 
-def _require_gatherable(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> None:
+def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks, device: torch.device) -> None:
     """Before weights are read. Raises EnvironmentProblem where a sharded policy cannot be gathered to sample from."""
-    train = recipe.train
-    shares = train.strategy == "fsdp2" or (train.strategy == "deepspeed" and train.deepspeed.stage == 3)
-    if not shares or not isinstance(recipe, GrpoRecipe) or recipe.rollout.engine != "local":
+    shares = strategy.shards_model and recipe.train.deepspeed.stage == 3
+    if not shares or not isinstance(recipe, GrpoRecipe) or not recipe.rollout.engine_kind.shares_weights:
         return
     kind = DEVICES["h100"] if device.type == "cuda" else None
     machine = Machine(ranks=ranks.world_size, memory_bytes=rank_memory_bytes(device), device=kind)
-    if problem := gathering_problem(recipe, machine, train.strategy):
+    if problem := gathering_problem(recipe, machine, strategy.name):
         raise EnvironmentProblem(problem)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tiercel.config.reward_rules import takes_time
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.distributed.notes import note_code, signs_directory
 from tiercel.reliability.pulse import Pulse
@@ -46,9 +45,10 @@ def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
     stall = recipe.reliability.stall_timeout
     limits = {ANY_PHASE: stall, **dict.fromkeys(BLIND_PHASES, BLIND * stall), "download": DOWNLOAD_SECONDS}
     if isinstance(recipe, GrpoRecipe):
-        rewards = stall + recipe.reliability.reward_timeout * sum(takes_time(reward) for reward in recipe.rewards)
-        rollouts = BLIND * stall if recipe.rollout.engine == "vllm" else stall
-        if recipe.rollout.engine == "vllm-server":
+        rewards = stall + recipe.reliability.reward_timeout * sum(reward.takes_time for reward in recipe.rewards)
+        engine = recipe.rollout.engine_kind
+        rollouts = stall if engine.shows_progress else BLIND * stall
+        if engine.is_served:
             rollouts += recipe.rollout.patience + recipe.rollout.request_timeout
         limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
         limits["engine"] += rollouts

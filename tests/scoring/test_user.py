@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.rewards.conftest import children
 from tests.rewards.samples import limits, sample
+from tests.scoring.conftest import children
 from tiercel.errors import RecipeError
-from tiercel.rewards import user
-from tiercel.rewards.process import environment_without_secrets
-from tiercel.rewards.user import UserReward
 from tiercel.samples import RewardValue
+from tiercel.scoring import user
+from tiercel.scoring.process import environment_without_secrets
+from tiercel.scoring.user import UserReward
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 
@@ -467,7 +467,7 @@ def test_the_process_ends_with_a_parent_that_is_killed(reward_file, tmp_path):
             time.sleep(600)
         """)
     script = (
-        "import sys; from tiercel.config.schema import Reliability; from tiercel.rewards.user import UserReward; "
+        "import sys; from tiercel.config.schema import Reliability; from tiercel.scoring.user import UserReward; "
         "from tiercel.samples import Sample; "
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"

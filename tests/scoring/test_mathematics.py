@@ -4,7 +4,7 @@ import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.config.schema import Reliability
-from tiercel.rewards.scoring import Scorer
+from tiercel.scoring.scorer import Scorer
 
 CASES = [
     ("\\boxed{\\frac{1}{2}}", "0.5", 1.0),
@@ -42,8 +42,8 @@ def test_what_would_take_years_to_compute_ends():
 @pytest.mark.parametrize("name", ("math", "ocr"))
 def test_a_missing_package_is_named_at_the_start(name, monkeypatch):
     from tiercel.errors import RecipeError
-    from tiercel.rewards import scoring
+    from tiercel.rewards import entry
 
-    monkeypatch.setattr(scoring, "find_spec", lambda package: None)
+    monkeypatch.setattr(entry, "find_spec", lambda package: None)
     with pytest.raises(RecipeError, match=rf"rewards\.0\.name: {name} needs the package .*tiercel\[rewards\]"):
         Scorer([reward(name=name)], Reliability(), "resized_pixels").__enter__()

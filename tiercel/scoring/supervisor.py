@@ -1,7 +1,7 @@
 """The process between the trainer and a reward's worker: it runs no code of the user's, so it outlives what that does.
 
 As the subreaper (Linux) of all that the worker starts it inherits every process that left the worker's session or
-lost its parent, so none can hide. The worker itself could not be that, for it may end first. Where the user's code
+lost its parent, so none can hide. The worker itself could not do this, because it may end first. Where the user's code
 kills the supervisor, the trainer ends what is left, which it knows by a mark that `env -i` does not take away
 (`marked`); where it stops it, the trainer's word, or its death, wakes it. Other systems than Linux have neither:
 there a process in a session of its own is left. Started by process.py; imports no torch.
@@ -26,13 +26,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tiercel.rewards.worker import file_limit, run
+from tiercel.scoring.worker import file_limit, run
 
 TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile is the most by which it can be exceeded
 CLEAN = 0  # exit code: nothing is left
 UNCLEAN = 1
 
-_END_WAIT = 5.0  # seconds for processes that were killed to be gone, though they fork meanwhile
+_END_WAIT = 5.0  # seconds for killed processes to end, even while they fork
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -76,7 +76,7 @@ def main(charge_json: str) -> NoReturn:
 
 
 def _leave_output_to_the_worker() -> None:
-    """A pipe that the worker has filled would block whoever writes to it."""
+    """Leave standard output to the worker: a pipe that it has filled would block every other writer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
@@ -84,7 +84,7 @@ def _leave_output_to_the_worker() -> None:
 
 
 def _work(charge: Charge) -> NoReturn:
-    """The worker's side of the fork, in a session of its own."""
+    """Run the worker's side of the fork, in a session of its own."""
     os.setsid()
     os.close(charge.control)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -128,7 +128,7 @@ def watch(worker: int, control: socket.socket, charge: Charge) -> str | None:
 
 
 def _woken_by_ending_children() -> socket.socket:
-    """A socket that can be read when a child has ended."""
+    """Make a socket that can be read when a child has ended."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler there must be, or nothing is written
@@ -144,7 +144,7 @@ def _received(control: socket.socket) -> bytes:
 
 
 def reap(worker: int) -> int | None:
-    """Bury every child that has ended; the worker's wait status, where it is one of them."""
+    """Collect every child that has ended; return the worker's wait status, where it is one of them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -180,7 +180,7 @@ def _has_children() -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """Ids of all processes below one; where there is no /proc, none."""
+    """List the ids of all processes below one; none where there is no /proc."""
     found: set[int] = set()
     unseen = [pid]
     while unseen:
@@ -195,7 +195,8 @@ def descendants(pid: int) -> set[int]:
 
 
 def held_bytes(pids: Iterable[int], enough: float) -> int:
-    """Memory of processes without the pages of files, in bytes; exact where the quick sum is more than `enough`.
+    """Add up the memory of processes without the pages of files, in bytes; exact where the quick sum is more than
+    `enough`.
 
     The quick sum counts a page that several processes share once for each.
     """
@@ -208,7 +209,7 @@ def held_bytes(pids: Iterable[int], enough: float) -> int:
 
 
 def _kibibytes(file: str, fields: tuple[bytes, ...]) -> int:
-    """The sum of some fields of a file of /proc; 0 where the process has ended."""
+    """Add up some fields of a file of /proc; 0 where the process has ended."""
     try:
         with open(file, "rb") as lines:
             return sum(int(line.split()[1]) for line in lines if line.startswith(fields))
@@ -217,7 +218,7 @@ def _kibibytes(file: str, fields: tuple[bytes, ...]) -> int:
 
 
 def mark_descendants(mark: int) -> None:
-    """Give this process, and all that come of it, a mark that outlasts fork, exec and an empty environment: a limit, in
+    """Give this process, and all its descendants, a mark that outlasts fork, exec and an empty environment: a limit, in
     microseconds, of the time that real-time processes may take, so high that none is ever hit. Linux only."""
     if sys.platform == "linux":
         with contextlib.suppress(ValueError, OSError):  # the limit here is lower already
@@ -225,8 +226,8 @@ def mark_descendants(mark: int) -> None:
 
 
 def marked(mark: int, variable: str) -> Iterator[int]:
-    """Ids of the processes with the mark, and of those that were started with `NAME=value` in their environment; the
-    newest first, for one that forks and ends is soon another."""
+    """List the ids of the processes with the mark, and of those that were started with `NAME=value` in their
+    environment; the newest first, because one that forks and ends is soon another."""
     wanted = (("limits", str(mark).encode()), ("environ", variable.encode()))
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()), reverse=True):
         for file, text in wanted:
@@ -237,7 +238,7 @@ def marked(mark: int, variable: str) -> Iterator[int]:
 
 
 def describe_end(code: int, file_mb: float) -> str:
-    """An exit code, or a signal's number as a negative one, in words."""
+    """Write an exit code, or a signal's number as a negative one, in words."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     try:

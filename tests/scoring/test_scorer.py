@@ -5,8 +5,8 @@ import pytest
 from tests.rewards.samples import group, reward, sample
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
-from tiercel.rewards.scoring import Scorer, dry_run, judge, make_sample, reward_names, weighted_sum
 from tiercel.samples import RewardValue, SampleImage
+from tiercel.scoring.scorer import Scorer, dry_run, judge, make_sample, reward_names, weighted_sum
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import httpx
 from pydantic import Field
 
-from tiercel.config.schema import Reliability, Reward
+from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
 from tiercel.http_json import Answer, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
 from tiercel.rewards.answers import extract_answer
-from tiercel.rewards.truths import texts_of, truth_of
+from tiercel.rewards.started import ByJudge
 from tiercel.samples import RewardValue, Sample
 
 PLACES = ("prompt", "completion", "answer")
@@ -64,8 +64,7 @@ class JudgeReward:
     pause where the server is busy, fails or does not answer. A completion without a grade is unscorable.
     """
 
-    def __init__(self, reward: Reward, reliability: Reliability):
-        assert reward.judge is not None
+    def __init__(self, reward: ByJudge, reliability: Reliability):
         self._reward, self._judge = reward, reward.judge
         self._batch_timeout = reliability.reward_timeout
         self._headers: dict[str, str] = {}
@@ -86,12 +85,12 @@ class JudgeReward:
             self._question = _read_question(judge.prompt)
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        """A grade for each sample, over `judge.best`; None where the row has no right answer that the question asks
-        for. All of them take at most reliability.reward_timeout seconds together."""
+        """Ask for a grade of each sample, over `judge.best`; None where the row has no right answer that the
+        question asks for. All of them take at most reliability.reward_timeout seconds together."""
         return asyncio.run(self._score_all(samples))
 
     def close(self) -> None:
-        """Nothing is open between two batches."""
+        """Do nothing: no connection is open between two batches."""
 
     async def _score_all(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
         gate = asyncio.Semaphore(self._judge.concurrency)
@@ -123,7 +122,7 @@ class JudgeReward:
         return RewardValue(value=float(min(Fraction(1), max(Fraction(0), grade))))
 
     def _grade(self, reply: str) -> Fraction:
-        """A number, or number/best, that is all of the answer; over `judge.best`. Raises _Unanswered."""
+        """Read a number, or number/best, that is all of the answer; over `judge.best`. Raises _Unanswered."""
         best = Fraction(repr(self._judge.best))
         found = _GRADE.fullmatch(extract_answer(reply))
         if found is None or (found["of"] is not None and Fraction(found["of"]) != best):
@@ -134,17 +133,17 @@ class JudgeReward:
         return RewardValue(value=None, failure=f"reward judge at {self._judge.url}: {text}")
 
     def _filled(self, sample: Sample) -> str | None:
-        """The question about a sample; None where it asks for a right answer that the row has not."""
+        """Write the question about a sample; None where it asks for a right answer that the row does not have."""
         answer = ""
         if any(name == "answer" for _, name, _, _ in Formatter().parse(self._question)):
-            truth = truth_of(sample, self._reward)
+            truth = self._reward.truth(sample)
             if truth is None:
                 return None
-            answer = " or ".join(texts_of(sample, self._reward, truth))
+            answer = " or ".join(truth.texts())
         return self._question.format(prompt=sample.prompt, completion=sample.completion, answer=answer)
 
     async def _ask(self, client: httpx.AsyncClient, question: str) -> str:
-        """The text of the judge's reply. Raises _Unanswered."""
+        """Return the text of the judge's reply. Raises _Unanswered."""
         address = f"{self._judge.url.rstrip('/')}/chat/completions"
         pause, trouble = FIRST_PAUSE, ""
         for number in range(self._judge.retries + 1):
@@ -183,7 +182,7 @@ def _text_of(reply: Reply) -> str:
 
 
 def _read_question(file: str) -> str:
-    """Raises RecipeError where the file has other places than the ones that are filled in."""
+    """Read the file. Raises RecipeError where it has other places than the ones that are filled in."""
     try:
         text = Path(file).read_text(encoding="utf-8")
         names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}

@@ -5,19 +5,18 @@ failed reward, or with none that applies, is masked: its total is None.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from types import TracebackType
 
-from tiercel.config.schema import Reliability, Reward, Where
+from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
-from tiercel.rewards.builtin import BUILTIN, BatchReward, BuiltIn
-from tiercel.rewards.user import UserReward
-from tiercel.rewards.wire import LARGEST_VALUE
+from tiercel.rewards.entry import Entry, Where
+from tiercel.rewards.started import ByCall
 from tiercel.samples import Turn
+from tiercel.scoring.batches import BatchReward, batch_reward
+from tiercel.scoring.wire import LARGEST_VALUE
 from tiercel.types import (
     Completion,
     CoordinateSpace,
@@ -34,15 +33,15 @@ from tiercel.types import (
 DRY_RUN_COMPLETION = "<answer>0</answer>"
 
 
-def reward_names(rewards: Sequence[Reward]) -> tuple[str, ...]:
-    """Names for metrics and rollouts: the built-in's or the function's; from the second of a name on, NAME_2 ..."""
+def reward_names(rewards: Sequence[Entry]) -> tuple[str, ...]:
+    """Name the rewards for metrics and rollouts: the built-in's or the function's name; from its second use on,
+    NAME_2 ..."""
     names: list[str] = []
     for reward in rewards:
-        base = reward.name or (reward.call or "").rpartition(":")[2]
-        name, count = base, 1
+        name, count = reward.title, 1
         while name in names:
             count += 1
-            name = f"{base}_{count}"
+            name = f"{reward.title}_{count}"
         names.append(name)
     return tuple(names)
 
@@ -52,7 +51,7 @@ def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
 
 
 def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace) -> Sample:
-    """What the rewards see of one completion; `prompt.row` has at least one user turn."""
+    """Make what the rewards see of one completion; `prompt.row` has at least one user turn."""
     row = prompt.row
     images = tuple(
         SampleImage(
@@ -79,7 +78,7 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
 
 
 def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
-    """Sum of weight * value over the rewards that apply. None where one failed, none applies, or it exceeds fp32."""
+    """Sum weight * value over the rewards that apply. None where one failed, none applies, or it exceeds fp32."""
     if any(value.failure is not None for value in values):
         return None
     terms = [weight * value.value for value, weight in zip(values, weights, strict=True) if value.value is not None]
@@ -88,7 +87,7 @@ def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> flo
 
 
 def judge(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> bool | None:
-    """Right or wrong by the first reward that has a threshold and applies: value >= threshold.
+    """Say right or wrong by the first reward that has a threshold and applies: value >= threshold.
 
     Where that reward failed, the completion is wrong: what cannot be scored earns nothing. None where no reward with
     a threshold applies.
@@ -108,72 +107,43 @@ Ask = Callable[[Sequence[Sample], Judgements], tuple[RewardValue, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry:
+class _Asked:
     """One reward of the recipe, ready to be asked."""
 
-    name: str
-    reward: Reward
+    reward: Entry
+    batch: BatchReward | None  # None: it scores by itself
     ask: Ask
-    correct_at: float | None
 
 
 class Scorer:
     """The rewards of a recipe. As a context manager it starts the processes of the user's own rewards and ends them."""
 
-    def __init__(self, rewards: Sequence[Reward], reliability: Reliability, coordinate_space: CoordinateSpace):
+    def __init__(self, rewards: Sequence[Entry], reliability: Reliability, coordinate_space: CoordinateSpace):
         """`coordinate_space` is the one that the model's family writes boxes in."""
         self.names = reward_names(rewards)
         self.coordinate_space: CoordinateSpace = coordinate_space
         self._processes = ExitStack()
-        self._batches: dict[int, BatchReward] = {}  # by place in the recipe
-        self._entries = tuple(
-            self._entry(index, name, reward, reliability)
-            for index, (name, reward) in enumerate(zip(self.names, rewards, strict=True))
-        )
-
-    def _entry(self, index: int, name: str, reward: Reward, reliability: Reliability) -> _Entry:
-        correct_at = reward.correct_at
-        batch: BatchReward | None = None
-        ask: Ask | None = None
-        if reward.call is not None:
-            batch = UserReward(reward.call, reliability, variables=reward.env or ())
-        elif reward.name is not None:
-            built_in = BUILTIN[reward.name]
-            correct_at = built_in.correct_at if correct_at is None else correct_at
-            batch = built_in.batch(reward, reliability) if built_in.batch is not None else None
-            ask = _ask_built_in(built_in, reward)
-        if batch is not None:
-            self._batches[index] = batch
-            ask = _ask_batch(batch)
-        assert ask is not None
-        return _Entry(name=name, reward=reward, ask=_asked_where(ask, reward.where), correct_at=correct_at)
+        self._asked = tuple(_asked(reward, batch_reward(reward, reliability)) for reward in rewards)
+        self._weights = [reward.weight for reward in rewards]
+        self._right_from = [reward.right_from for reward in rewards]
 
     def __enter__(self) -> "Scorer":
-        """Start every reward of the user's. Raises one RecipeError with all that cannot be loaded, and all variables
+        """Start every reward that is started. Raises one RecipeError with all that cannot be loaded, and all variables
         of the environment that are not set."""
-        problems = [
-            f"rewards.{index}.env: {name} is not set in the environment; export it, or take it out of the list"
-            for index, entry in enumerate(self._entries)
-            for name in entry.reward.env or ()
-            if name not in os.environ
-        ]
-        without_package = {
-            index: f"rewards.{index}.name: {entry.reward.name} needs the package {package}, which is not installed; "
-            "pip install 'tiercel[rewards]'"
-            for index, entry in enumerate(self._entries)
-            if entry.reward.name and (package := BUILTIN[entry.reward.name].needs) and not find_spec(package)
-        }
-        problems += without_package.values()
+        problems: list[str] = []
         with ExitStack() as processes:
-            for index, batch in self._batches.items():
-                processes.callback(batch.close)
-                if index in without_package:
+            for index, asked in enumerate(self._asked):
+                entry = f"rewards.{index}"
+                missing = [problem.below(entry).line for problem in asked.reward.missing()]
+                problems += missing
+                if asked.batch is None or missing:
                     continue
+                processes.callback(asked.batch.close)
                 try:
-                    batch.start()
+                    asked.batch.start()
                 except RecipeError as error:
-                    key = "name" if self._entries[index].reward.name else "call"
-                    problems += [f"rewards.{index}.{key}: {problem}" for problem in error.problems]
+                    key = "call" if isinstance(asked.reward, ByCall) else "name"
+                    problems += [f"{entry}.{key}: {problem}" for problem in error.problems]
             if problems:
                 raise RecipeError(problems)
             self._processes = processes.pop_all()
@@ -201,13 +171,12 @@ class Scorer:
         )
 
     def score_samples(self, samples: Sequence[Sample]) -> tuple[dict[str, RewardValue], ...]:
-        """The rewards of each sample by name, in the recipe's order."""
+        """Return the rewards of each sample by name, in the recipe's order."""
         by_reward: list[tuple[RewardValue, ...]] = []
-        thresholds = [entry.correct_at for entry in self._entries]
-        for entry in self._entries:
+        for asked in self._asked:
             before = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
-            right = [judge(values, thresholds[: len(by_reward)]) for values in before]
-            by_reward.append(entry.ask(samples, right))
+            right = [judge(values, self._right_from[: len(by_reward)]) for values in before]
+            by_reward.append(asked.ask(samples, right))
         return tuple(dict(zip(self.names, values, strict=True)) for values in zip(*by_reward, strict=True))
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
@@ -215,23 +184,24 @@ class Scorer:
         return ScoredCompletion(
             completion=completion,
             rewards=rewards,
-            total=weighted_sum(values, [entry.reward.weight for entry in self._entries]),
-            is_correct=judge(values, [entry.correct_at for entry in self._entries]),
+            total=weighted_sum(values, self._weights),
+            is_correct=judge(values, self._right_from),
         )
+
+
+def _asked(reward: Entry, batch: BatchReward | None) -> _Asked:
+    ask = _ask_itself(reward) if batch is None else _ask_batch(batch)
+    return _Asked(reward=reward, batch=batch, ask=_asked_where(ask, reward.where))
 
 
 def _ask_batch(batch: BatchReward) -> Ask:
     return lambda samples, right: batch.score(samples)
 
 
-def _ask_built_in(built_in: BuiltIn, reward: Reward) -> Ask:
+def _ask_itself(reward: Entry) -> Ask:
     def ask_one(sample: Sample, is_right: bool | None) -> RewardValue:
         try:
-            if built_in.after is not None:
-                value = built_in.after(sample, is_right, reward)
-            else:
-                assert built_in.score is not None
-                value = built_in.score(sample, reward)
+            value = reward.score_after(sample, is_right)
         except DataError as error:
             return RewardValue(value=None, failure=str(error))
         except (ArithmeticError, ValueError, RecursionError) as error:  # of what a model may write
@@ -244,7 +214,7 @@ def _ask_built_in(built_in: BuiltIn, reward: Reward) -> Ask:
 
 
 def _asked_where(ask: Ask, where: Where | None) -> Ask:
-    """Asked for the rows that the entry is for; to others it does not apply."""
+    """Ask for the rows that the entry is for; to others it does not apply."""
     if where is None:
         return ask
 
@@ -262,12 +232,12 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
 
 
 def column_text(value: object) -> str:
-    """A column's value as recipes write it."""
+    """Write a column's value as recipes do."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def dry_run(scorer: Scorer, sample: Sample) -> dict[str, RewardValue]:
-    """Every reward once on a real row, with a completion that is made up; for `tiercel check`.
+    """Ask every reward once on a real row, with a completion that is made up; for `tiercel check`.
 
     A failure here would fail in training too; None means that the reward does not apply to this row.
     """

@@ -14,7 +14,7 @@ class NotJson(ValueError):
 
 
 def encode_sample(sample: Sample) -> str:
-    """A sample as one line of JSON. Raises NotJson where a column of the row cannot be carried."""
+    """Write a sample as one line of JSON. Raises NotJson where a column of the row cannot be carried."""
     fields = {
         "id": sample.id,
         "prompt": sample.prompt,
@@ -43,7 +43,7 @@ def encode_sample(sample: Sample) -> str:
 
 
 def decode_sample(fields: Mapping[str, Any]) -> Sample:
-    """The sample that `encode_sample` wrote; its lists of sizes are tuples again."""
+    """Read the sample that `encode_sample` wrote; its lists of sizes are tuples again."""
     images = tuple(
         SampleImage(
             path=image["path"],

@@ -10,13 +10,14 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2ForS
 
 from tests.rewards.samples import group, sample
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
-from tiercel.config.schema import Reliability, Reward
+from tiercel.config.schema import Reliability
 from tiercel.demo.tokenizer import make_tokenizer
 from tiercel.errors import RecipeError, TrainingError
-from tiercel.rewards.model import ModelReward, batches
-from tiercel.rewards.scoring import Scorer, make_sample
+from tiercel.rewards.started import ByModel
 from tiercel.runs.directory import read_metrics
 from tiercel.samples import Sample, Turn
+from tiercel.scoring.model import ModelReward, batches
+from tiercel.scoring.scorer import Scorer, make_sample
 
 TEXTS = ("7", "", "the seven is here, and so is the eight", "7 " * 30, "no", "<answer>[1, 2, 3, 4]</answer>")
 
@@ -60,8 +61,8 @@ def checkpoint(tmp_path) -> Path:
     return save_reward_model(tmp_path / "checkpoint")
 
 
-def entry(checkpoint: Path, **options) -> Reward:
-    return Reward(name="model", model={"path": str(checkpoint), "dtype": "float32", "max_tokens": 256, **options})
+def entry(checkpoint: Path, **options) -> ByModel:
+    return ByModel(model={"path": str(checkpoint), "dtype": "float32", "max_tokens": 256, **options})
 
 
 def started(checkpoint: Path, **options) -> ModelReward:
@@ -306,10 +307,10 @@ def test_the_scorer_loads_it_once_and_lets_go_of_it(checkpoint):
     with scorer:
         (first,) = scorer.score_samples([sample("7")])
         assert first["model"].value == pytest.approx(plain_score(checkpoint, rendered("7")), abs=1e-5)
-        model = scorer._batches[0]._loaded.model
+        model = scorer._asked[0].batch._loaded.model
         assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())
         assert scorer.score_samples([]) == ()
-    assert scorer._batches[0]._loaded is None
+    assert scorer._asked[0].batch._loaded is None
     with (
         pytest.raises(RecipeError, match=r"rewards\.0\.name: .* has no config\.json"),
         Scorer([entry(checkpoint.parent)], Reliability(), "unit"),

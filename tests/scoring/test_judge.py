@@ -11,11 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.rewards.samples import sample
-from tiercel.config.schema import Judge, Reliability, Reward
+from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
-from tiercel.rewards import judge as judge_module
-from tiercel.rewards.judge import JudgeReward
-from tiercel.rewards.scoring import Scorer
+from tiercel.rewards.started import ByJudge, Judge
+from tiercel.scoring import judge as judge_module
+from tiercel.scoring.judge import JudgeReward
+from tiercel.scoring.scorer import Scorer
 
 LIMITS = Reliability(reward_timeout=20)
 JSON = "application/json"
@@ -156,7 +157,7 @@ def short_pauses(monkeypatch):
 
 
 def scores(server: Script, *orders: str, limits: Reliability = LIMITS, truth="seven", **options):
-    reward = Reward(name="judge", judge=Judge(url=server.url, model="grader", **{"retries": 2, **options}))
+    reward = ByJudge(judge=Judge(url=server.url, model="grader", **{"retries": 2, **options}))
     judge = JudgeReward(reward, limits)
     judge.start()
     return judge.score([sample(f"order:{order}", truth) for order in orders])
@@ -233,7 +234,7 @@ def test_the_whole_batch_has_a_time_of_its_own(server):
 
 
 def test_a_server_that_is_not_there_is_named(server):
-    reward = Reward(name="judge", judge=Judge(url="http://127.0.0.1:9", model="grader", retries=1))
+    reward = ByJudge(judge=Judge(url="http://127.0.0.1:9", model="grader", retries=1))
     judge = JudgeReward(reward, LIMITS)
     judge.start()
     (found,) = judge.score([sample("order:x", "7")])
@@ -310,7 +311,7 @@ def test_a_completion_with_braces_is_data(server):
 
 
 def test_the_scorer_starts_and_asks_it_like_any_other(server):
-    reward = Reward(name="judge", judge=Judge(url=server.url, model="grader"), correct_at=0.5)
+    reward = ByJudge(judge=Judge(url=server.url, model="grader"), correct_at=0.5)
     with Scorer([reward], LIMITS, "resized_pixels") as scorer:
         (found,) = scorer.score_samples([sample("order:grade=9", "7")])
     assert found["judge"].value == 0.9

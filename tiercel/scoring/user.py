@@ -6,9 +6,9 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.reliability.redaction import Redactor
-from tiercel.rewards.process import FOREIGN_REPLY, Exchange, RewardProcess
-from tiercel.rewards.wire import LARGEST_VALUE, NotJson, encode_sample
 from tiercel.samples import RewardValue, Sample
+from tiercel.scoring.process import FOREIGN_REPLY, Exchange, RewardProcess
+from tiercel.scoring.wire import LARGEST_VALUE, NotJson, encode_sample
 
 START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
 
@@ -36,7 +36,7 @@ class UserReward:
             raise RecipeError([problem])
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        """A value for each sample, in order."""
+        """Return a value for each sample, in order."""
         values: dict[int, RewardValue] = {}
         lines: dict[int, str] = {}
         for index, sample in enumerate(samples):
@@ -55,7 +55,7 @@ class UserReward:
             self._process = None
 
     def _start(self) -> str | None:
-        """Start the process; the reason where the user's code cannot be loaded."""
+        """Start the process; return the reason where the user's code cannot be loaded."""
         self.close()
         process = RewardProcess(self.call, self._limits, self._variables)
         self._process = process
@@ -70,7 +70,7 @@ class UserReward:
         return text
 
     def _ask(self, samples: Sequence[Sample], lines: dict[int, str]) -> dict[int, RewardValue]:
-        """Values of the samples whose lines are given, by index."""
+        """Return the values of the samples whose lines are given, by index."""
         request = f"[{','.join(lines.values())}]\n".encode()
         for _ in range(2):
             problem = None if self._process is not None and self._process.is_alive else self._start()
@@ -90,7 +90,7 @@ class UserReward:
         return values
 
     def _exchange(self, request: bytes, sample_count: int) -> tuple[Exchange, str]:
-        """Ask for a batch: the word that it has begun and a reply for each sample; and what was printed."""
+        """Ask for a batch: a sign that it has begun and a reply for each sample; and return what was printed."""
         process = self._process
         assert process is not None
         process.printed()  # what came before this batch
@@ -107,7 +107,7 @@ class UserReward:
 
 
 def _checked(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """Value and failure of a reply. The user's code may have written what looks like one."""
+    """Return value and failure of a reply. The user's code may have written what looks like one."""
     if "value" in reply and reply["value"] is None:
         return None, None
     value, failure = reply.get("value"), reply.get("failure", FOREIGN_REPLY)
@@ -117,7 +117,7 @@ def _checked(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
 
 
 def _without_columns_secrets(failure: str, sample: Sample) -> str:
-    """A column named like a secret holds one as a variable does."""
+    """Redact values of columns named like a secret, as those of variables are."""
     texts = {name: value for name, value in sample.columns.items() if isinstance(value, str)}
     return Redactor(texts).redact(failure)
 

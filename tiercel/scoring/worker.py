@@ -25,9 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from tiercel.reliability.redaction import redact
-from tiercel.rewards import forms
-from tiercel.rewards.wire import LARGEST_VALUE, decode_sample
 from tiercel.samples import Sample
+from tiercel.scoring import forms
+from tiercel.scoring.wire import LARGEST_VALUE, decode_sample
 
 TRACEBACK_LINES = 20
 LONGEST_FAILURE = 4000  # characters
@@ -68,7 +68,8 @@ def run(descriptor: int, call: str, file_mb: float) -> None:
 
 
 def _limit_files(file_mb: float) -> None:
-    """No core dumps, and a limit for each file. Python ignores SIGXFSZ, so a write beyond it raises OSError."""
+    """Forbid core dumps, and limit the size of each file. Python ignores SIGXFSZ, so a write beyond it raises
+    OSError."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit, (_, hard) = round(file_mb * 1e6), resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -76,12 +77,12 @@ def _limit_files(file_mb: float) -> None:
 
 
 def file_limit(file_mb: float) -> str:
-    """What to say of a file that grew too large."""
+    """Write what to say of a file that grew too large."""
     return f"reliability.reward_file_mb = {file_mb:g} limits every file that a reward writes"
 
 
 def load_function(call: str) -> Callable[..., Any]:
-    """What scores samples, of what `file.py:function` or `package.module:function` names. Raises CannotLoad.
+    """Load what scores samples, as `file.py:function` or `package.module:function` names it. Raises CannotLoad.
 
     A file's own directory, or for a module the working directory, comes first on the import path.
     """
@@ -108,13 +109,13 @@ def load_function(call: str) -> Callable[..., Any]:
 
 
 def _registered(module: ModuleType, name: str) -> Any:
-    """What a plugin of ms-swift's has registered by that name."""
+    """Find what a plugin of ms-swift's has registered by that name."""
     orms = getattr(module, "orms", None)
     return orms.get(name) if isinstance(orms, dict) else None
 
 
 def _load_with_stand_in(source: str) -> ModuleType:
-    """The module. Where it needs ms-swift, which is not installed, it finds stand-ins for what plugins need."""
+    """Load the module. Where it needs ms-swift, which is not installed, it finds stand-ins for what plugins need."""
     try:
         return _load_module(source)
     except ImportError as error:
@@ -207,7 +208,7 @@ def _as_list(values: Any, expected: int) -> list[Any]:
 
 
 def _checked(value: Any) -> dict[str, Any]:
-    """The reply for an answer: a finite number (True is 1, False 0), None, or a failure that says what it is."""
+    """Make the reply for an answer: a finite number (True is 1, False 0), None, or a failure that says what it is."""
     if value is None:
         return {"value": None}
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
@@ -234,7 +235,7 @@ def _brief(value: Any) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """The tail of an exception's traceback, without this file's frames and without secrets."""
+    """Return the tail of an exception's traceback, without this file's frames and without secrets."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, forms.__file__):
         frames = frames.tb_next

@@ -1,7 +1,7 @@
 """The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation.
 
 Shape suffixes: R rows of a pass, T tokens of the longest, L labels. Imports torch and transformers, unlike the other
-rewards, so builtin.py imports it where a recipe has one.
+rewards, so batches.py imports it where a recipe has one.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from tiercel.config.schema import Reward, RewardModel
 from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
 from tiercel.models.memory_errors import first_line, is_out_of_memory, memory_to_load
 from tiercel.models.prompts import TEMPLATE_FAULTS
-from tiercel.rewards.wire import LARGEST_VALUE
+from tiercel.rewards.started import ByModel, RewardModel
 from tiercel.samples import RewardValue, Sample, Turn
+from tiercel.scoring.wire import LARGEST_VALUE
 from tiercel.types import VISUAL_MARK
 
 NO_PADDING = -1  # no token has this id
@@ -38,7 +38,7 @@ class LoadedRewardModel:
     pad_id: int | None  # None: it knows no padding, and only rows of one length share a pass
 
     def token_ids(self, turns: Sequence[Turn]) -> list[int]:
-        """Raises one of TEMPLATE_FAULTS where the template refuses the conversation."""
+        """Apply the chat template. Raises one of TEMPLATE_FAULTS where it refuses the conversation."""
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         return self.tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=False, add_generation_prompt=False, chat_template=self.template
@@ -46,8 +46,8 @@ class LoadedRewardModel:
 
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Padded on the right, where a causal model's own tokens do not see the padding; the model takes its score at
-        the last token that is none."""
+        """Score rows padded on the right, where a causal model's own tokens do not see the padding; the model takes
+        its score at the last token that is no padding."""
         longest = max(map(len, rows))
         token_ids_RT = torch.full((len(rows), longest), 0 if self.pad_id is None else self.pad_id)
         mask_RT = torch.zeros_like(token_ids_RT)
@@ -71,20 +71,19 @@ class LoadedRewardModel:
 class ModelReward:
     """Loaded once, before the first step; every rank has its own."""
 
-    def __init__(self, reward: Reward):
-        assert reward.model is not None
+    def __init__(self, reward: ByModel):
         self._options = reward.model
         self._loaded: LoadedRewardModel | None = None
 
     def start(self) -> None:
-        """Raises RecipeError where the checkpoint cannot be fetched or read, or is no reward model."""
+        """Load the model. Raises RecipeError where the checkpoint cannot be fetched or read, or is no reward model."""
         try:
             self._loaded = load_reward_model(self._options)
         except (ModelError, EnvironmentProblem) as error:
             raise RecipeError([str(error)]) from error
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        """A score for each sample; a failure where the template refuses it or it is too long."""
+        """Score each sample; a failure where the template refuses it or it is too long."""
         assert self._loaded is not None, "start comes first"
         values: dict[int, RewardValue] = {}
         rows: dict[int, list[int]] = {}
@@ -109,7 +108,7 @@ class ModelReward:
         return tuple(values[index] for index in range(len(samples)))
 
     def close(self) -> None:
-        """Let go of its memory."""
+        """Free its memory."""
         self._loaded = None
 
     def _failure(self, sample: Sample, text: str) -> RewardValue:
@@ -117,7 +116,7 @@ class ModelReward:
 
 
 def conversation(sample: Sample) -> list[Turn]:
-    """The turns of the prompt without the marks of their pictures, and the completion."""
+    """List the turns of the prompt without the marks of their pictures, and the completion."""
     prompt = sample.messages or (Turn(role="user", content=sample.prompt),)
     return [
         *(Turn(role=turn.role, content=without_images(turn.content)) for turn in prompt),
@@ -130,8 +129,8 @@ def without_images(content: str) -> str:
 
 
 def batches(lengths: dict[int, int], budget: int, *, is_padded: bool) -> list[list[int]]:
-    """Rows by index, like lengths together: each pass at most `budget` tokens, its padding included. Without padding
-    a pass has rows of one length."""
+    """Group rows by index, like lengths together: each pass at most `budget` tokens, its padding included. Without
+    padding a pass has rows of one length."""
     found: list[list[int]] = []
     for index in sorted(lengths, key=lambda index: lengths[index]):
         length = lengths[index]  # the longest so far
@@ -144,7 +143,8 @@ def batches(lengths: dict[int, int], budget: int, *, is_padded: bool) -> list[li
 
 
 def load_reward_model(options: RewardModel) -> LoadedRewardModel:
-    """From safetensors alone, with no code of its own, and nothing made up. Raises ModelError, EnvironmentProblem."""
+    """Load from safetensors alone, with no code of its own and no weights made up. Raises ModelError,
+    EnvironmentProblem."""
     path = resolve(options)
     require_no_code(path, read_config(path))
     if (path / "adapter_config.json").is_file():
@@ -173,7 +173,8 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel:
 
 
 def _load_weights(path: Path, options: RewardModel) -> Any:
-    """Frozen, on its device. Refuses weights that would be drawn at random, and weights that would be left out."""
+    """Load the frozen weights onto their device. Refuses weights that would be drawn at random, and weights that
+    would be left out."""
     try:
         model, found = AutoModelForSequenceClassification.from_pretrained(
             path,
@@ -224,7 +225,7 @@ def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
 
 
 def _label(path: Path, count: int, given: int | None) -> int:
-    """Raises ModelError unless the model has one score, or the recipe names one of several."""
+    """Choose the score. Raises ModelError unless the model has one, or the recipe names one of several."""
     if given is None and count > 1:
         raise ModelError(f"{path} gives {count} scores; write which one is the reward: model.label: 0 to {count - 1}")
     if given is not None and given >= count:

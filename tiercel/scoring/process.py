@@ -26,7 +26,7 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import EnvironmentProblem
 from tiercel.reliability.redaction import is_secret_name, redact
-from tiercel.rewards.supervisor import marked
+from tiercel.scoring.supervisor import marked
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
@@ -38,12 +38,12 @@ _TICK = 0.2  # seconds between looks at whether the process still lives
 _STACK_WAIT = 0.3  # seconds given to a hanging process to say where it hangs
 _EXIT_WAIT = 1.0  # seconds for a process that closed its socket to be gone
 _CLOSE_WAIT = 6.0  # seconds for the supervisor to end all
-_MARKED_WAIT = 5.0  # seconds for marked processes to be gone, though they fork meanwhile
+_MARKED_WAIT = 5.0  # seconds for marked processes to end, even while they fork
 _LOOKS = 5  # in a row without a marked process, before there is none
 _LOWEST_MARK = 2**50  # microseconds: 35 years
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tiercel.rewards.supervisor import main; main(sys.argv[2])"
+    "from tiercel.scoring.supervisor import main; main(sys.argv[2])"
 )
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class ForeignReply(ValueError):
 
 
 def environment_without_secrets(environment: Mapping[str, str], named: Collection[str] = ()) -> dict[str, str]:
-    """The variables whose names do not look like a secret's, in either case, and those that are `named`."""
+    """Return the variables whose names do not look like a secret's, in either case, and those that are `named`."""
     return {name: value for name, value in environment.items() if name in named or not is_secret_name(name)}
 
 
@@ -71,8 +71,8 @@ class RewardProcess:
     """A running worker.py for one `file.py:function` or `package.module:function`."""
 
     def __init__(self, call: str, limits: Reliability, variables: Collection[str] = ()):
-        """Start the process; it imports the user's code and then sends its first reply. `variables`: of the
-        environment, which it sees though they look like secrets."""
+        """Start the process; it imports the user's code and then sends its first reply. `variables`:
+        variables of the environment that it sees although they look like secrets."""
         self._call = call
         self._mark = _LOWEST_MARK + secrets.randbelow(_LOWEST_MARK)
         with contextlib.ExitStack() as undo:
@@ -133,7 +133,7 @@ class RewardProcess:
     def exchange(self, request: bytes, *, reply_count: int, timeout: float) -> Exchange:
         """Send a request (it may be empty) and wait for its replies, at most `timeout` seconds in all.
 
-        After an interruption the process is of no more use; close it.
+        After an interruption the process cannot be used again; close it.
         """
         deadline = time.monotonic() + timeout
         unsent = memoryview(request)
@@ -163,7 +163,7 @@ class RewardProcess:
         return Exchange(replies=tuple(replies), interruption=None)
 
     def printed(self) -> tuple[str, ...]:
-        """The last lines printed since the last call, at most PRINTED_LINES."""
+        """Return the last lines printed since the last call, at most PRINTED_LINES."""
         for _ in range(PRINTED_LINES):  # bounded: a thread of the user's may print for ever
             if not self._read_output():
                 break
@@ -229,14 +229,14 @@ class RewardProcess:
         self._printed.append(line)
 
     def _describe_hang(self, timeout: float) -> str:
-        """What to say of a process that is late; asks it to print where it is."""
+        """Describe a process that is late; asks it to print where it is."""
         with contextlib.suppress(OSError):
             self._control.send(b"?")
             time.sleep(_STACK_WAIT)
         return f"no answer within {timeout:g} s; its process was killed"
 
     def _describe_end(self) -> str:
-        """The supervisor's word on it."""
+        """Return what the supervisor says of the end."""
         self._control.settimeout(_EXIT_WAIT)
         try:
             reason = self._control.recv(_CHUNK).decode()
@@ -270,5 +270,5 @@ def kill_marked(mark: int, variable: str) -> None:
 
 
 def _as_text(line: bytes) -> str:
-    """A printed line as failures show it."""
+    """Write a printed line as failures show it."""
     return redact(line.decode(errors="replace").rstrip())[:LONGEST_PRINTED_LINE]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.rewards.samples import limits, sample
 from tiercel.errors import RecipeError
-from tiercel.rewards.forms import NoReward, as_reward
-from tiercel.rewards.user import UserReward
+from tiercel.scoring.forms import NoReward, as_reward
+from tiercel.scoring.user import UserReward
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 

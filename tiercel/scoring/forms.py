@@ -25,7 +25,7 @@ class NoReward(TypeError):
 
 
 def as_reward(found: Any) -> Callable[..., Any]:
-    """What to call with a sample, or, where it has `batched = True`, with a list of them. Raises NoReward."""
+    """Return what to call with a sample, or, where it has `batched = True`, with a list of them. Raises NoReward."""
     if inspect.isclass(found):
         found = _made(found)
     if not callable(found):
@@ -39,7 +39,7 @@ def as_reward(found: Any) -> Callable[..., Any]:
 
 
 def _made(found: type) -> Any:
-    """An object of a class, as ms-swift makes one. Raises whatever its constructor does."""
+    """Make an object of a class as ms-swift does. Raises whatever its constructor does."""
     if names := [each.name for each in _named(found) if each.default is each.empty]:
         raise NoReward(f"is a class that takes {', '.join(names)}; a reward's class is made without arguments")
     return found()
@@ -60,12 +60,12 @@ def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _named(found: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Its parameters but for *args and **kwargs."""
+    """List its parameters without *args and **kwargs."""
     return [each for each in _parameters(found).values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
 
 
 def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
-    """A function of samples for one of lists by name. It is given what it has parameters for."""
+    """Wrap a function that takes lists by name as a function of samples. It is given what it has parameters for."""
     takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
     names = [each.name for each in _named(found)]
     needed = [each.name for each in _named(found) if each.default is each.empty]
@@ -120,5 +120,5 @@ def stand_in_for_swift() -> None:
 
 
 def is_swifts(error: ImportError) -> bool:
-    """Whether an import failed for want of ms-swift, or of something in it."""
+    """Say whether an import failed because ms-swift, or something in it, is missing."""
     return (error.name or "").partition(".")[0] == "swift"

@@ -1,5 +1,5 @@
-"""The reward `math`: equality of mathematical expressions by the library math-verify. It runs in a reward's process of
-its own, for a parser of what a model may write must have limits of time and memory."""
+"""The reward `math`: equality of mathematical expressions by the library math-verify. It runs in a process of
+its own, because a parser of what a model writes needs limits of time and memory."""
 
 import functools
 from typing import Any
@@ -9,8 +9,8 @@ from tiercel.samples import Sample
 
 
 def score(sample: Sample) -> float | None:
-    """1 where the answer equals the row's expression, LaTeX or plain, else 0. Raises ValueError where the row's cannot
-    be read."""
+    """Return 1 where the answer equals the row's expression, LaTeX or plain, else 0. Raises ValueError where the
+    row's cannot be read."""
     if sample.answer is None:
         return None
     wanted = _parsed(extract_answer(str(sample.answer)))
@@ -28,7 +28,7 @@ def _verify(wanted: list[Any], given: list[Any]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[Any, ...]:
-    """Expressions that the text ends in; bare LaTeX is read too."""
+    """Read the expressions that the text ends in; bare LaTeX is read too."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     found = parse(text, [LatexExtractionConfig(), ExprExtractionConfig()])

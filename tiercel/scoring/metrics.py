@@ -25,11 +25,11 @@ class FailureStats:
 
     @property
     def fraction(self) -> float:
-        """Share of the completions that have a failed reward; 0 where there are none."""
+        """Return the share of the completions that have a failed reward; 0 where there are none."""
         return self.failed / self.completions if self.completions else 0.0
 
     def require_at_most(self, max_fraction: float) -> None:
-        """Raises TrainingError with the first failure where more than `max_fraction` of the completions failed."""
+        """Raise TrainingError with the first failure where more than `max_fraction` of the completions failed."""
         if self.fraction <= max_fraction:
             return
         raise TrainingError(
@@ -40,7 +40,7 @@ class FailureStats:
 
 
 def count_failures(scored: Sequence[ScoredGroup]) -> FailureStats:
-    """Failures over all completions of the groups."""
+    """Count the failures over all completions of the groups."""
     first_failures = [_first_failure(completion) for group in scored for completion in group.completions]
     failures = [failure for failure in first_failures if failure is not None]
     return FailureStats(
@@ -53,23 +53,23 @@ def _first_failure(completion: ScoredCompletion) -> str | None:
 
 
 def failed_fraction(scored: Sequence[ScoredGroup]) -> float:
-    """Share of the completions that have a failed reward."""
+    """Return the share of the completions that have a failed reward."""
     return count_failures(scored).fraction
 
 
 def require_few_failures(scored: Sequence[ScoredGroup], max_fraction: float) -> None:
-    """Raises TrainingError with the first failure where more than `max_fraction` of the completions failed."""
+    """Raise TrainingError with the first failure where more than `max_fraction` of the completions failed."""
     count_failures(scored).require_at_most(max_fraction)
 
 
 def accuracy(scored: Sequence[ScoredGroup]) -> float | None:
-    """Share of right completions among those that a reward judges, unscorable ones counted as wrong."""
+    """Return the share of right completions among those that a reward judges, unscorable ones counted as wrong."""
     judged = [completion.is_correct for completion in _completions(scored) if completion.is_correct is not None]
     return sum(judged) / len(judged) if judged else None
 
 
 def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> dict[str, float]:
-    """The metrics of the reward stage; a key whose number is not defined is left out.
+    """Compute the metrics of the reward stage; a key whose number is not defined is left out.
 
     reward/mean, reward/std             of the weighted sums of all unmasked completions; std is the population's
     reward/NAME/mean                    over the completions that the reward applies to

@@ -2,7 +2,8 @@ import pytest
 
 from tests.rewards.samples import scored, scored_group
 from tiercel.errors import EXIT_TRAINING, TrainingError
-from tiercel.rewards.metrics import (
+from tiercel.samples import RewardValue
+from tiercel.scoring.metrics import (
     FailureStats,
     accuracy,
     count_failures,
@@ -10,7 +11,6 @@ from tiercel.rewards.metrics import (
     require_few_failures,
     reward_statistics,
 )
-from tiercel.samples import RewardValue
 
 
 def value(number):

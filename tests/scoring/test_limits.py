@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rewards.conftest import children
 from tests.rewards.samples import limits, reward, sample
+from tests.scoring.conftest import children
 from tiercel.errors import RecipeError
-from tiercel.rewards.process import FOREIGN_REPLY, environment_without_secrets
-from tiercel.rewards.scoring import Scorer
-from tiercel.rewards.supervisor import describe_end, held_bytes
-from tiercel.rewards.user import UserReward
 from tiercel.samples import RewardValue
+from tiercel.scoring.process import FOREIGN_REPLY, environment_without_secrets
+from tiercel.scoring.scorer import Scorer
+from tiercel.scoring.supervisor import describe_end, held_bytes
+from tiercel.scoring.user import UserReward
 
 MARK = "TIERCEL_TEST_MARK"
 
@@ -246,7 +246,7 @@ def test_nothing_is_left_of_a_trainer_that_is_killed(reward_file, tmp_path):
             re.match("(a+)+b", "a" * 60)  # for years, and no other thread runs meanwhile
         """)
     script = (
-        "import sys; from tiercel.config.schema import Reliability; from tiercel.rewards.user import UserReward; "
+        "import sys; from tiercel.config.schema import Reliability; from tiercel.scoring.user import UserReward; "
         "from tiercel.samples import Sample; "
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"

@@ -1,0 +1,92 @@
+"""The section `data` of a recipe."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from tiercel.sections import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+RowFormat = Literal["auto", "tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
+TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts them into its locations
+
+
+class MixedFile(Section):
+    """Another file of training rows."""
+
+    path: str
+    """Rows, named as in data.train."""
+    weight: PositiveFloat = 1.0
+    """Its share of the rows, relative to the 1 of data.train."""
+    format: RowFormat | None = None
+    """Layout of its rows; null takes data.format."""
+    image_root: str | None = None
+    """Directory of its images; null takes data.image_root, or else its own directory."""
+
+
+class HeldOut(Section):
+    """Rows of data.train and data.mix that are held out: never trained on, and chosen by their ids alone. Exactly one
+    key is given. In place of the section data.eval may name a file, as data.train does."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    """Share of the usable training rows, to the nearest row."""
+    count: PositiveInt | None = None
+    """Number of rows."""
+
+
+def _form(value: Any) -> str:
+    return SECTION_FORM if isinstance(value, dict | HeldOut) else TEXT_FORM
+
+
+class Video(Section):
+    """How videos become frames; families of Qwen and the local engine read them."""
+
+    fps: PositiveFloat = 2.0
+    """Frames taken from each second of a file; also the rate of a list of frames whose row gives none."""
+    max_frames: Annotated[int, Field(ge=2, strict=True)] = 32
+    """From a longer file fewer frames are taken, evenly spaced; a longer list of frames is rejected."""
+    min_pixels: PositiveInt = 128 * 28 * 28
+    """A frame with fewer pixels is enlarged to about this many."""
+    max_pixels: PositiveInt = 768 * 28 * 28
+    """A frame with more pixels is reduced to at most this many."""
+
+
+class Data(Section):
+    """Rows and images."""
+
+    train: str
+    """Training rows: a .jsonl, .json or .parquet file, a directory that Hugging Face's datasets saved, or
+    hf:ORGANISATION/NAME:SPLIT of the hub; with #N at the end, N of its rows."""
+    mix: tuple[MixedFile, ...] = ()
+    """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
+    eval: (
+        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(_form)] | None
+    ) = None
+    """Held-out rows, scored greedily at step 0 and every train.eval_every steps: named as data.train, or
+    {fraction: 0.01} or {count: 100} of the training rows."""
+    format: RowFormat = "auto"
+    """Layout of the rows; auto decides per file from its first rows."""
+    image_root: str | None = None
+    """Images resolve under this directory; null takes the row file's directory."""
+    image_roots: tuple[str, ...] = ()
+    """More directories in which an image that is named by an absolute path may lie. Any other path is refused;
+    symbolic links are followed first."""
+    shuffle: bool = True
+    """Order of the rows in an epoch: a function of (seed, epoch, index); false keeps the file's order."""
+    max_prompt_tokens: PositiveInt = 4096
+    """A longer prompt, image tokens included, is rejected whole, never cut."""
+    workers: NonNegativeInt = 2
+    """Processes that decode and resize images ahead of time; any number gives the same batches."""
+    max_bad_fraction: Fraction = 0.01
+    """The run stops when more than this share of the rows was rejected."""
+    max_image_pixels: PositiveInt = 100_000_000
+    """An image whose header claims more pixels is rejected before it is decoded."""
+    video: Video = Video()
+    system: str | None = None
+    """System message for rows that have none."""
+    prompt: str | None = None
+    """Text of every row's last user turn: {prompt} is the row's own, {NAME} its column NAME, {{ and }} are braces; null
+    keeps the row's own."""
+    train_turns: Literal["all", "last"] = "all"
+    """SFT: which assistant turns are learnt, of those that the row itself does not leave out."""
+    template: str | None = None
+    """File with a Jinja chat template; null takes the checkpoint's own."""

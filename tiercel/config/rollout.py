@@ -1,0 +1,68 @@
+"""The section `rollout` of a recipe."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tiercel.config.engines import ENGINE_KINDS, EngineKind, EngineName
+from tiercel.sections import NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class Vllm(Section):
+    """The engine of `rollout.engine: vllm`, in the ranks' own processes."""
+
+    tensor_parallel: PositiveInt = 1
+    """Ranks of one machine that share an engine, each with a part of every weight; 1 is an engine for each rank."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of a GPU's memory for the engine: its weights, its keys and values, its workspace."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """While the learner works the engine keeps everything (0), moves its weights to the host's memory (1), or drops
+    them and reads them from disk again (2); 1 and 2 free its keys and values."""
+
+
+class Rollout(Section):
+    """How completions are sampled."""
+
+    engine: EngineName = "local"
+    """What samples: local is the trained model itself, by transformers; vllm is an engine beside it in each rank;
+    vllm-server is any number of `vllm serve` processes, which share the trainer's file system."""
+    vllm: Vllm = Vllm()
+    urls: tuple[str, ...] = ()
+    """Addresses of the servers of vllm-server, such as http://127.0.0.1:8000. Their key is read from VLLM_API_KEY."""
+    request_timeout: PositiveFloat = 300.0
+    """Seconds that a server may take for the completions of one prompt."""
+    patience: PositiveFloat = 600.0
+    """Seconds without an answer from any server after which the run ends; it can be resumed."""
+    parity_tolerance: PositiveFloat | None = None
+    """Largest difference between an engine's logprobs and the trainer's before the first step; null takes 1e-3 with
+    model.dtype float32, 0.25 else."""
+    parity_action: Literal["stop", "warn"] = "stop"
+    """What happens when at a later step many of an engine's logprobs are far beyond the tolerance: stop ends the run
+    before the update, warn logs it and continues."""
+    lookahead: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+    """1: vllm-server samples the next step's prompts while the learner works, from the policy that the learner starts
+    from, so that completions are one version old; needs algorithm.correction."""
+    prepacked_bytes: NonNegativeInt = 2_000_000_000
+    """Memory on a CPU for copies of weights in the order that decoding reads fastest (local, float32); layers beyond it
+    are decoded more slowly."""
+    group_size: PositiveInt = 8
+    """Completions sampled for each prompt."""
+    min_new_tokens: NonNegativeInt = 1
+    """End-of-turn tokens are masked before this many tokens."""
+    max_new_tokens: PositiveInt = 256
+    """A completion without an end by then is truncated and counted."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by this, in sampling and in learning alike."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; 1 is off."""
+    top_k: NonNegativeInt = 0
+    """Only the k likeliest tokens; 0 is off."""
+    resample_tries: NonNegativeInt = 0
+    """Dynamic sampling (DAPO 2025): where fewer than optim.prompts_per_step groups have rewards that differ, at most
+    this many more rollouts of other rows fill the step; groups that differ already are kept. 0 is off."""
+    stop: tuple[str, ...] = ()
+    """A completion ends with the token that completes one of these strings."""
+
+    @property
+    def engine_kind(self) -> EngineKind:
+        return ENGINE_KINDS[self.engine]

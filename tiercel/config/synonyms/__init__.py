@@ -1,0 +1,50 @@
+"""What other frameworks and other habits call the keys, sections and words of a recipe. The tables are the text files
+beside this one, read when a name is first looked up; their first lines say what the columns are."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+NOT_YET = "not in this version"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """`key`: what to write instead, if there is such a key. `hint`: what else to know."""
+
+    key: str | None = None
+    hint: str = ""
+
+
+@cache
+def key_synonyms() -> Mapping[str, Suggestion]:
+    """Read other names of keys. A dotted name counts as a suffix."""
+    return {
+        name: Suggestion(key=key or None, hint=hint)
+        for names, key, hint in _rows("keys.txt")
+        for name in names.split(", ")
+    }
+
+
+@cache
+def section_synonyms() -> Mapping[str, str]:
+    """Read other names of sections."""
+    return {name: section for names, section in _rows("sections.txt") for name in names.split(", ")}
+
+
+@cache
+def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
+    """Read other words for values, by the key that takes them; None for what is not in this version."""
+    words: dict[str, dict[str, str | None]] = {}
+    for key, names, word in _rows("words.txt"):
+        words.setdefault(key, {}).update(dict.fromkeys(names.split(", "), word or None))
+    return words
+
+
+def _rows(file: str) -> Iterator[list[str]]:
+    """Read the columns of each line of a table."""
+    text = (files(__name__) / file).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            yield [column.strip() for column in line.split("|")]

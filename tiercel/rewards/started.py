@@ -1,0 +1,157 @@
+"""Rewards that are started before they score: a process of their own, a server, a model. Here are their keys and their
+checks; what scores them is in tiercel/scoring/batches.py."""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from tiercel.rewards.entry import Entry, Reward, TruthReward
+from tiercel.sections import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Problem,
+    Problems,
+    Section,
+    Source,
+    address_fault,
+    shown,
+)
+
+_FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
+_MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+
+class Math(TruthReward):
+    """1 if math-verify finds it equal to the row's, else 0; runs under the limits of your own rewards"""
+
+    name: Literal["math"] = "math"
+    reads: ClassVar[str] = "the expression that the answer ends in, LaTeX or plain"
+    needs: ClassVar[str | None] = "math_verify"
+    takes_time: ClassVar[bool] = True
+    own_right_from: ClassVar[float | None] = 1.0
+
+
+class Judge(Section):
+    """The server and the question of the reward `judge`."""
+
+    url: str
+    """Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
+    model: str
+    """The judge's name there."""
+    prompt: str | None = None
+    """File with the question: {prompt}, {completion} and {answer} are filled in; null takes tiercel's own, which asks
+    for a grade from 0 to 10."""
+    best: PositiveFloat = 10.0
+    """The grade that is worth 1."""
+    key: str | None = None
+    """Name of the environment variable that holds the server's key, such as OPENAI_API_KEY."""
+    concurrency: PositiveInt = 16
+    """Requests at a time."""
+    timeout: PositiveFloat = 60.0
+    """Seconds that a request may take."""
+    retries: NonNegativeInt = 3
+    """Further tries of a request that the server did not answer, or was too busy for."""
+    max_tokens: PositiveInt = 512
+    """Length of the judge's reply."""
+
+
+class ByJudge(TruthReward):
+    """that model's grade / `best` (10); a completion without a grade is unscorable"""
+
+    name: Literal["judge"] = "judge"
+    reads: ClassVar[str] = "the whole completion, as another model reads it"
+    takes_time: ClassVar[bool] = True
+    judge: Judge
+    """The section that names the server to ask, such as {url: http://127.0.0.1:8000/v1, model: NAME}."""
+
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if (fault := address_fault(self.judge.url)) is not None:
+            yield Problem(key="judge.url", text=f"{fault}; write it like http://127.0.0.1:8000/v1")
+        if self.judge.key is not None and not _VARIABLE.fullmatch(self.judge.key):
+            yield Problem(  # it does not repeat what was given, which may be the key itself
+                key="judge.key",
+                text="must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of "
+                "the recipe",
+            )
+
+
+class RewardModel(Source):
+    """The checkpoint of the reward `model`: a Hugging Face sequence-classification model."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What it is held in and computes in."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto: the rank's own GPU, where there is one; every rank holds a copy."""
+    template: str | None = None
+    """File with a Jinja chat template; null takes the one of the reward model's own tokenizer."""
+    max_tokens: PositiveInt = 4096
+    """A longer conversation is unscorable; it is never cut."""
+    batch_tokens: PositiveInt = 16384
+    """Tokens of a pass, padding included; it only bounds memory."""
+    label: NonNegativeInt | None = None
+    """Which of its scores is the reward, counted from 0; null where it has one."""
+
+
+class ByModel(Reward):
+    """the score that a Hugging Face reward model gives the conversation; one that is too long is unscorable"""
+
+    name: Literal["model"] = "model"
+    reads: ClassVar[str] = "the whole completion, after the turns of its prompt without their pictures"
+    model: RewardModel
+    """The section that says which reward model, such as {path: organisation/name}."""
+
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if self.model.max_tokens > self.model.batch_tokens:
+            yield Problem(
+                key="model.batch_tokens",
+                text=f"{self.model.batch_tokens} given; must hold the longest conversation: model.max_tokens is "
+                f"{self.model.max_tokens}",
+                also=("model.max_tokens",),
+            )
+
+
+class ByCall(Reward):
+    """A function of the user's."""
+
+    takes_time: ClassVar[bool] = True
+    call: str
+    """Your own: file.py:function or package.module:function, taking a Sample, answering a number or None; a function
+    written for TRL or a class written for ms-swift is taken too (docs/rewards.md)."""
+    env: tuple[str, ...] | None = None
+    """Names of environment variables that your function needs and that look like secrets, such as OPENAI_API_KEY; it
+    sees no other `*_KEY`, `*TOKEN*`, `*SECRET*` or `*PASSWORD*`."""
+
+    @property
+    def title(self) -> str:
+        return self.call.rpartition(":")[2]
+
+    def problems(self, before: Sequence[Entry]) -> Problems:
+        if not all(_VARIABLE.fullmatch(name) for name in self.env or ()):
+            yield Problem(  # it does not repeat what was given, which may be a secret
+                key="env",
+                text="must be names of environment variables alone, such as [OPENAI_API_KEY]; their values stay out of "
+                "the recipe",
+            )
+        if call_file(self.call) is None and not _MODULE_CALL.fullmatch(self.call):
+            yield Problem(
+                key="call", text=f"{shown(self.call)} given; must be file.py:function or package.module:function"
+            )
+
+    def missing(self) -> Problems:
+        for name in self.env or ():
+            if name not in os.environ:
+                yield Problem(
+                    key="env", text=f"{name} is not set in the environment; export it, or take it out of the list"
+                )
+
+
+def call_file(call: str) -> str | None:
+    """Return the file of `file.py:function`; None for `package.module:function` and for what is neither."""
+    match = _FILE_CALL.fullmatch(call)
+    return match["file"] if match else None
+
+
+STARTED = (Math, ByJudge, ByModel, ByCall)

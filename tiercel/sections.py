@@ -1,0 +1,121 @@
+"""What the recipe's sections are made of: a frozen base, types of numbers, and how a problem is written down."""
+
+import ast
+import inspect
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A frozen section of the recipe; a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def meanings(cls) -> Mapping[str, str]:
+        """Read the docstrings that follow the keys. They are read on demand, because reading takes longer than most
+        commands."""
+        found: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            if issubclass(base, Section) and base is not Section:
+                found |= _docstrings_after_keys(base)
+        return found
+
+
+@cache
+def _docstrings_after_keys(section: type[Section]) -> Mapping[str, str]:
+    (statement,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(statement, ast.ClassDef)
+    return {
+        key.target.id: inspect.cleandoc(text.value.value)
+        for key, text in zip(statement.body, statement.body[1:], strict=False)
+        if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+class Source(Section):
+    """Where a checkpoint comes from."""
+
+    path: str
+    """A local directory with a config.json, or a model id on the hub."""
+    hub: Literal["huggingface", "modelscope"] = "huggingface"
+    """Where a model id is looked up; a local directory never asks."""
+    revision: str | None = None
+    """The commit, tag or branch of a hub model; null takes the newest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One line for the user. `also` names further keys that the judgement looked at."""
+
+    key: str
+    text: str
+    also: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        return f"{self.key}: {self.text}"
+
+    def touches(self, path: str) -> bool:
+        """Say whether the judgement rests on `path`, on a key inside it, or on a section that holds it."""
+        return any(
+            key == path or key.startswith(path + ".") or path.startswith(key + ".") for key in (self.key, *self.also)
+        )
+
+    def below(self, section: str) -> "Problem":
+        """Return the same problem with the keys of an entry or section written in full."""
+        return replace(
+            self,
+            key=f"{section}.{self.key}" if self.key else section,
+            also=tuple(f"{section}.{key}" for key in self.also),
+        )
+
+
+Problems = Iterator[Problem]
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """Write a value as YAML has it, on one line, cut after `limit` characters."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def address_fault(url: str) -> str | None:
+    """Say what is wrong with a server's address. One with a name and password is not shown."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"{shown(url)} given, which is no address ({error})"
+    if parts.username is not None or parts.password is not None:
+        return "an address with a name or password given, which would be kept in files; a key goes into the environment"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"{shown(url)} given, which is no address"
+    return None
+
+
+def regex_fault(pattern: str) -> str | None:
+    """Say why a text is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    return None
