@@ -141,7 +141,7 @@ class EncodedConversation:
     """A prompt and the turns that follow it, for SFT. Positions go on where the prompt's end."""
 
     prompt: EncodedPrompt  # its images are those of the whole conversation
-    token_ids_C: Tensor  # int64
+    token_ids_L: Tensor  # int64
     positions_DC: Tensor  # int64
     is_scored_C: Tensor  # bool, tokens of assistant turns
 
@@ -154,7 +154,7 @@ class EncodedConversation:
 class Completion:
     """One sampled completion, its end token included where it has one."""
 
-    token_ids_C: Tensor  # int64
+    token_ids_L: Tensor  # int64
     logprobs_C: Tensor  # fp32, under the distribution it was drawn from; NaN where the engine cannot say
     text: str  # without the end token
     is_truncated: bool

@@ -25,7 +25,7 @@ def prompt(ids: Sequence[int], index: int = 0) -> EncodedPrompt:
 
 def continuation(of: EncodedPrompt, ids: Sequence[int], scored: Sequence[bool] | None = None) -> Continuation:
     return Continuation(
-        token_ids_C=torch.tensor(ids),
+        token_ids_L=torch.tensor(ids),
         positions_DC=completion_positions(of.positions_DP, len(ids)),
         is_scored_C=torch.tensor(scored or [True] * len(ids)),
     )
@@ -42,7 +42,7 @@ def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], f
     made = []
     for ids, total in completions:
         completion = Completion(
-            token_ids_C=torch.tensor(ids),
+            token_ids_L=torch.tensor(ids),
             logprobs_C=-1.0 - torch.arange(len(ids)),
             text="",
             is_truncated=False,

@@ -59,7 +59,7 @@ def items_of(family, generator):
             picks = torch.randint(len(allowed), (length,), generator=generator).tolist()
             continuations.append(
                 Continuation(
-                    token_ids_C=torch.tensor([allowed[i] for i in picks]),
+                    token_ids_L=torch.tensor([allowed[i] for i in picks]),
                     positions_DC=completion_positions(prompt.positions_DP, length),
                     is_scored_C=torch.ones(length, dtype=torch.bool),
                 )
@@ -97,12 +97,12 @@ def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
         plain = []
         for item in items:
             for continuation in item.continuations:
-                ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_C])
+                ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_L])
                 logits = policy.model(**huggingface_inputs(family, item.prompt, ids_T)).logits[0] / 0.7
                 logits[:, list(family.placeholder_ids)] = -torch.inf
                 start = len(item.prompt.token_ids_P) - 1
                 rows = logits[start:-1].log_softmax(-1)
-                plain.append(rows.gather(1, continuation.token_ids_C[:, None])[:, 0])
+                plain.append(rows.gather(1, continuation.token_ids_L[:, None])[:, 0])
     plain = torch.cat(plain)
     assert plain.std() > 0.1
     for logprobs in found.values():
@@ -161,9 +161,9 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
             prompt=group.prompt,
             continuations=tuple(
                 Continuation(
-                    token_ids_C=c.token_ids_C,
-                    positions_DC=completion_positions(group.prompt.positions_DP, len(c.token_ids_C)),
-                    is_scored_C=torch.ones(len(c.token_ids_C), dtype=torch.bool),
+                    token_ids_L=c.token_ids_L,
+                    positions_DC=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
+                    is_scored_C=torch.ones(len(c.token_ids_L), dtype=torch.bool),
                 )
                 for c in group.completions
             ),
@@ -175,10 +175,10 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
         learnt = Learner(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
     sampled = torch.cat([c.logprobs_C for group in groups for c in group.completions])
     torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
-    ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])
+    ids = torch.cat([c.token_ids_L for group in groups for c in group.completions])
     assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
     ends = set(policy.family.checkpoint.end_token_ids)
-    assert all(ends.isdisjoint(c.token_ids_C[:2].tolist()) for group in groups for c in group.completions)
+    assert all(ends.isdisjoint(c.token_ids_L[:2].tolist()) for group in groups for c in group.completions)
     assert vision.pictures_computed == 3
 
 
@@ -202,7 +202,7 @@ def test_placeholders_are_never_sampled_though_they_are_likeliest(tiny_checkpoin
     hook = head.register_forward_hook(lambda module, inputs, output: output + bias)
     groups = LocalSampler(policy, VisionStore(policy, 0)).sample(prompts, params, [0, 0, 0])
     hook.remove()
-    ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])
+    ids = torch.cat([c.token_ids_L for group in groups for c in group.completions])
     assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
 
 
@@ -264,12 +264,12 @@ def test_sft_scores_assistant_turns_and_their_end(tiny_checkpoints, name):
     assert torch.equal(conversation.prompt.token_ids_P, prompt.token_ids_P)
     assert bool(conversation.is_scored_C.all())
     plans = [image.plan for image in images]
-    whole = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    whole = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_L)
     assert conversation_length(family, row, plans, None) == whole
     assert prompt_length(family, row, plans, None) == len(prompt.token_ids_P)
-    decoded = family.tokenizer.decode(conversation.token_ids_C.tolist())
+    decoded = family.tokenizer.decode(conversation.token_ids_L.tolist())
     assert decoded == "[1, 20, 30, 40]<|im_end|>"
     assert torch.equal(
         conversation.positions_DC,
-        completion_positions(prompt.positions_DP, len(conversation.token_ids_C)),
+        completion_positions(prompt.positions_DP, len(conversation.token_ids_L)),
     )

@@ -97,7 +97,7 @@ def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
     item = PackItem(
         prompt=prompt,
         continuations=(
-            Continuation(token_ids_C=ids_C, positions_DC=positions_DC, is_scored_C=torch.ones(3, dtype=torch.bool)),
+            Continuation(token_ids_L=ids_C, positions_DC=positions_DC, is_scored_C=torch.ones(3, dtype=torch.bool)),
         ),
     )
     packed = pack([item])
@@ -152,6 +152,6 @@ def test_sft_learns_an_answer_where_sampling_would_write_it(tiny_checkpoints, na
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     row, visuals = encoded(family)
     conversation = encode_conversation(family, row, 0, visuals, system=None, max_prompt_tokens=400)
-    length = len(conversation.token_ids_C)
+    length = len(conversation.token_ids_L)
     expected = completion_positions(conversation.prompt.positions_DP, length)
     assert torch.equal(conversation.positions_DC, expected)

@@ -62,7 +62,7 @@ class SamplingServer(ScriptedServer):
                 "index": number,
                 "finish_reason": "length" if completion.is_truncated else "stop",
                 "message": {"role": "assistant", "content": completion.text},
-                "token_ids": (ids := completion.token_ids_C.tolist()),
+                "token_ids": (ids := completion.token_ids_L.tolist()),
                 "logprobs": {
                     "content": [
                         {"token": f"token_id:{token}", "logprob": min(0.0, logprob), "bytes": [], "top_logprobs": []}

@@ -68,7 +68,7 @@ def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout
 
 
 def summary(groups) -> list[list[tuple[list[int], int, str]]]:
-    return [[(c.token_ids_C.tolist(), c.seed, c.text) for c in group.completions] for group in groups]
+    return [[(c.token_ids_L.tolist(), c.seed, c.text) for c in group.completions] for group in groups]
 
 
 def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends_on(family, prompts, scripted):
@@ -80,7 +80,7 @@ def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends
     assert server.adapters == {POLICY: str((Path("policies") / POLICY).absolute())}
     for group, seed in zip(groups, SEEDS, strict=True):
         assert [completion.seed for completion in group.completions] == [seed, seed + 1, seed + 2, seed + 3]
-        assert group.completions[0].token_ids_C.tolist() == [5 + seed % 7, family.checkpoint.end_token_ids[0]]
+        assert group.completions[0].token_ids_L.tolist() == [5 + seed % 7, family.checkpoint.end_token_ids[0]]
         assert not group.completions[0].is_truncated and group.policy_version == 0
         assert torch.equal(group.completions[0].logprobs_C, torch.tensor([-0.5, -0.5]))
     body = next(body for body in server.requests if body["seed"] == 100)

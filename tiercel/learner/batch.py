@@ -99,9 +99,9 @@ def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> Pack
     """A prompt with completions of it, all tokens of which are scored."""
     continuations = tuple(
         Continuation(
-            token_ids_C=completion.token_ids_C,
-            positions_DC=completion_positions(prompt.positions_DP, len(completion.token_ids_C)),
-            is_scored_C=torch.ones(len(completion.token_ids_C), dtype=torch.bool),
+            token_ids_L=completion.token_ids_L,
+            positions_DC=completion_positions(prompt.positions_DP, len(completion.token_ids_L)),
+            is_scored_C=torch.ones(len(completion.token_ids_L), dtype=torch.bool),
         )
         for completion in completions
     )
@@ -163,7 +163,7 @@ def empty_item(dimensions: int, token_id: int) -> PackItem:
         images=(),
     )
     continuation = Continuation(
-        token_ids_C=torch.tensor([token_id]),
+        token_ids_L=torch.tensor([token_id]),
         positions_DC=torch.ones(dimensions, 1, dtype=torch.int64),
         is_scored_C=torch.zeros(1, dtype=torch.bool),
     )
@@ -204,7 +204,7 @@ def _old_logprobs(groups: Sequence[AdvantageGroup]) -> Tensor | None:
 def conversation_item(conversation: EncodedConversation) -> PackItem:
     """An SFT conversation: its prompt with one continuation."""
     continuation = Continuation(
-        token_ids_C=conversation.token_ids_C,
+        token_ids_L=conversation.token_ids_L,
         positions_DC=conversation.positions_DC,
         is_scored_C=conversation.is_scored_C,
     )

@@ -53,7 +53,7 @@ class PrefixLayout:
 class Continuation:
     """Tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation. C tokens."""
 
-    token_ids_C: Tensor  # int64
+    token_ids_L: Tensor  # int64
     positions_DC: Tensor  # int64
     is_scored_C: Tensor  # bool
 
@@ -68,7 +68,7 @@ class PackItem:
     @property
     def shared_length(self) -> int:
         """Tokens with the prompt once."""
-        return len(self.prompt.token_ids_P) + sum(len(c.token_ids_C) for c in self.continuations)
+        return len(self.prompt.token_ids_P) + sum(len(c.token_ids_L) for c in self.continuations)
 
     @property
     def repeated_length(self) -> int:
@@ -105,14 +105,14 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
         start = prompt_span[1]
         spans: list[Span] = []
         for continuation in item.continuations:
-            span = (start, start + len(continuation.token_ids_C))
-            ids.append(continuation.token_ids_C)
+            span = (start, start + len(continuation.token_ids_L))
+            ids.append(continuation.token_ids_L)
             positions.append(continuation.positions_DC)
             places_C = torch.arange(span[0] - 1, span[1] - 1)
             places_C[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
             scored_C = continuation.is_scored_C
             scoring.append(places_C[scored_C])
-            targets.append(continuation.token_ids_C[scored_C])
+            targets.append(continuation.token_ids_L[scored_C])
             owners.append(torch.full((int(scored_C.sum()),), count))
             spans.append(span)
             start = span[1]

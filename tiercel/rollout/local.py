@@ -184,7 +184,7 @@ class LocalSampler:
             said = ids_C[:-1] if int(ids_C[-1]) in ends else ids_C
             completions.append(
                 Completion(
-                    token_ids_C=ids_C,
+                    token_ids_L=ids_C,
                     logprobs_C=logprobs_RC[row, :length].clone(),
                     text=self.family.tokenizer.decode(said.tolist()),
                     is_truncated=not ended,

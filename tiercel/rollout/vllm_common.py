@@ -89,7 +89,7 @@ def make_completion(
         raise Impossible(f"finish_reason: 'stop' came; token_ids has no end token, but {token_ids[-1]} at its end")
     said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
-        token_ids_C=ids_C,
+        token_ids_L=ids_C,
         logprobs_C=logprobs_C,
         text=family.tokenizer.decode(said),
         is_truncated=not has_end and finish_reason != "stop",

@@ -165,8 +165,8 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict
         "completions": [
             {
                 "text": scored.completion.text,
-                "tokens": len(scored.completion.token_ids_C),
-                "token_ids": scored.completion.token_ids_C.tolist(),
+                "tokens": len(scored.completion.token_ids_L),
+                "token_ids": scored.completion.token_ids_L.tolist(),
                 "seed": scored.completion.seed,
                 "truncated": scored.completion.is_truncated,
                 "rewards": {name: value.value for name, value in scored.rewards.items()},

@@ -156,10 +156,10 @@ def _passes_of(trainer: Trainer, recipe: GrpoRecipe, group: AdvantageGroup, tota
 
 def _completion(fields: dict[str, Any]) -> Completion:
     """Without the engine's logprobs, which rollouts/ does not keep; importance weights are 1."""
-    token_ids_C = torch.tensor(fields["token_ids"], dtype=torch.int64)
+    token_ids_L = torch.tensor(fields["token_ids"], dtype=torch.int64)
     return Completion(
-        token_ids_C=token_ids_C,
-        logprobs_C=torch.full((len(token_ids_C),), math.nan),
+        token_ids_L=token_ids_L,
+        logprobs_C=torch.full((len(token_ids_L),), math.nan),
         text=fields["text"],
         is_truncated=fields["truncated"],
         seed=fields["seed"],
