@@ -155,7 +155,7 @@ class Completion:
     """One sampled completion, its end token included where it has one."""
 
     token_ids_L: Tensor  # int64
-    logprobs_C: Tensor  # fp32, under the distribution it was drawn from; NaN where the engine cannot say
+    logprobs_L: Tensor  # fp32, under the distribution it was drawn from; NaN where the engine cannot say
     text: str  # without the end token
     is_truncated: bool
     seed: int

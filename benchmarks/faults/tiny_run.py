@@ -51,7 +51,7 @@ def pending_group(index: int) -> PendingGroup:
     completions = tuple(
         Completion(
             token_ids_L=torch.arange(5) + seed,
-            logprobs_C=torch.full((5,), -0.5),
+            logprobs_L=torch.full((5,), -0.5),
             text="ü",
             is_truncated=False,
             seed=seed,

@@ -74,7 +74,7 @@ def recorded_group(prompt: EncodedPrompt, family: Family, step: int, *, size: in
         ids = [draws.choice(words) for _ in range(draws.randint(1, 9))]
         completion = Completion(
             token_ids_L=torch.tensor(ids),
-            logprobs_C=torch.tensor([-draws.random() for _ in ids]),
+            logprobs_L=torch.tensor([-draws.random() for _ in ids]),
             text="",
             is_truncated=False,
             seed=number,

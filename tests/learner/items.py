@@ -43,7 +43,7 @@ def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], f
     for ids, total in completions:
         completion = Completion(
             token_ids_L=torch.tensor(ids),
-            logprobs_C=-1.0 - torch.arange(len(ids)),
+            logprobs_L=-1.0 - torch.arange(len(ids)),
             text="",
             is_truncated=False,
             seed=0,

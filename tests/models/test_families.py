@@ -173,7 +173,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
     packed = pack(items)
     with torch.no_grad():
         learnt = Learner(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
-    sampled = torch.cat([c.logprobs_C for group in groups for c in group.completions])
+    sampled = torch.cat([c.logprobs_L for group in groups for c in group.completions])
     torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
     ids = torch.cat([c.token_ids_L for group in groups for c in group.completions])
     assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()

@@ -66,7 +66,7 @@ class SamplingServer(ScriptedServer):
                 "logprobs": {
                     "content": [
                         {"token": f"token_id:{token}", "logprob": min(0.0, logprob), "bytes": [], "top_logprobs": []}
-                        for token, logprob in zip(ids, completion.logprobs_C.tolist(), strict=True)
+                        for token, logprob in zip(ids, completion.logprobs_L.tolist(), strict=True)
                     ]
                 },
             }

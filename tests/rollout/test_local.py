@@ -108,7 +108,7 @@ def test_a_sample_depends_on_nothing_beside_it(policies, name):
     assert any(ids[-1] in ends for ids in flat)
     for group, expected in zip(together, one_by_one, strict=True):
         for completion, same in zip(group.completions, expected, strict=True):
-            torch.testing.assert_close(completion.logprobs_C, same.logprobs_C, rtol=0, atol=1e-4)
+            torch.testing.assert_close(completion.logprobs_L, same.logprobs_L, rtol=0, atol=1e-4)
 
 
 def test_sample_i_of_a_group_is_drawn_with_seed_plus_i(policy):
@@ -170,7 +170,7 @@ def test_draws_and_logprobs_are_those_of_logits_over_temperature(policy, tempera
     weights[list(policy.family.placeholder_ids)] = -torch.inf
     expected = (weights / temperature).log_softmax(-1)
     drawn = torch.cat([completion.token_ids_L for completion in group.completions])
-    logprobs = torch.cat([completion.logprobs_C for completion in group.completions])
+    logprobs = torch.cat([completion.logprobs_L for completion in group.completions])
     torch.testing.assert_close(logprobs, expected[drawn])
     share = torch.bincount(drawn, minlength=len(weights))[[10, 11, 12]] / 2000
     torch.testing.assert_close(share, expected.exp()[[10, 11, 12]], rtol=0, atol=0.045)  # four standard errors
@@ -185,14 +185,14 @@ def test_logprobs_are_those_of_the_full_distribution_also_under_filters(policy):
     weights[list(policy.family.placeholder_ids)] = -torch.inf
     for completion in group.completions:
         assert int(completion.token_ids_L) in (10, 11)
-        torch.testing.assert_close(completion.logprobs_C, weights.log_softmax(-1)[completion.token_ids_L])
+        torch.testing.assert_close(completion.logprobs_L, weights.log_softmax(-1)[completion.token_ids_L])
 
 
 def test_an_end_token_ends_a_completion_and_is_not_in_its_text(policy):
     with scripted(policy, [" the", " seven", "<|im_end|>", " is"]):
         completion = one(policy, PARAMS)
     assert completion.text == " the seven"
-    assert len(completion.token_ids_L) == len(completion.logprobs_C) == 3
+    assert len(completion.token_ids_L) == len(completion.logprobs_L) == 3
     assert int(completion.token_ids_L[-1]) == policy.family.tokenizer.eos_token_id
     assert not completion.is_truncated
 
@@ -272,7 +272,7 @@ def test_sampling_leaves_no_gradient_and_no_training_mode(policy):
     policy.model.train()
     completion = one(policy, PARAMS)
     assert not policy.model.training
-    assert not completion.logprobs_C.requires_grad
+    assert not completion.logprobs_L.requires_grad
     assert all(parameter.grad is None for parameter in policy.trained_parameters().values())
 
 

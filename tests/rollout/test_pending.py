@@ -12,7 +12,7 @@ from tiercel.types import Completion
 def kept(tmp_path):
     """A directory with one group of one completion."""
     completion = Completion(
-        token_ids_L=torch.arange(3), logprobs_C=torch.zeros(3), text="a", is_truncated=False, seed=5
+        token_ids_L=torch.arange(3), logprobs_L=torch.zeros(3), text="a", is_truncated=False, seed=5
     )
     save_pending(tmp_path, [PendingGroup(index=7, policy_version=1, completions=(completion,))])
     return tmp_path

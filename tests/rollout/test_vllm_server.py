@@ -82,7 +82,7 @@ def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends
         assert [completion.seed for completion in group.completions] == [seed, seed + 1, seed + 2, seed + 3]
         assert group.completions[0].token_ids_L.tolist() == [5 + seed % 7, family.checkpoint.end_token_ids[0]]
         assert not group.completions[0].is_truncated and group.policy_version == 0
-        assert torch.equal(group.completions[0].logprobs_C, torch.tensor([-0.5, -0.5]))
+        assert torch.equal(group.completions[0].logprobs_L, torch.tensor([-0.5, -0.5]))
     body = next(body for body in server.requests if body["seed"] == 100)
     assert (body["n"], body["temperature"], body["top_k"], body["repetition_penalty"]) == (4, 1.0, 0, 1.0)
     assert body["bad_words"] == ["<|image_pad|>", "<|video_pad|>"]
@@ -94,7 +94,7 @@ def test_before_min_new_tokens_the_engine_cannot_say_the_policys_logprob(family,
     sampler = sampler_of(family, scripted())
     sampler.load_policy(0, Path(POLICY))
     (group,) = sampler.sample(prompts[:1], replace(PARAMS, min_new_tokens=1), [1])
-    logprobs = group.completions[0].logprobs_C
+    logprobs = group.completions[0].logprobs_L
     assert logprobs[0].isnan() and logprobs[1] == -0.5
 
 

@@ -106,7 +106,7 @@ def replayed(prompt, record: list[dict]) -> Group:
     completions = [
         Completion(
             token_ids_L=torch.tensor(each["token_ids"]),
-            logprobs_C=torch.full((len(each["token_ids"]),), torch.nan),
+            logprobs_L=torch.full((len(each["token_ids"]),), torch.nan),
             text="",
             is_truncated=False,
             seed=each["seed"],

@@ -88,7 +88,7 @@ def advantage_groups(
             AdvantageGroup(
                 item=group_item(prompt, [completion for completion, _, _ in learnt]),
                 advantages_G=torch.tensor([value for _, value, _ in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.logprobs_C for completion, _, _ in learnt),
+                sampler_logprobs=tuple(completion.logprobs_L for completion, _, _ in learnt),
                 old_logprobs=None if old_logprobs is None else known_old,
             )
         )

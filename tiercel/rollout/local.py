@@ -185,7 +185,7 @@ class LocalSampler:
             completions.append(
                 Completion(
                     token_ids_L=ids_C,
-                    logprobs_C=logprobs_RC[row, :length].clone(),
+                    logprobs_L=logprobs_RC[row, :length].clone(),
                     text=self.family.tokenizer.decode(said.tolist()),
                     is_truncated=not ended,
                     seed=seed,

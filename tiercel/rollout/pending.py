@@ -43,7 +43,7 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
         completions: list[dict[str, Any]] = []
         for number, completion in enumerate(group.completions):
             tensors[f"{group.index}.{number}.token_ids"] = completion.token_ids_L.contiguous()
-            tensors[f"{group.index}.{number}.logprobs"] = completion.logprobs_C.contiguous()
+            tensors[f"{group.index}.{number}.logprobs"] = completion.logprobs_L.contiguous()
             completions.append(
                 {"text": completion.text, "is_truncated": completion.is_truncated, "seed": completion.seed}
             )
@@ -74,7 +74,7 @@ def _pending_group(entry: dict[str, Any], tensors: dict[str, Tensor]) -> Pending
         completions=tuple(
             Completion(
                 token_ids_L=tensors[f"{index}.{number}.token_ids"],
-                logprobs_C=tensors[f"{index}.{number}.logprobs"],
+                logprobs_L=tensors[f"{index}.{number}.logprobs"],
                 text=completion["text"],
                 is_truncated=completion["is_truncated"],
                 seed=completion["seed"],

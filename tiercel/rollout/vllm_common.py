@@ -81,23 +81,23 @@ def make_completion(
     if len(logprobs) != len(token_ids):
         raise Impossible(f"logprobs: {len(logprobs)} came for {len(token_ids)} token_ids")
     ids_C = torch.tensor(list(token_ids), dtype=torch.int64)
-    logprobs_C = torch.tensor(list(logprobs), dtype=torch.float32)
-    _require_possible(family, ids_C, logprobs_C)
-    logprobs_C[: params.min_new_tokens] = math.nan
+    logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
+    _require_possible(family, ids_C, logprobs_L)
+    logprobs_L[: params.min_new_tokens] = math.nan
     has_end = token_ids[-1] in family.checkpoint.end_token_ids
     if finish_reason == "stop" and not has_end and not params.stop:
         raise Impossible(f"finish_reason: 'stop' came; token_ids has no end token, but {token_ids[-1]} at its end")
     said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
         token_ids_L=ids_C,
-        logprobs_C=logprobs_C,
+        logprobs_L=logprobs_L,
         text=family.tokenizer.decode(said),
         is_truncated=not has_end and finish_reason != "stop",
         seed=seed,
     )
 
 
-def _require_possible(family: Family, ids_C: Tensor, logprobs_C: Tensor) -> None:
+def _require_possible(family: Family, ids_C: Tensor, logprobs_L: Tensor) -> None:
     """Raises Impossible for the first token that cannot have been drawn."""
     ends = torch.tensor(family.checkpoint.end_token_ids)
     faults = (
@@ -106,7 +106,7 @@ def _require_possible(family: Family, ids_C: Tensor, logprobs_C: Tensor) -> None
         ("token_ids", ids_C, family.is_placeholder(ids_C), "it stands for a picture and is never sampled"),
         ("token_ids", ids_C, torch.isin(ids_C, ends) & (torch.arange(len(ids_C)) + 1 < len(ids_C)),
          "it is an end token, and others came after it"),
-        ("logprobs", logprobs_C, ~((logprobs_C > UNKNOWN) & (logprobs_C <= ROUNDING)),
+        ("logprobs", logprobs_L, ~((logprobs_L > UNKNOWN) & (logprobs_L <= ROUNDING)),
          "the logprob of a sampled token is a finite number of at most 0"),
     )  # fmt: skip
     for field, values_C, is_wrong_C, reason in faults:

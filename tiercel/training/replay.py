@@ -137,7 +137,7 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
             AdvantageGroup(
                 item=group_item(prompt, completions),
                 advantages_G=torch.tensor([completion["advantage"] for completion in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.logprobs_C for completion in completions),
+                sampler_logprobs=tuple(completion.logprobs_L for completion in completions),
             )
         )
     totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
@@ -159,7 +159,7 @@ def _completion(fields: dict[str, Any]) -> Completion:
     token_ids_L = torch.tensor(fields["token_ids"], dtype=torch.int64)
     return Completion(
         token_ids_L=token_ids_L,
-        logprobs_C=torch.full((len(token_ids_L),), math.nan),
+        logprobs_L=torch.full((len(token_ids_L),), math.nan),
         text=fields["text"],
         is_truncated=fields["truncated"],
         seed=fields["seed"],
