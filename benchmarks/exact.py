@@ -117,7 +117,7 @@ def make_case(policy: Policy, seed: int) -> Case:
         continuations = tuple(
             Continuation(
                 token_ids_L=random_ids(policy.family, length, generator),
-                positions_DC=completion_positions(prompt.positions_DP, length),
+                positions_DL=completion_positions(prompt.positions_DP, length),
                 is_scored_C=torch.ones(length, dtype=torch.bool),
             )
             for length in lengths

@@ -88,7 +88,7 @@ class PlainRow:
 
     @property
     def positions_DL(self) -> Tensor:
-        return torch.cat([self.group.item.prompt.positions_DP, self.continuation.positions_DC], dim=1)
+        return torch.cat([self.group.item.prompt.positions_DP, self.continuation.positions_DL], dim=1)
 
 
 class PlainLearner:

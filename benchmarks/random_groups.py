@@ -47,7 +47,7 @@ def random_group(
     continuations = tuple(
         Continuation(
             token_ids_L=torch.randint(min(family.placeholder_ids), (completion_tokens,), generator=generator),
-            positions_DC=completion_positions(prompt.positions_DP, completion_tokens),
+            positions_DL=completion_positions(prompt.positions_DP, completion_tokens),
             is_scored_C=torch.ones(completion_tokens, dtype=torch.bool),
         )
         for _ in range(group_size)

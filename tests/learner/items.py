@@ -26,7 +26,7 @@ def prompt(ids: Sequence[int], index: int = 0) -> EncodedPrompt:
 def continuation(of: EncodedPrompt, ids: Sequence[int], scored: Sequence[bool] | None = None) -> Continuation:
     return Continuation(
         token_ids_L=torch.tensor(ids),
-        positions_DC=completion_positions(of.positions_DP, len(ids)),
+        positions_DL=completion_positions(of.positions_DP, len(ids)),
         is_scored_C=torch.tensor(scored or [True] * len(ids)),
     )
 

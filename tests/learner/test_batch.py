@@ -50,7 +50,7 @@ def test_masked_completions_are_left_out():
     group = scored_group(prompt([1, 2], 4), [([5], 1.0), ([6, 7], None), ([8, 9, 10], 3.0)])
     (learnable,) = learnable_groups([group])
     assert [c.token_ids_L.tolist() for c in learnable.item.continuations] == [[5], [8, 9, 10]]
-    assert [c.positions_DC.tolist() for c in learnable.item.continuations] == [[[2]], [[2, 3, 4]]]
+    assert [c.positions_DL.tolist() for c in learnable.item.continuations] == [[[2]], [[2, 3, 4]]]
     assert [logprobs.tolist() for logprobs in learnable.sampler_logprobs] == [[-1], [-1, -2, -3]]
     torch.testing.assert_close(learnable.advantages_G, torch.tensor([-1.0, 1.0]) / (2**0.5 + 1e-4))
     assert totals_of([learnable]) == Totals(tokens=4, completions=2, groups=1)
@@ -146,7 +146,7 @@ def test_a_conversation_is_an_item_of_one_continuation():
     conversation = EncodedConversation(
         prompt=start,
         token_ids_L=torch.tensor([3, 4, 5]),
-        positions_DC=torch.tensor([[2, 3, 4]]),
+        positions_DL=torch.tensor([[2, 3, 4]]),
         is_scored_C=torch.tensor([True, False, True]),
     )
     packed = pack([conversation_item(conversation)])

@@ -60,7 +60,7 @@ def items_of(family, generator):
             continuations.append(
                 Continuation(
                     token_ids_L=torch.tensor([allowed[i] for i in picks]),
-                    positions_DC=completion_positions(prompt.positions_DP, length),
+                    positions_DL=completion_positions(prompt.positions_DP, length),
                     is_scored_C=torch.ones(length, dtype=torch.bool),
                 )
             )
@@ -162,7 +162,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
             continuations=tuple(
                 Continuation(
                     token_ids_L=c.token_ids_L,
-                    positions_DC=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
+                    positions_DL=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
                     is_scored_C=torch.ones(len(c.token_ids_L), dtype=torch.bool),
                 )
                 for c in group.completions
@@ -270,6 +270,6 @@ def test_sft_scores_assistant_turns_and_their_end(tiny_checkpoints, name):
     decoded = family.tokenizer.decode(conversation.token_ids_L.tolist())
     assert decoded == "[1, 20, 30, 40]<|im_end|>"
     assert torch.equal(
-        conversation.positions_DC,
+        conversation.positions_DL,
         completion_positions(prompt.positions_DP, len(conversation.token_ids_L)),
     )

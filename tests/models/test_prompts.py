@@ -95,7 +95,7 @@ def test_every_assistant_turn_is_scored_with_its_end(families, name):
         (False, "\n<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n"),
         (True, "12<|im_end|>"),
     ]
-    whole = torch.cat([conversation.prompt.positions_DP, conversation.positions_DC], dim=1)
+    whole = torch.cat([conversation.prompt.positions_DP, conversation.positions_DL], dim=1)
     assert whole.tolist() == [list(range(whole.shape[1]))] * family.position_dimensions
 
 
@@ -274,7 +274,7 @@ def test_images_in_later_turns(families, name):
     prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
     assert prompt.images == tuple(images)  # everything up to the last user turn
     ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_L])
-    positions = torch.cat([conversation.prompt.positions_DP, conversation.positions_DC], dim=1)
+    positions = torch.cat([conversation.prompt.positions_DP, conversation.positions_DL], dim=1)
     assert torch.equal(ids[: len(prompt.token_ids_P)], prompt.token_ids_P)
     assert torch.equal(positions[:, : len(prompt.token_ids_P)], prompt.positions_DP)
 

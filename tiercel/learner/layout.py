@@ -54,7 +54,7 @@ class Continuation:
     """Tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation. C tokens."""
 
     token_ids_L: Tensor  # int64
-    positions_DC: Tensor  # int64
+    positions_DL: Tensor  # int64
     is_scored_C: Tensor  # bool
 
 
@@ -107,7 +107,7 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
         for continuation in item.continuations:
             span = (start, start + len(continuation.token_ids_L))
             ids.append(continuation.token_ids_L)
-            positions.append(continuation.positions_DC)
+            positions.append(continuation.positions_DL)
             places_C = torch.arange(span[0] - 1, span[1] - 1)
             places_C[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
             scored_C = continuation.is_scored_C

@@ -230,7 +230,7 @@ def encode_conversation(
     return EncodedConversation(
         prompt=prompt,
         token_ids_L=token_ids_T[prompt_length:],
-        positions_DC=positions_DT[:, prompt_length:],
+        positions_DL=positions_DT[:, prompt_length:],
         is_scored_C=torch.tensor(scored[prompt_length:]),
     )
 
