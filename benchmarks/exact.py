@@ -118,7 +118,7 @@ def make_case(policy: Policy, seed: int) -> Case:
             Continuation(
                 token_ids_L=random_ids(policy.family, length, generator),
                 positions_DL=completion_positions(prompt.positions_DP, length),
-                is_scored_C=torch.ones(length, dtype=torch.bool),
+                is_scored_L=torch.ones(length, dtype=torch.bool),
             )
             for length in lengths
         )

@@ -48,7 +48,7 @@ def random_group(
         Continuation(
             token_ids_L=torch.randint(min(family.placeholder_ids), (completion_tokens,), generator=generator),
             positions_DL=completion_positions(prompt.positions_DP, completion_tokens),
-            is_scored_C=torch.ones(completion_tokens, dtype=torch.bool),
+            is_scored_L=torch.ones(completion_tokens, dtype=torch.bool),
         )
         for _ in range(group_size)
     )

@@ -143,7 +143,7 @@ class EncodedConversation:
     prompt: EncodedPrompt  # its images are those of the whole conversation
     token_ids_L: Tensor  # int64
     positions_DL: Tensor  # int64
-    is_scored_C: Tensor  # bool, tokens of assistant turns
+    is_scored_L: Tensor  # bool, tokens of assistant turns
 
     @property
     def row(self) -> Row:

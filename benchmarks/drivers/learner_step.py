@@ -67,7 +67,7 @@ def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> C
         Continuation(
             token_ids_L=ids_C,
             positions_DL=completion_positions(prompt.positions_DP, len(ids_C)),
-            is_scored_C=torch.ones(len(ids_C), dtype=torch.bool),
+            is_scored_L=torch.ones(len(ids_C), dtype=torch.bool),
         )
         for ids_C in ids_GC
     )

@@ -27,7 +27,7 @@ def continuation(of: EncodedPrompt, ids: Sequence[int], scored: Sequence[bool] |
     return Continuation(
         token_ids_L=torch.tensor(ids),
         positions_DL=completion_positions(of.positions_DP, len(ids)),
-        is_scored_C=torch.tensor(scored or [True] * len(ids)),
+        is_scored_L=torch.tensor(scored or [True] * len(ids)),
     )
 
 

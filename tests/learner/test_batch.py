@@ -147,7 +147,7 @@ def test_a_conversation_is_an_item_of_one_continuation():
         prompt=start,
         token_ids_L=torch.tensor([3, 4, 5]),
         positions_DL=torch.tensor([[2, 3, 4]]),
-        is_scored_C=torch.tensor([True, False, True]),
+        is_scored_L=torch.tensor([True, False, True]),
     )
     packed = pack([conversation_item(conversation)])
     assert packed.targets_N.tolist() == [3, 5]

@@ -61,7 +61,7 @@ def items_of(family, generator):
                 Continuation(
                     token_ids_L=torch.tensor([allowed[i] for i in picks]),
                     positions_DL=completion_positions(prompt.positions_DP, length),
-                    is_scored_C=torch.ones(length, dtype=torch.bool),
+                    is_scored_L=torch.ones(length, dtype=torch.bool),
                 )
             )
         items.append(PackItem(prompt=prompt, continuations=tuple(continuations)))
@@ -163,7 +163,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
                 Continuation(
                     token_ids_L=c.token_ids_L,
                     positions_DL=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
-                    is_scored_C=torch.ones(len(c.token_ids_L), dtype=torch.bool),
+                    is_scored_L=torch.ones(len(c.token_ids_L), dtype=torch.bool),
                 )
                 for c in group.completions
             ),
@@ -262,7 +262,7 @@ def test_sft_scores_assistant_turns_and_their_end(tiny_checkpoints, name):
     conversation = encode_conversation(family, row, 0, images, system=None, max_prompt_tokens=400)
     prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
     assert torch.equal(conversation.prompt.token_ids_P, prompt.token_ids_P)
-    assert bool(conversation.is_scored_C.all())
+    assert bool(conversation.is_scored_L.all())
     plans = [image.plan for image in images]
     whole = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_L)
     assert conversation_length(family, row, plans, None) == whole

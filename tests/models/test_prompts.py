@@ -69,7 +69,7 @@ def conversation_of(
 
 def pieces(family: Family, conversation: EncodedConversation) -> list[tuple[bool, str]]:
     """What follows the prompt, as runs of scored and unscored text."""
-    pairs = zip(conversation.is_scored_C.tolist(), conversation.token_ids_L.tolist(), strict=True)
+    pairs = zip(conversation.is_scored_L.tolist(), conversation.token_ids_L.tolist(), strict=True)
     return [
         (scored, family.tokenizer.decode([token for _, token in run]))
         for scored, run in groupby(pairs, key=lambda pair: pair[0])
@@ -267,7 +267,7 @@ def test_images_in_later_turns(families, name):
     assert int(family.is_placeholder(conversation.prompt.token_ids_P).sum()) == first
     in_rest = family.is_placeholder(conversation.token_ids_L)
     assert int(in_rest.sum()) == second
-    assert not bool((in_rest & conversation.is_scored_C).any())
+    assert not bool((in_rest & conversation.is_scored_L).any())
     assert conversation.prompt.images == tuple(images)
     assert [text for scored, text in pieces(family, conversation) if scored] == ["12<|im_end|>", "[1, 2]<|im_end|>"]
 
@@ -298,8 +298,8 @@ def test_logprobs_with_images_in_later_turns_equal_a_plain_forward(tiny_checkpoi
         logits = policy.model(**huggingface_inputs(family, conversation.prompt, ids, ORIGINALS)).logits[0]
     logits[:, list(family.placeholder_ids)] = -torch.inf
     logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    expected = logprobs[len(conversation.prompt.token_ids_P) - 1 :][conversation.is_scored_C]
-    assert len(expected) == int(conversation.is_scored_C.sum()) > 6
+    expected = logprobs[len(conversation.prompt.token_ids_P) - 1 :][conversation.is_scored_L]
+    assert len(expected) == int(conversation.is_scored_L.sum()) > 6
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 

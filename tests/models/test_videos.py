@@ -97,7 +97,7 @@ def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
     item = PackItem(
         prompt=prompt,
         continuations=(
-            Continuation(token_ids_L=ids_C, positions_DL=positions_DL, is_scored_C=torch.ones(3, dtype=torch.bool)),
+            Continuation(token_ids_L=ids_C, positions_DL=positions_DL, is_scored_L=torch.ones(3, dtype=torch.bool)),
         ),
     )
     packed = pack([item])

@@ -101,7 +101,7 @@ def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> Pack
         Continuation(
             token_ids_L=completion.token_ids_L,
             positions_DL=completion_positions(prompt.positions_DP, len(completion.token_ids_L)),
-            is_scored_C=torch.ones(len(completion.token_ids_L), dtype=torch.bool),
+            is_scored_L=torch.ones(len(completion.token_ids_L), dtype=torch.bool),
         )
         for completion in completions
     )
@@ -165,7 +165,7 @@ def empty_item(dimensions: int, token_id: int) -> PackItem:
     continuation = Continuation(
         token_ids_L=torch.tensor([token_id]),
         positions_DL=torch.ones(dimensions, 1, dtype=torch.int64),
-        is_scored_C=torch.zeros(1, dtype=torch.bool),
+        is_scored_L=torch.zeros(1, dtype=torch.bool),
     )
     return PackItem(prompt=prompt, continuations=(continuation,))
 
@@ -206,7 +206,7 @@ def conversation_item(conversation: EncodedConversation) -> PackItem:
     continuation = Continuation(
         token_ids_L=conversation.token_ids_L,
         positions_DL=conversation.positions_DL,
-        is_scored_C=conversation.is_scored_C,
+        is_scored_L=conversation.is_scored_L,
     )
     return PackItem(prompt=conversation.prompt, continuations=(continuation,))
 

@@ -55,7 +55,7 @@ class Continuation:
 
     token_ids_L: Tensor  # int64
     positions_DL: Tensor  # int64
-    is_scored_C: Tensor  # bool
+    is_scored_L: Tensor  # bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
             positions.append(continuation.positions_DL)
             places_C = torch.arange(span[0] - 1, span[1] - 1)
             places_C[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
-            scored_C = continuation.is_scored_C
+            scored_C = continuation.is_scored_L
             scoring.append(places_C[scored_C])
             targets.append(continuation.token_ids_L[scored_C])
             owners.append(torch.full((int(scored_C.sum()),), count))

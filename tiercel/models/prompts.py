@@ -231,7 +231,7 @@ def encode_conversation(
         prompt=prompt,
         token_ids_L=token_ids_T[prompt_length:],
         positions_DL=positions_DT[:, prompt_length:],
-        is_scored_C=torch.tensor(scored[prompt_length:]),
+        is_scored_L=torch.tensor(scored[prompt_length:]),
     )
 
 

@@ -175,7 +175,7 @@ def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
             conversations.append(encode(_row(table, recipe, index), index))
-    tokens = sum(int(conversation.is_scored_C.sum()) for conversation in conversations)
+    tokens = sum(int(conversation.is_scored_L.sum()) for conversation in conversations)
     for conversation in conversations:
         for each in trainer.conversations([conversation]):
             yield Pass(
