@@ -22,10 +22,10 @@ class RecordingAttention:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, query_BATE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
         self.keys.setdefault(layer, key_BKTE)  # activation checkpointing calls a second time
         self.values.setdefault(layer, value_BKTE)
-        return self.form(layer, query_BHTE, key_BKTE, value_BKTE, scale)
+        return self.form(layer, query_BATE, key_BKTE, value_BKTE, scale)
 
 
 class PrefixPass:

@@ -3,7 +3,7 @@
 `SharedDecoder` keeps a prompt's keys and values once for its whole group; `RepeatedDecoder` is transformers' own cache
 with the prompt repeated, for models that cannot share and as the oracle of the tests. Shape suffixes: B prompts of a
 batch, P their longest length, R rows being decoded, M rows of the prompt that has most of them, C new tokens so far,
-V vocabulary, H hidden size (query heads in `query_BHTE`), K key heads, Q query heads of one key head, E head size,
+V vocabulary, H hidden size (query heads in `query_BATE`), K key heads, Q query heads of one key head, E head size,
 D position dimensions.
 """
 
@@ -106,11 +106,11 @@ class PrefillAttention:
         self.keys: list[Tensor] = []  # by layer
         self.values: list[Tensor] = []
 
-    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, query_BATE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
         self.keys.append(key_BKTE)
         self.values.append(value_BKTE)
         return scaled_dot_product_attention(
-            query_BHTE, key_BKTE, value_BKTE, is_causal=True, scale=scale, enable_gqa=True
+            query_BATE, key_BKTE, value_BKTE, is_causal=True, scale=scale, enable_gqa=True
         )
 
 
