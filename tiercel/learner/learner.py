@@ -2,7 +2,7 @@
 
 Everything that touches a weight happens inside `Learner.forward`, but for `Learner.run_prefix`, which only strategies
 that keep the module whole may call. Shape suffixes: T packed tokens, P prompt tokens, S tokens after the prompt,
-N scored tokens, K vision tokens (key heads in `key_BKTE`), H hidden size, D position dimensions, R rows of the
+N scored tokens, K vision tokens (key heads in `key_BJTE`), H hidden size, D position dimensions, R rows of the
 repeated form, L their length.
 """
 

@@ -22,10 +22,10 @@ class RecordingAttention:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        self.keys.setdefault(layer, key_BKTE)  # activation checkpointing calls a second time
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+        self.keys.setdefault(layer, key_BJTE)  # activation checkpointing calls a second time
         self.values.setdefault(layer, value_BKTE)
-        return self.form(layer, query_BATE, key_BKTE, value_BKTE, scale)
+        return self.form(layer, query_BATE, key_BJTE, value_BKTE, scale)
 
 
 class PrefixPass:
@@ -57,9 +57,9 @@ class ContinuedAttention:
         self.prefix = prefix
 
     def __call__(self, layer: int, query_BHSE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, scale: float) -> Tensor:
-        key_BKTE = torch.cat([self.prefix.keys[layer], key_BKSE], dim=2)
+        key_BJTE = torch.cat([self.prefix.keys[layer], key_BKSE], dim=2)
         value_BKTE = torch.cat([self.prefix.values[layer], value_BKSE], dim=2)
-        return self.form(layer, query_BHSE, key_BKTE, value_BKTE, scale)
+        return self.form(layer, query_BHSE, key_BJTE, value_BKTE, scale)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
