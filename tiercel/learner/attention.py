@@ -104,8 +104,8 @@ class SplitAttention:
     def __init__(self, plan: SplitPlan):
         self.plan = plan
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        return _Joined.apply(query_BATE, key_BJTE, value_BKTE, self.plan, scale)
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        return _Joined.apply(query_BATE, key_BJTE, value_BJTE, self.plan, scale)
 
 
 class _Joined(torch.autograd.Function):
@@ -202,8 +202,8 @@ class FlexAttention:
         self.mask = create_block_mask(sees, None, None, queries, layout.length, device=device)
         self.attend = _compiled_flex() if device.type == "cuda" else _eager_flex()
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        return self.attend(query_BATE, key_BJTE, value_BKTE, block_mask=self.mask, scale=scale, enable_gqa=True)
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        return self.attend(query_BATE, key_BJTE, value_BJTE, block_mask=self.mask, scale=scale, enable_gqa=True)
 
 
 def _eager_flex() -> Any:

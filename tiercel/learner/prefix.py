@@ -22,10 +22,10 @@ class RecordingAttention:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
         self.keys.setdefault(layer, key_BJTE)  # activation checkpointing calls a second time
-        self.values.setdefault(layer, value_BKTE)
-        return self.form(layer, query_BATE, key_BJTE, value_BKTE, scale)
+        self.values.setdefault(layer, value_BJTE)
+        return self.form(layer, query_BATE, key_BJTE, value_BJTE, scale)
 
 
 class PrefixPass:
@@ -58,8 +58,8 @@ class ContinuedAttention:
 
     def __call__(self, layer: int, query_BHSE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, scale: float) -> Tensor:
         key_BJTE = torch.cat([self.prefix.keys[layer], key_BKSE], dim=2)
-        value_BKTE = torch.cat([self.prefix.values[layer], value_BKSE], dim=2)
-        return self.form(layer, query_BHSE, key_BJTE, value_BKTE, scale)
+        value_BJTE = torch.cat([self.prefix.values[layer], value_BKSE], dim=2)
+        return self.form(layer, query_BHSE, key_BJTE, value_BJTE, scale)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

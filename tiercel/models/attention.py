@@ -19,7 +19,7 @@ _NO_MASK = torch.zeros(1, 1, 1, 1)  # transformers takes a mask of four dimensio
 class AttentionForm(Protocol):
     """Attention of one forward pass: one call for each layer, after the rotary embedding."""
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BKTE: Tensor, scale: float, /) -> Tensor:
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float, /) -> Tensor:
         """The output (B, H, T, E). What a token may see is the form's business; no mask comes with the call."""
 
 

@@ -106,11 +106,11 @@ class PrefillAttention:
         self.keys: list[Tensor] = []  # by layer
         self.values: list[Tensor] = []
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
         self.keys.append(key_BJTE)
-        self.values.append(value_BKTE)
+        self.values.append(value_BJTE)
         return scaled_dot_product_attention(
-            query_BATE, key_BJTE, value_BKTE, is_causal=True, scale=scale, enable_gqa=True
+            query_BATE, key_BJTE, value_BJTE, is_causal=True, scale=scale, enable_gqa=True
         )
 
 
