@@ -1,6 +1,6 @@
 """Advantages of completions from their rewards.
 
-C scorable completions of a step over all ranks, in the global order of their prompts; R rewards of the recipe;
+C scorable completions of a step over all ranks, in the global order of their prompts; F rewards of the recipe;
 G completions of one prompt. Groups are runs of equal numbers in `group_of_C`. A group whose rewards are all equal
 gets exact zeros, wherever its own mean is the baseline.
 """

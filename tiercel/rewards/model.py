@@ -1,6 +1,6 @@
 """The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation.
 
-Shape suffixes: R rows of a pass, T tokens of the longest, L labels. Imports torch and transformers, unlike the other
+Shape suffixes: R rows of a pass, T tokens of the longest, O labels. Imports torch and transformers, unlike the other
 rewards, so builtin.py imports it where a recipe has one.
 """
 
