@@ -37,9 +37,9 @@ class Block:
 class Bucket:
     """Completions of similar length, each causal over itself."""
 
-    places_RC: Tensor  # int64, place among the queries; the padding repeats the last one
-    is_padding_RC: Tensor  # bool
-    valid: Tensor  # int64, the entries of places_RC (flat) that are no padding
+    places_RL: Tensor  # int64, place among the queries; the padding repeats the last one
+    is_padding_RL: Tensor  # bool
+    valid: Tensor  # int64, the entries of places_RL (flat) that are no padding
     valid_places: Tensor  # int64, and those places
     key_offset: int  # place among the keys less place among the queries
 
@@ -84,15 +84,15 @@ def _bucket(spans: Sequence[Span], key_offset: int, device: torch.device) -> Buc
     width = spans[-1][1] - spans[-1][0]
     starts_R = torch.tensor([span[0] for span in spans])
     lengths_R = torch.tensor([span[1] - span[0] for span in spans])
-    order_C = torch.arange(width)
-    places_RC = starts_R[:, None] + torch.minimum(order_C, lengths_R[:, None] - 1)
-    is_padding_RC = order_C >= lengths_R[:, None]
-    valid = (~is_padding_RC).flatten().nonzero()[:, 0]
+    order_L = torch.arange(width)
+    places_RL = starts_R[:, None] + torch.minimum(order_L, lengths_R[:, None] - 1)
+    is_padding_RL = order_L >= lengths_R[:, None]
+    valid = (~is_padding_RL).flatten().nonzero()[:, 0]
     return Bucket(
-        places_RC=places_RC.to(device),
-        is_padding_RC=is_padding_RC.to(device),
+        places_RL=places_RL.to(device),
+        is_padding_RL=is_padding_RL.to(device),
         valid=valid.to(device),
-        valid_places=places_RC.flatten()[valid].to(device),
+        valid_places=places_RL.flatten()[valid].to(device),
         key_offset=key_offset,
     )
 
@@ -114,31 +114,31 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
-        joined_HSE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
-        lse_HS = torch.empty(query.shape[1:3], dtype=torch.float32, device=query.device)
+        joined_ASE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
+        lse_AS = torch.empty(query.shape[1:3], dtype=torch.float32, device=query.device)
         for block in plan.blocks:
             queries, keys = slice(*block.queries), slice(*block.keys)
             output, lse = _flash(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, block.is_causal, scale=scale
             )
-            joined_HSE[:, queries], lse_HS[:, queries] = output[0], lse[0]
+            joined_ASE[:, queries], lse_AS[:, queries] = output[0], lse[0]
         for bucket in plan.buckets:
             output, lse = _flash(*_gathered(bucket, query, key, value), 0.0, True, scale=scale)
             places = bucket.valid_places
-            own_HME, own_HM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
-            prompt_HM = lse_HS[:, places]
-            both_HM = torch.logaddexp(own_HM, prompt_HM)
-            prompt_HME = joined_HSE[:, places] * (prompt_HM - both_HM).exp()[..., None]
-            joined_HSE[:, places] = prompt_HME + own_HME * (own_HM - both_HM).exp()[..., None]
-            lse_HS[:, places] = both_HM
-        output = joined_HSE[None].to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, lse_HS)
+            own_AME, own_AM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
+            prompt_AM = lse_AS[:, places]
+            both_AM = torch.logaddexp(own_AM, prompt_AM)
+            prompt_AME = joined_ASE[:, places] * (prompt_AM - both_AM).exp()[..., None]
+            joined_ASE[:, places] = prompt_AME + own_AME * (own_AM - both_AM).exp()[..., None]
+            lse_AS[:, places] = both_AM
+        output = joined_ASE[None].to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse_AS)
         ctx.plan, ctx.scale = plan, scale
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse_HS = ctx.saved_tensors
+        query, key, value, output, lse_AS = ctx.saved_tensors
         gradient = gradients[0].to(query.dtype)
         sums = [torch.zeros(t.shape[1:], dtype=torch.float32, device=t.device) for t in (query, key, value)]
         for block in ctx.plan.blocks:
@@ -149,7 +149,7 @@ class _Joined(torch.autograd.Function):
                 key[:, :, keys],
                 value[:, :, keys],
                 output[:, :, queries],
-                lse_HS[None, :, queries],
+                lse_AS[None, :, queries],
                 0.0,
                 block.is_causal,
                 scale=ctx.scale,
@@ -158,10 +158,10 @@ class _Joined(torch.autograd.Function):
                 total[:, places].add_(part[0])  # `+=` would copy the sum onto itself
         for bucket in ctx.plan.buckets:
             rows = _gathered(bucket, query, key, value)
-            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RC), _rows(output[0], bucket.places_RC)
-            rows_lse = lse_HS[:, bucket.places_RC].transpose(0, 1)
+            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RL), _rows(output[0], bucket.places_RL)
+            rows_lse = lse_AS[:, bucket.places_RL].transpose(0, 1)
             # A padded place repeats a real one, whose gradient must not count twice.
-            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RC[:, None, :, None], 0.0)
+            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RL[:, None, :, None], 0.0)
             parts = _flash_backward(rows_gradient, *rows, rows_output, rows_lse, 0.0, True, scale=ctx.scale)
             offsets = (0, bucket.key_offset, bucket.key_offset)
             for total, part, offset in zip(sums, parts, offsets, strict=True):
@@ -170,19 +170,19 @@ class _Joined(torch.autograd.Function):
         return d_query, d_key, d_value, None, None
 
 
-def _rows(tensor_HTE: Tensor, places_RC: Tensor) -> Tensor:
+def _rows(tensor_ATE: Tensor, places_RL: Tensor) -> Tensor:
     """(R, H, C, E) rows of a bucket."""
-    return tensor_HTE[:, places_RC].transpose(0, 1)
+    return tensor_ATE[:, places_RL].transpose(0, 1)
 
 
 def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    key_places_RC = bucket.places_RC + bucket.key_offset
-    return _rows(query[0], bucket.places_RC), _rows(key[0], key_places_RC), _rows(value[0], key_places_RC)
+    key_places_RL = bucket.places_RL + bucket.key_offset
+    return _rows(query[0], bucket.places_RL), _rows(key[0], key_places_RL), _rows(value[0], key_places_RL)
 
 
-def _flat(tensor_RHC: Tensor) -> Tensor:
+def _flat(tensor_RAL: Tensor) -> Tensor:
     """(R, H, C, ...) as (H, R * C, ...)."""
-    return tensor_RHC.transpose(0, 1).flatten(1, 2)
+    return tensor_RAL.transpose(0, 1).flatten(1, 2)
 
 
 class FlexAttention:

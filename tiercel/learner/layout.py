@@ -108,12 +108,12 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
             span = (start, start + len(continuation.token_ids_L))
             ids.append(continuation.token_ids_L)
             positions.append(continuation.positions_DL)
-            places_C = torch.arange(span[0] - 1, span[1] - 1)
-            places_C[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
-            scored_C = continuation.is_scored_L
-            scoring.append(places_C[scored_C])
-            targets.append(continuation.token_ids_L[scored_C])
-            owners.append(torch.full((int(scored_C.sum()),), count))
+            places_L = torch.arange(span[0] - 1, span[1] - 1)
+            places_L[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
+            scored_L = continuation.is_scored_L
+            scoring.append(places_L[scored_L])
+            targets.append(continuation.token_ids_L[scored_L])
+            owners.append(torch.full((int(scored_L.sum()),), count))
             spans.append(span)
             start = span[1]
             count += 1

@@ -119,14 +119,14 @@ class Learner(nn.Module):
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
         """The same (N, H) by the plain computation: one causal row per completion, its prompt repeated."""
-        places_RL, row_N, column_N = self._repeated_layout(batch)
-        hidden_RLH = self.language_model(
-            **self.family.decoder_inputs(embeddings_TH[places_RL.to(self.device)]),
-            position_ids=_position_ids(batch.positions_DT[:, places_RL].to(self.device)),
+        places_RU, row_N, column_N = self._repeated_layout(batch)
+        hidden_RUH = self.language_model(
+            **self.family.decoder_inputs(embeddings_TH[places_RU.to(self.device)]),
+            position_ids=_position_ids(batch.positions_DT[:, places_RU].to(self.device)),
             attention_mask=None,
             use_cache=False,
         ).last_hidden_state
-        return hidden_RLH[row_N.to(self.device), column_N.to(self.device)]
+        return hidden_RUH[row_N.to(self.device), column_N.to(self.device)]
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Packed places (R, L) of the repeated rows, and row and column (N,) there of each scoring place."""
@@ -139,8 +139,8 @@ class Learner(nn.Module):
         for number, row in enumerate(rows):
             mine = batch.continuation_of_N == number
             column_N[mine] = torch.searchsorted(row, batch.scoring_N[mine])
-        places_RL = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
-        return places_RL, batch.continuation_of_N, column_N
+        places_RU = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
+        return places_RU, batch.continuation_of_N, column_N
 
 
 def _position_ids(positions: Tensor) -> Tensor:

@@ -56,10 +56,10 @@ class ContinuedAttention:
         self.form = form
         self.prefix = prefix
 
-    def __call__(self, layer: int, query_BHSE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, scale: float) -> Tensor:
-        key_BJTE = torch.cat([self.prefix.keys[layer], key_BKSE], dim=2)
-        value_BJTE = torch.cat([self.prefix.values[layer], value_BKSE], dim=2)
-        return self.form(layer, query_BHSE, key_BJTE, value_BJTE, scale)
+    def __call__(self, layer: int, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor, scale: float) -> Tensor:
+        key_BJTE = torch.cat([self.prefix.keys[layer], key_BJSE], dim=2)
+        value_BJTE = torch.cat([self.prefix.values[layer], value_BJSE], dim=2)
+        return self.form(layer, query_BASE, key_BJTE, value_BJTE, scale)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

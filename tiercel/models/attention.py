@@ -58,8 +58,8 @@ def _routed_attention(
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     # Under autocast rotary embeddings of float32 states are float32, values are not.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    output_BHTE = attention_form(module.layer_idx, query, key, value, options["scaling"])
-    return output_BHTE.transpose(1, 2).contiguous(), None
+    output_BATE = attention_form(module.layer_idx, query, key, value, options["scaling"])
+    return output_BATE.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _routed_attention)

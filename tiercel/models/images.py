@@ -17,9 +17,9 @@ def picture_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image, dtype=np.uint8))
 
 
-def picture_image(picture_HW3: Tensor) -> Image.Image:
+def picture_image(picture_YX3: Tensor) -> Image.Image:
     """The inverse of `picture_tensor`."""
-    return Image.fromarray(picture_HW3.numpy())
+    return Image.fromarray(picture_YX3.numpy())
 
 
 def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
@@ -39,7 +39,7 @@ def canvas_and_thumbnail(image: Image.Image, plan: ImagePlan, tile: Size, resamp
     return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
 
-def tiles(canvas_HW3: Tensor, rows: int, columns: int) -> list[Tensor]:
+def tiles(canvas_YX3: Tensor, rows: int, columns: int) -> list[Tensor]:
     """Equal parts of a picture, row by row."""
-    bands = canvas_HW3.chunk(rows, dim=0)
+    bands = canvas_YX3.chunk(rows, dim=0)
     return [tile.contiguous() for band in bands for tile in band.chunk(columns, dim=1)]

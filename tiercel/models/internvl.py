@@ -70,16 +70,16 @@ class InternVL(Family):
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [[*tiles(image.views[0], *image.plan.grid), *image.views[1:]] for image in images]
-        pixels_V = self.checkpoint.image_processor(
+        pixels_I = self.checkpoint.image_processor(
             images=[picture_image(tile) for of_image in tiles_of for tile in of_image],
             do_resize=False,
             crop_to_patches=False,
             return_tensors="pt",
         )["pixel_values"]
         weight = next(model.model.vision_tower.parameters())
-        features_VSH = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype)).pooler_output
-        by_image = features_VSH.split([len(of_image) for of_image in tiles_of])
-        return [of_image_VSH.flatten(0, 1) for of_image_VSH in by_image]
+        features_IKH = model.model.get_image_features(pixels_I.to(weight.device, weight.dtype)).pooler_output
+        by_image = features_IKH.split([len(of_image) for of_image in tiles_of])
+        return [of_image_IKH.flatten(0, 1) for of_image_IKH in by_image]
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model

@@ -105,7 +105,7 @@ class LlavaOnevision(Family):
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         # A list within a list is several pictures of one prompt, which the processor leaves whole.
-        pixels_V = self.checkpoint.image_processor(
+        pixels_I = self.checkpoint.image_processor(
             images=[[picture_image(tile) for image in images for tile in self._tiles(image)]],
             do_resize=False,
             return_tensors="pt",
@@ -113,7 +113,7 @@ class LlavaOnevision(Family):
         weight = model.model.image_newline
         sizes = torch.tensor([image.plan.original_size[::-1] for image in images])
         return list(
-            model.model.get_image_features(pixels_V.to(weight.device, weight.dtype), image_sizes=sizes).pooler_output
+            model.model.get_image_features(pixels_I.to(weight.device, weight.dtype), image_sizes=sizes).pooler_output
         )
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:

@@ -111,26 +111,26 @@ class Ovis2(Family):
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [self._tiles(image) for image in images]
-        pixels_V = self.checkpoint.image_processor(
+        pixels_I = self.checkpoint.image_processor(
             images=[tile for of_image in tiles_of for tile in of_image],
             do_resize=False,
             crop_to_patches=False,
             return_tensors="pt",
         )["pixel_values"]
         weight = next(model.model.vision_tower.parameters())
-        output = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype))
+        output = model.model.get_image_features(pixels_I.to(weight.device, weight.dtype))
         by_image = output.pooler_output.split([len(of_image) for of_image in tiles_of])
         return [
-            self._with_indicators(image, tile_features_VSH.flatten(0, 1), output.visual_indicator_features)
-            for image, tile_features_VSH in zip(images, by_image, strict=True)
+            self._with_indicators(image, tile_features_IKH.flatten(0, 1), output.visual_indicator_features)
+            for image, tile_features_IKH in zip(images, by_image, strict=True)
         ]
 
-    def _with_indicators(self, image: EncodedImage, tile_features_SH: Tensor, indicators_IH: Tensor) -> Tensor:
+    def _with_indicators(self, image: EncodedImage, tile_features_MH: Tensor, indicators_5H: Tensor) -> Tensor:
         """Tile features and indicator embeddings in the order of the image's tokens."""
         layout = torch.tensor([-1 if entry is None else entry for entry in self._layout(image.plan.grid)])
-        layout_K = layout.to(tile_features_SH.device)
-        features_KH = indicators_IH.to(tile_features_SH.dtype)[layout_K.clamp(min=0)]
-        return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_SH)
+        layout_K = layout.to(tile_features_MH.device)
+        features_KH = indicators_5H.to(tile_features_MH.dtype)[layout_K.clamp(min=0)]
+        return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_MH)
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model

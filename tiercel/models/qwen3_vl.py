@@ -62,9 +62,9 @@ class Qwen3VL(Qwen2VL):
     def feature_layers(self) -> int:
         return 1 + len(self.checkpoint.config.vision_config.deepstack_visual_indexes)
 
-    def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KW: Tensor) -> Tensor:
-        widened = pad(embeddings, (0, features_KW.shape[1] - embeddings.shape[-1]))
-        return super().with_features(widened, is_vision, features_KW)
+    def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KZ: Tensor) -> Tensor:
+        widened = pad(embeddings, (0, features_KZ.shape[1] - embeddings.shape[-1]))
+        return super().with_features(widened, is_vision, features_KZ)
 
     def decoder_inputs(self, embeddings: Tensor) -> dict[str, Any]:
         """Text takes part with zeros, so that rows may be repeated, padded and cut without regard to what they hold."""

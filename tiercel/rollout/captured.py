@@ -86,7 +86,7 @@ class StaticDecodeAttention(DecodeAttention):
     def __init__(self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
         super().__init__(prefilled, lengths_B, group_size, max_new_tokens)
         self.length = max_new_tokens  # all of it moves when rows leave
-        self.order_C = torch.arange(max_new_tokens, device=lengths_B.device)
+        self.order_L = torch.arange(max_new_tokens, device=lengths_B.device)
         self.length_1 = torch.full((1,), -1, device=lengths_B.device)  # place of the newest token
         for memory in (*self.own_keys, *self.own_values):
             memory.zero_()  # what is not seen is multiplied by 0, and must be a number
@@ -94,14 +94,14 @@ class StaticDecodeAttention(DecodeAttention):
     def look_at_new_token(self) -> None:
         """One place more of every row counts from here on."""
         self.length_1 += 1
-        sees_C = self.order_C <= self.length_1
+        sees_L = self.order_L <= self.length_1
         dtype = self.own_keys[0].dtype
-        self.bias_111C = torch.zeros_like(sees_C, dtype=dtype).masked_fill(~sees_C, -torch.inf)[None, None, None]
+        self.bias_111L = torch.zeros_like(sees_L, dtype=dtype).masked_fill(~sees_L, -torch.inf)[None, None, None]
 
     def over_own(
-        self, layer: int, query_RKQE: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float
+        self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         own_key, own_value = self.own_keys[layer], self.own_values[layer]
-        own_key.index_copy_(2, self.length_1, key_RK1E)
-        own_value.index_copy_(2, self.length_1, value_RK1E)
-        return attention(query_RKQE, own_key, own_value, self.bias_111C, scale)
+        own_key.index_copy_(2, self.length_1, key_RJ1E)
+        own_value.index_copy_(2, self.length_1, value_RJ1E)
+        return attention(query_RJQE, own_key, own_value, self.bias_111L, scale)

@@ -159,32 +159,32 @@ class DecodeAttention:
         bias_BP = torch.zeros_like(sees_BP, dtype=self.prompt_keys[0].dtype).masked_fill(~sees_BP, -torch.inf)
         self.bias_B11P = None if bool(sees_BP.all()) else bias_BP[:, None, None]
 
-    def __call__(self, layer: int, query_RH1E: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float) -> Tensor:
-        rows, heads, _, size = query_RH1E.shape
-        query_RKQE = query_RH1E.view(rows, key_RK1E.shape[1], -1, size)
-        own_RKQE, own_lse_RKQ = self.over_own(layer, query_RKQE, key_RK1E, value_RK1E, scale)
-        prompt_RKQE, prompt_lse_RKQ = self._over_prompts(layer, query_RKQE, scale)
-        weight_RKQ1 = torch.sigmoid(own_lse_RKQ - prompt_lse_RKQ)[..., None].to(own_RKQE.dtype)
-        return torch.lerp(prompt_RKQE, own_RKQE, weight_RKQ1).reshape(rows, heads, 1, size)
+    def __call__(self, layer: int, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float) -> Tensor:
+        rows, heads, _, size = query_RA1E.shape
+        query_RJQE = query_RA1E.view(rows, key_RJ1E.shape[1], -1, size)
+        own_RJQE, own_lse_RJQ = self.over_own(layer, query_RJQE, key_RJ1E, value_RJ1E, scale)
+        prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE, scale)
+        weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
+        return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
 
     def over_own(
-        self, layer: int, query_RKQE: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float
+        self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Remember the new token; output and log-sum-exp of every row over its own tokens."""
         own_key, own_value = self.own_keys[layer], self.own_values[layer]
-        own_key[:, :, self.length] = key_RK1E[:, :, 0]
-        own_value[:, :, self.length] = value_RK1E[:, :, 0]
+        own_key[:, :, self.length] = key_RJ1E[:, :, 0]
+        own_value[:, :, self.length] = value_RJ1E[:, :, 0]
         seen = slice(0, self.length + 1)
-        return attention(query_RKQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
+        return attention(query_RJQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
 
-    def _over_prompts(self, layer: int, query_RKQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def _over_prompts(self, layer: int, query_RJQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of every row over its prompt: all rows of a prompt are queries of one attention."""
-        _, key_heads, queries, size = query_RKQE.shape
+        _, key_heads, queries, size = query_RJQE.shape
         prompts = len(self.lengths_B)
-        slots = query_RKQE
+        slots = query_RJQE
         if self.slots_R is not None:
-            slots = query_RKQE.new_zeros(prompts * self.most, key_heads, queries, size)
-            slots[self.slots_R] = query_RKQE
+            slots = query_RJQE.new_zeros(prompts * self.most, key_heads, queries, size)
+            slots[self.slots_R] = query_RJQE
         query = slots.view(prompts, self.most, key_heads, queries, size).transpose(1, 2)
         output, lse = attention(
             query.reshape(prompts, key_heads, self.most * queries, size),

@@ -31,8 +31,8 @@ TOKENS_IN_FLIGHT = 2**18  # prompt and completion tokens, over all rows, whose K
 class _Sequences:
     """What was decoded so far, in rows that never move; -1 fills what is not there yet."""
 
-    token_ids_RC: Tensor
-    logprobs_RC: Tensor
+    token_ids_RL: Tensor
+    logprobs_RL: Tensor
     lengths_R: Tensor
     ended_R: Tensor
 
@@ -115,8 +115,8 @@ class LocalSampler:
         """Draw, look at what was drawn, go on with the rows that have not ended."""
         device, rows = logits_RV.device, len(seeds_R)
         sequences = _Sequences(
-            token_ids_RC=torch.full((rows, params.max_new_tokens), -1, device=device),
-            logprobs_RC=torch.zeros(rows, params.max_new_tokens, device=device),
+            token_ids_RL=torch.full((rows, params.max_new_tokens), -1, device=device),
+            logprobs_RL=torch.zeros(rows, params.max_new_tokens, device=device),
             lengths_R=torch.zeros(rows, dtype=torch.int64, device=device),
             ended_R=torch.zeros(rows, dtype=torch.bool, device=device),
         )
@@ -126,12 +126,12 @@ class LocalSampler:
             drawn_R, logprobs_R = self._draw(logits_RV, seeds_R[live], position, end_ids, params)
             is_open_R = ~sequences.ended_R[live]  # a row that has ended may stay a while; what it draws is nothing
             writing = live[is_open_R]
-            sequences.token_ids_RC[writing, position] = drawn_R[is_open_R]
-            sequences.logprobs_RC[writing, position] = logprobs_R[is_open_R]
+            sequences.token_ids_RL[writing, position] = drawn_R[is_open_R]
+            sequences.logprobs_RL[writing, position] = logprobs_R[is_open_R]
             sequences.lengths_R[writing] = position + 1
             ends_R = torch.isin(drawn_R[is_open_R], end_ids)
             if params.stop:
-                ends_R |= self._completes_a_stop(sequences.token_ids_RC[writing, : position + 1], params.stop)
+                ends_R |= self._completes_a_stop(sequences.token_ids_RL[writing, : position + 1], params.stop)
             sequences.ended_R[writing] = ends_R
             going_on = (~sequences.ended_R[live]).nonzero()[:, 0]
             if position + 1 == params.max_new_tokens or len(going_on) == 0:
@@ -168,24 +168,24 @@ class LocalSampler:
             drawn_R = race(weights_RV, seeds_R, torch.full_like(seeds_R, position))
         return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
 
-    def _completes_a_stop(self, token_ids_RC: Tensor, stop: tuple[str, ...]) -> Tensor:
+    def _completes_a_stop(self, token_ids_RL: Tensor, stop: tuple[str, ...]) -> Tensor:
         reach = max(len(text.encode()) for text in stop) + 4  # every token is a byte or more
-        texts = self.family.tokenizer.batch_decode(token_ids_RC[:, -reach:].tolist())
+        texts = self.family.tokenizer.batch_decode(token_ids_RL[:, -reach:].tolist())
         found = [any(text in tail for text in stop) for tail in texts]
-        return torch.tensor(found, device=token_ids_RC.device)
+        return torch.tensor(found, device=token_ids_RL.device)
 
     def _completions(self, sequences: _Sequences, seeds: list[int]) -> list[Completion]:
-        token_ids_RC, logprobs_RC = sequences.token_ids_RC.cpu(), sequences.logprobs_RC.cpu()
+        token_ids_RL, logprobs_RL = sequences.token_ids_RL.cpu(), sequences.logprobs_RL.cpu()
         completions = []
         ends = set(self.family.checkpoint.end_token_ids)
         rows = zip(sequences.lengths_R.tolist(), sequences.ended_R.tolist(), seeds, strict=True)
         for row, (length, ended, seed) in enumerate(rows):
-            ids_C = token_ids_RC[row, :length].clone()
-            said = ids_C[:-1] if int(ids_C[-1]) in ends else ids_C
+            ids_L = token_ids_RL[row, :length].clone()
+            said = ids_L[:-1] if int(ids_L[-1]) in ends else ids_L
             completions.append(
                 Completion(
-                    token_ids_L=ids_C,
-                    logprobs_L=logprobs_RC[row, :length].clone(),
+                    token_ids_L=ids_L,
+                    logprobs_L=logprobs_RL[row, :length].clone(),
                     text=self.family.tokenizer.decode(said.tolist()),
                     is_truncated=not ended,
                     seed=seed,

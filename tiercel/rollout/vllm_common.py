@@ -80,16 +80,16 @@ def make_completion(
         raise Impossible(f"token_ids: {len(token_ids)} came; at least 1 and at most {params.max_new_tokens} can")
     if len(logprobs) != len(token_ids):
         raise Impossible(f"logprobs: {len(logprobs)} came for {len(token_ids)} token_ids")
-    ids_C = torch.tensor(list(token_ids), dtype=torch.int64)
+    ids_L = torch.tensor(list(token_ids), dtype=torch.int64)
     logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
-    _require_possible(family, ids_C, logprobs_L)
+    _require_possible(family, ids_L, logprobs_L)
     logprobs_L[: params.min_new_tokens] = math.nan
     has_end = token_ids[-1] in family.checkpoint.end_token_ids
     if finish_reason == "stop" and not has_end and not params.stop:
         raise Impossible(f"finish_reason: 'stop' came; token_ids has no end token, but {token_ids[-1]} at its end")
     said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
-        token_ids_L=ids_C,
+        token_ids_L=ids_L,
         logprobs_L=logprobs_L,
         text=family.tokenizer.decode(said),
         is_truncated=not has_end and finish_reason != "stop",
@@ -97,22 +97,22 @@ def make_completion(
     )
 
 
-def _require_possible(family: Family, ids_C: Tensor, logprobs_L: Tensor) -> None:
+def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None:
     """Raises Impossible for the first token that cannot have been drawn."""
     ends = torch.tensor(family.checkpoint.end_token_ids)
     faults = (
-        ("token_ids", ids_C, (ids_C < 0) | (ids_C >= family.vocabulary_size), "ids are below the vocabulary's size, "
+        ("token_ids", ids_L, (ids_L < 0) | (ids_L >= family.vocabulary_size), "ids are below the vocabulary's size, "
          f"{family.vocabulary_size}"),
-        ("token_ids", ids_C, family.is_placeholder(ids_C), "it stands for a picture and is never sampled"),
-        ("token_ids", ids_C, torch.isin(ids_C, ends) & (torch.arange(len(ids_C)) + 1 < len(ids_C)),
+        ("token_ids", ids_L, family.is_placeholder(ids_L), "it stands for a picture and is never sampled"),
+        ("token_ids", ids_L, torch.isin(ids_L, ends) & (torch.arange(len(ids_L)) + 1 < len(ids_L)),
          "it is an end token, and others came after it"),
         ("logprobs", logprobs_L, ~((logprobs_L > UNKNOWN) & (logprobs_L <= ROUNDING)),
          "the logprob of a sampled token is a finite number of at most 0"),
     )  # fmt: skip
-    for field, values_C, is_wrong_C, reason in faults:
-        if bool(is_wrong_C.any()):
-            place = int(is_wrong_C.nonzero()[0])
-            raise Impossible(f"{field}[{place}]: {brief(values_C[place].item())} came; {reason}")
+    for field, values_L, is_wrong_L, reason in faults:
+        if bool(is_wrong_L.any()):
+            place = int(is_wrong_L.nonzero()[0])
+            raise Impossible(f"{field}[{place}]: {brief(values_L[place].item())} came; {reason}")
 
 
 def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:
