@@ -221,7 +221,7 @@ def test_a_reply_that_comes_byte_by_byte_has_the_time_of_any(server):
     started = time.monotonic()
     (found,) = scores(server, "dribble", timeout=0.3, retries=1)
     assert time.monotonic() - started < 3
-    assert "no whole answer within 0.3 s" in found.failure and server.tries == {"dribble": 2}
+    assert "no complete answer within 0.3 s" in found.failure and server.tries == {"dribble": 2}
 
 
 def test_the_whole_batch_has_a_time_of_its_own(server):

@@ -211,7 +211,7 @@ def _connections() -> dict[str, HostileAnswer]:
         "status 400": HostileAnswer(make=refusing(400), ending="at once", says="refuses a request: as told"),
         "status 403": HostileAnswer(make=refusing(403), ending="at once", says="refuses the key"),
         "broken off amid the body": _raw(lambda body: Raw(body=body[:40], promised=4000), "RemoteProtocol", "patience"),
-        "one byte at a time": _raw(lambda body: Raw(body=body, pause=0.1), "no whole answer within", "patience"),
+        "one byte at a time": _raw(lambda body: Raw(body=body, pause=0.1), "no complete answer within", "patience"),
         "no HTTP": _raw(lambda body: Raw(wire=b"SSH-2.0-OpenSSH\r\n\r\n"), "RemoteProtocolError", "patience"),
         "a length in words": _raw(
             lambda body: Raw(wire=b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"), "RemoteProtocol", "patience"

@@ -200,7 +200,7 @@ def _require_seen(path: Path) -> None:
 
 @contextmanager
 def _held(recipe: Recipe, path: Path) -> Iterator[None]:
-    with writing(path, "name another `output`, or make room and rights there"):
+    with writing(path, "name another `output`, or free some space there and allow writing"):
         lock = _opened(path)
     try:
         _take(lock, path)
