@@ -295,7 +295,7 @@ def test_a_prompt_that_cannot_be_sent_is_unscorable(server):
 @pytest.mark.parametrize("key", ("sk-\u00e9", "sk-a\x01b"))
 def test_a_key_that_is_none_is_refused_and_not_shown(server, monkeypatch, key):
     monkeypatch.setenv("MY_JUDGE", key)
-    with pytest.raises(RecipeError, match="MY_JUDGE holds characters") as caught:
+    with pytest.raises(RecipeError, match="MY_JUDGE has characters") as caught:
         scores(server, "grade=5", key="MY_JUDGE")
     assert key not in str(caught.value)
     monkeypatch.setenv("MY_JUDGE", "sk-good\n")
