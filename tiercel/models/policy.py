@@ -48,10 +48,6 @@ class Policy:
             self.family.part_of(base_name(name)) in ("vision", "projector") for name in self.trained_parameters()
         )
 
-    @property
-    def head_is_frozen(self) -> bool:
-        return not self.model.get_output_embeddings().weight.requires_grad
-
     def vision_features(self, images: Sequence[EncodedImage]) -> list[Tensor]:
         """For each image features (K, H), computed in the recipe's dtype. Raises ModelError where they are not as many
         as the image has places."""

@@ -58,11 +58,6 @@ def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
     return drawn_R
 
 
-def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
-    """fp32 (R, V) of standard Gumbel noise."""
-    return _Noise(seeds_R, positions_R, vocabulary).of(slice(0, vocabulary)).log_().neg_()
-
-
 class _Noise:
     """Exp(1) noise of some rows, by blocks of the vocabulary. Within a row the hash is one to one, so no two tokens
     share theirs; 32-bit words, since that is what processors multiply many at a time."""
