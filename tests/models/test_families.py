@@ -21,7 +21,6 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
-
 FORMS = ("split", "flex", "dense", "repeated")
 
 
