@@ -195,7 +195,7 @@ def test_weights_that_lack_a_tensor_or_have_one_of_another_shape_are_refused(che
     tensors = load_file(file)
     name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
     save_file({key: value for key, value in tensors.items() if key != name}, file, metadata={"format": "pt"})
-    refused(checkpoint, r"has no weights for .*layers\.0\.mlp\.up_proj\.weight, and transformers would draw them")
+    refused(checkpoint, r"has no weights for .*layers\.0\.mlp\.up_proj\.weight, and transformers would make random")
     save_file(tensors | {name: tensors[name][1:].clone()}, file, metadata={"format": "pt"})
     refused(checkpoint, "its weights cannot be read")
 
@@ -226,7 +226,7 @@ def test_weights_too_large_for_memory_are_named_with_a_remedy(checkpoint, monkey
         load_weights(family, torch.float32, torch.device("cpu"))
     said = str(caught.value)
     assert said.startswith(f"{checkpoint}: memory ran out while it was loaded: ")
-    assert "its files hold 0.0 GB; the largest tensor, " in said and "of model.safetensors, has 0.0 GB" in said
+    assert "its files have 0.0 GB; the largest tensor, " in said and "of model.safetensors, has 0.0 GB" in said
     assert "narrower model.dtype" in said and "train.strategy: fsdp2" in said
 
 

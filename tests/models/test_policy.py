@@ -369,7 +369,7 @@ def test_an_initial_adapter_that_the_recipe_does_not_describe_is_refused(tiny_ch
 
 def test_an_initial_adapter_that_is_none_is_refused(tiny_checkpoints, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"is no adapter: it needs adapter_config\.json and adapter_model"):
+    with pytest.raises(ModelError, match=r"is not an adapter: adapter_config\.json or adapter_model"):
         tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, init=str(tmp_path)))
 
 

@@ -33,5 +33,5 @@ def test_other_descriptions_are_refused(kept, text):
 
 def test_other_tensors_are_refused(kept):
     (kept / TENSORS).write_bytes(b"\x80\x02" * 50)
-    with pytest.raises(ModelError, match=r"pending\.safetensors is no safetensors file"):
+    with pytest.raises(ModelError, match=r"pending\.safetensors cannot be read as a safetensors file"):
         load_pending(kept)

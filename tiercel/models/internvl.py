@@ -1,7 +1,6 @@
-"""InternVL3: square tiles and a thumbnail, each of the same number of tokens between <img> and </img>, 1-D positions.
+"""InternVL3: square tiles and a thumbnail with the same number of tokens each, between <img> and </img>; 1-D positions.
 
-Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size, V tiles of all
-images, S tokens of a tile.
+Shape suffixes: docs/shapes.md. D is 1.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits,
 
 
 class InternVL(Family):
-    """InternVL3 writes boxes in thousandths of each side."""
+    """Knows InternVL3, which writes boxes in thousandths of each side."""
 
     name = "internvl"
     serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
@@ -45,7 +44,7 @@ class InternVL(Family):
         self.refuse_limits(limits)
         processor = self.checkpoint.image_processor
         (width, height), tile = size, (processor.size["width"], processor.size["height"])
-        # Whatever crop_to_patches says: InternVL's whole processor sets it to true, published checkpoints to false.
+        # crop_to_patches is ignored: InternVL's processor always uses true, but published checkpoints say false.
         columns, rows = get_optimal_tiled_canvas(
             (height, width), tile[::-1], processor.min_patches, processor.max_patches
         )
@@ -86,5 +85,5 @@ class InternVL(Family):
 
 
 def _tile_count(rows: int, columns: int) -> int:
-    """Tiles of a canvas, and the thumbnail where they are several."""
+    """Count the tiles of a canvas, with the thumbnail where there are several tiles."""
     return rows * columns + (rows * columns > 1)
