@@ -408,7 +408,7 @@ def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):
     image = family.encode_image(noise_image(112, 112, 0), limits)
     assert image.plan.processed_size == (56, 56)
     assert family.encode_image(picture_image(image.views[0])).sha256 == image.sha256  # nothing left for an engine to do
-    with pytest.raises(DataError, match=r"outside of model\.min_pixels 784 to model.max_pixels 12544") as error:
+    with pytest.raises(DataError, match=r"not between model\.min_pixels 784 and model.max_pixels 12544") as error:
         family.plan_image((112, 112), PixelLimits(most=200_000))
     assert error.value.field == "max_pixels"
 

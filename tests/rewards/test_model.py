@@ -250,7 +250,7 @@ def test_text_that_cannot_be_read_is_unscorable(checkpoint):
 
 def test_code_of_the_checkpoints_own_is_refused(checkpoint):
     edit(checkpoint / "config.json", auto_map={"AutoModelForSequenceClassification": "code.Model"})
-    refused(checkpoint, r"run code of its own \(auto_map\), and tiercel runs none")
+    refused(checkpoint, r"run code of the checkpoint \(auto_map\), and tiercel never")
 
 
 def test_a_tokenizers_own_code_is_neither_run_nor_asked_about(checkpoint, monkeypatch):

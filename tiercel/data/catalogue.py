@@ -1,4 +1,4 @@
-"""The table of docs/data.md, made from FORMATS: `python -m tiercel.data.catalogue docs/data.md`."""
+"""Make the table of docs/data.md from FORMATS: `python -m tiercel.data.catalogue docs/data.md`."""
 
 import inspect
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 from tiercel.data.formats import ANSWERS, FORMATS, MARKS
 from tiercel.documents import write_table
 
-NAME = "formats"
+TABLE = "formats"  # its name in the document
 
 
 def table() -> str:
-    """Every format in a row, with the first sentence of its converter's docstring."""
+    """Return the table, in Markdown: one row for each format, with the first sentence of its converter's docstring."""
     lines = ["| `data.format` | rows | told by the keys | the right answer |", "|---|---|---|---|"]
     for name, convert in FORMATS.items():
         rows = " ".join((inspect.getdoc(convert) or "").split()).split(". ")[0].removesuffix(".")
@@ -20,4 +20,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    write_table(Path(sys.argv[1]), NAME, table())
+    write_table(Path(sys.argv[1]), TABLE, table())
