@@ -311,7 +311,7 @@ def test_coco_annotations_with_expressions(tmp_path):
     ]
     assert [row.reason for row in table.rejected] == ["annotation 3 names image 6, but `images` has no file for it"]
     assert table.total == 4
-    with pytest.raises(DataError, match=r"need wording; write data\.prompt"):
+    with pytest.raises(DataError, match=r"need a question around them; set data\.prompt"):
         read(file)
 
 

@@ -136,8 +136,8 @@ def _prompts_and_names() -> dict[str, HostileAnswer]:
         "no prompt ids": _set(ids, None, "gives no token ids (return_token_ids)", "at once"),
         "prompt ids text": _set(ids, "5 6", "prompt_token_ids: '5 6' came"),
         "a prompt id fractional": _set((*ids, 0), 1.5, "prompt_token_ids[0]: 1.5 came"),
-        "another policy": _set(("model",), "policy-other-7-00000000", "it answered for 'policy-other", "patience"),
-        "a model's name of a million letters": _set(("model",), "x" * 10**6, "it answered for 'xxx", "patience"),
+        "another policy": _set(("model",), "policy-other-7-00000000", "it answered with 'policy-other", "patience"),
+        "a model's name of a million letters": _set(("model",), "x" * 10**6, "it answered with 'xxx", "patience"),
         "model a number": _set(("model",), 5, "model: 5 came"),
         "model missing": _left_out(lambda answer: answer.pop("model"), "model: "),
     }

@@ -220,7 +220,7 @@ def test_a_server_with_another_model_or_too_short_a_context_is_refused(family, s
     server = scripted(max_model_len=100)
     for names, tokens, said in (
         (("models/base",), 500, "start it with --max-model-len 500"),
-        (("models/other",), 50, r"serves 'models/base', the recipe.s model\.path is models/other"),
+        (("models/other",), 50, r"serves 'models/base', but the recipe.s model\.path is models/other"),
     ):
         sampler = sampler_of(family, server, needs=Needs(model_names=names, row_tokens=tokens))
         with pytest.raises(EnvironmentProblem, match=said):
