@@ -275,7 +275,7 @@ def test_weights_that_are_no_safetensors_are_refused(checkpoint):
 def test_an_index_may_name_only_safetensors_beside_it(checkpoint):
     index = {"metadata": {}, "weight_map": {"score.weight": "../model.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(checkpoint, r"index\.json names .*; weights are read from \.safetensors files beside it")
+    refused(checkpoint, r"index\.json names .*; weights are read only from \.safetensors files in the same")
 
 
 def test_an_adapter_is_refused(checkpoint):
