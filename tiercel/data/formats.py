@@ -16,6 +16,7 @@ them by name.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os.path import basename, splitext
 from typing import Any, Literal
 
@@ -63,7 +64,7 @@ _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
 
 def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
-    """tiercel's own rows."""
+    """Read tiercel's own rows."""
     boxes = read_boxes(record["boxes"], "boxes") if given(record, "boxes") else ()
     return RowDraft(
         messages=read_messages(record.get("messages"), "messages"),
@@ -77,7 +78,7 @@ def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_swift(record: Mapping[str, Any]) -> RowDraft:
-    """ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
+    """Read ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
     _refuse(record, "audios", "audio", "tools")
     messages = _swift_messages(record)
     key = next((key for key in ("solution", "answer", "label") if given(record, key)), None)
@@ -104,7 +105,7 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
-    """VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
+    """Read VLM-R1's rows. The answer is `solution`, otherwise the gpt turn that ends the conversation."""
     if given(record, "conversations"):
         turns, last = _vlm_r1_turns(record["conversations"])
         field = "conversations"
@@ -125,7 +126,8 @@ def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
-    """LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, or else the gpt turn that ends them."""
+    """Read LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, otherwise the gpt turn that ends the
+    conversation."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     turns, last = _vlm_r1_turns(record.get("conversations"))
     messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
@@ -145,7 +147,7 @@ def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
-    """LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
+    """Read LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     asked = [read_content(record[key], key) for key in ("instruction", "input") if record.get(key)]
     turns = [*_system_turn(record.get("system") or None), *_history_turns(record.get("history"))]
@@ -164,7 +166,7 @@ def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_openai(record: Mapping[str, Any]) -> RowDraft:
-    """OpenAI's messages, each picture where its part stands. The answer is `answer` or `solution`."""
+    """Read OpenAI's messages, with each image at the place of its part. The answer is `answer` or `solution`."""
     _refuse(record, "tools", "functions")
     _without_videos(record)
     if given(record, "images") or given(record, "image"):
@@ -179,7 +181,7 @@ def from_openai(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
-    """A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the
+    """Read a referring expression and its box in COCO's [x, y, width, height]. The user turn is the expression; the
     assistant turn and the answer are the box as [x1, y1, x2, y2]."""
     _without_videos(record)
     corner = record.get("bbox")
@@ -205,35 +207,61 @@ def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
     )
 
 
-FORMATS: dict[FormatName, Callable[[Mapping[str, Any]], RowDraft]] = {
-    "tiercel": from_tiercel,
-    "swift": from_swift,
-    "vlm_r1": from_vlm_r1,
-    "sharegpt": from_sharegpt,
-    "alpaca": from_alpaca,
-    "openai": from_openai,
-    "refcoco": from_refcoco,
-}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """Reads one format. The texts are for messages and for the table of docs/data.md."""
 
-MARKS: dict[FormatName, str] = {
-    "tiercel": "messages, with images, answer or boxes",
-    "swift": "messages with solution, label, objects or system; query, response",
-    "vlm_r1": "conversations, or problem with solution",
-    "sharegpt": "conversations with system or tools",
-    "alpaca": "instruction with output",
-    "openai": "messages with image_url parts",
-    "refcoco": "bbox with expression, sentences or caption",
-}
+    convert: Callable[[Mapping[str, Any]], RowDraft]
+    rows: str
+    marks: str  # the keys that tell it from other formats
+    answer: str  # where the right answer comes from
+
 
 _LAST_TURN = "the gpt turn that ends the conversation"
-ANSWERS: dict[FormatName, str] = {
-    "tiercel": "`answer`",
-    "swift": "`solution`, else `answer`, else `label`",
-    "vlm_r1": f"`solution`, else {_LAST_TURN}",
-    "sharegpt": f"`solution`, else `answer`, else {_LAST_TURN}",
-    "alpaca": "`solution`, else `answer`, else `output`",
-    "openai": "`answer`, else `solution`",
-    "refcoco": "the box as [x1, y1, x2, y2]",
+FORMATS: dict[FormatName, Format] = {
+    "tiercel": Format(
+        convert=from_tiercel,
+        rows="tiercel's own rows",
+        marks="messages, with images, answer or boxes",
+        answer="`answer`",
+    ),
+    "swift": Format(
+        convert=from_swift,
+        rows="ms-swift's rows: the standard form with `messages`, or `query` and `response`",
+        marks="messages with solution, label, objects or system; query, response",
+        answer="`solution`, else `answer`, else `label`",
+    ),
+    "vlm_r1": Format(
+        convert=from_vlm_r1,
+        rows="VLM-R1's rows",
+        marks="conversations, or problem with solution",
+        answer=f"`solution`, else {_LAST_TURN}",
+    ),
+    "sharegpt": Format(
+        convert=from_sharegpt,
+        rows="LLaMA-Factory's ShareGPT rows",
+        marks="conversations with system or tools",
+        answer=f"`solution`, else `answer`, else {_LAST_TURN}",
+    ),
+    "alpaca": Format(
+        convert=from_alpaca,
+        rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
+        marks="instruction with output",
+        answer="`solution`, else `answer`, else `output`",
+    ),
+    "openai": Format(
+        convert=from_openai,
+        rows="OpenAI's messages, each picture where its part stands",
+        marks="messages with image_url parts",
+        answer="`answer`, else `solution`",
+    ),
+    "refcoco": Format(
+        convert=from_refcoco,
+        rows="A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the "
+        "assistant turn and the answer are the box as [x1, y1, x2, y2]",
+        marks="bbox with expression, sentences or caption",
+        answer="the box as [x1, y1, x2, y2]",
+    ),
 }
 
 
@@ -263,7 +291,7 @@ def parse_record(
     try:
         id = _read_id(record, id)
         require_plain(record)
-        return finish(FORMATS[format](record), reading, id=id, line=line, pixels=read_pixels(record))
+        return finish(FORMATS[format].convert(record), reading, id=id, line=line, pixels=read_pixels(record))
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
@@ -287,13 +315,13 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     if len(found) == 1:
         return found.pop()
     keys = ", ".join(sorted({key for record in records for key in record})) or "none"
-    known = "; ".join(f"{name} ({marks})" for name, marks in MARKS.items())
+    known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
     verdict = f"could be {' or '.join(sorted(found))}" if found else "have no known format"
     raise DataError(f"{file}: its rows {verdict}. Keys found: {keys}. Known: {known}. Set data.format.", field="format")
 
 
 def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
-    """The formats that a record's keys speak for."""
+    """Return the formats that a record's keys fit."""
     has = {key for key in record if given(record, key)}
     found = set[FormatName]()
     if "messages" in has and has_image_parts(record["messages"]):
