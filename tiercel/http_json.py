@@ -24,11 +24,11 @@ _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
 
 
 class NoAnswer(Exception):
-    """No complete answer came in time, or the answer is not JSON, such as the error page of a proxy."""
+    """Raised where no complete answer came in time, or the answer is not JSON, such as the error page of a proxy."""
 
 
 class WrongAnswer(Exception):
-    """A complete answer came that breaks the protocol. The text names the field and its value."""
+    """Raised where a complete answer breaks the protocol. The text names the field and its value."""
 
 
 class Answer(BaseModel):

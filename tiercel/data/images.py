@@ -62,7 +62,7 @@ _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class ImageProblem(DataError):
-    """An image cannot be used. `path`: as the row names it; `reason`: why."""
+    """Raised where an image cannot be used. `path`: as the row names it; `reason`: why."""
 
     def __init__(self, path: str, reason: str, field: str = "images"):
         self.path = path

@@ -25,7 +25,7 @@ UNKNOWN = -9999.0  # what vLLM writes for a logprob that is unknown or minus inf
 
 
 class Impossible(ValueError):
-    """An engine cannot have drawn this completion. The text names the field and its value."""
+    """Raised where an engine cannot have drawn a completion. The text names the field and its value."""
 
 
 def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:

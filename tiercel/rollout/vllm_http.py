@@ -23,15 +23,16 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class ServerFault(Exception):
-    """The server did not give a usable answer; another attempt, here or at another server, may get one."""
+    """Raised where the server gave no usable answer; another attempt, here or at another server, may get one."""
 
 
 class Nonsense(ServerFault):
-    """The server gave a complete answer that cannot be right. A server that does so often is not used any more."""
+    """Raised where the server gave a complete answer that cannot be right. A server that does so often is not used any
+    more."""
 
 
 class AdapterMissing(ServerFault):
-    """The server does not know the policy, mostly because it was started again."""
+    """Raised where the server does not know the policy, mostly because it was started again."""
 
 
 def servers_key() -> str | None:
