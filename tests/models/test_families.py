@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, make_row, mixed_rows, noise_image
+from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, counting_store, make_row, mixed_rows, noise_image
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import DataError
 from tiercel.learner.layout import Continuation, PackItem, pack
@@ -155,7 +155,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
         stop=(),
         greedy=False,
     )
-    vision = VisionStore(policy, 0)
+    vision = counting_store(policy, 0)
     groups = LocalSampler(policy, vision).sample(prompts, params, [100, 200, 300])
     items = [
         PackItem(
@@ -180,7 +180,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
     assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
     ends = set(policy.family.checkpoint.end_token_ids)
     assert all(ends.isdisjoint(c.token_ids_L[:2].tolist()) for group in groups for c in group.completions)
-    assert vision.pictures_computed == 3
+    assert vision.policy.pictures == 3
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -24,7 +24,6 @@ class VisionStore:
         self.policy = policy
         self.cache_bytes = cache_bytes
         self.is_frozen = policy.vision_is_frozen
-        self.pictures_computed = 0
         self._features: OrderedDict[tuple[str, bool], Tensor] = OrderedDict()  # least recently used first
         self._uses: Counter[str] = Counter()  # in how many microbatches of the update an image is shown
         self._gathering: dict[str, tuple[Tensor, Tensor]] = {}  # the tower's output, and the leaf that replaces it
@@ -41,7 +40,6 @@ class VisionStore:
         is_apart = of_reference and not self.is_frozen
         keys = [(image.sha256, is_apart) for image in images]
         fresh = {key: image for key, image in zip(keys, images, strict=True) if key not in self._features}
-        self.pictures_computed += len(fresh)
         passes = [[key] for key in fresh] if self.cache_bytes else [list(fresh)]
         for passed in filter(None, passes):
             with torch.no_grad():
@@ -54,7 +52,6 @@ class VisionStore:
     def _features_with_gradient(self, images: Sequence[EncodedImage]) -> Tensor:
         fresh = {image.sha256: image for image in images if image.sha256 not in self._gathering}
         computed = self.policy.vision_features(list(fresh.values())) if fresh else []
-        self.pictures_computed += len(fresh)
         found = dict(zip(fresh, computed, strict=True))
         if any(self._uses[key] > 1 for key in fresh):  # images of one pass share its graph, so all wait for `backward`
             self._gathering |= {key: (output, output.detach().requires_grad_()) for key, output in found.items()}
