@@ -1,4 +1,4 @@
-"""AdamW, clipping, and the optimiser's state as tensors."""
+"""Build AdamW, clip gradients, and save and restore the optimiser's state as tensors."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -203,7 +203,8 @@ class DecodeAttention:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Output (..., queries, E) and log-sum-exp (..., queries) of attention whose scores `bias` is added to."""
+    """Compute attention with `bias` added to the scores. Returns output (..., queries, E) and log-sum-exp (...,
+    queries)."""
     if query.device.type == "cpu":
         if bias is not None:
             bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])

@@ -44,7 +44,7 @@ class _Request:
 
 class ProcessSampler:
     """Samples with vLLM in this process. Every rank of an engine requests all prompts of the engine's ranks, and keeps
-    the completions of its own."""
+    the completions of its own prompts."""
 
     shares_weights = False
 

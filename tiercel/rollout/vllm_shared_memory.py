@@ -51,7 +51,7 @@ def _names_held_by(processes: str) -> set[Path]:
     for maps in Path("/proc").glob(f"{processes}/maps"):
         try:
             lines = maps.read_text().splitlines()
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # the process has ended, or is another user's
             continue
         paths = [Path(line.split(maxsplit=5)[5]) for line in lines if str(SHARED_MEMORY) in line]
         held |= {path for path in paths if path.match(NAMES)}
