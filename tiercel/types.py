@@ -147,6 +147,7 @@ class EncodedConversation:
 
     @property
     def row(self) -> Row:
+        """Return the row of the conversation."""
         return self.prompt.row
 
 
