@@ -116,9 +116,9 @@ def make_case(policy: Policy, seed: int) -> Case:
     for prompt, lengths in zip(tiny_prompts(policy.family), COMPLETION_LENGTHS, strict=True):
         continuations = tuple(
             Continuation(
-                token_ids_C=random_ids(policy.family, length, generator),
-                positions_DC=completion_positions(prompt.positions_DP, length),
-                is_scored_C=torch.ones(length, dtype=torch.bool),
+                token_ids_L=random_ids(policy.family, length, generator),
+                positions_DL=completion_positions(prompt.positions_DP, length),
+                is_scored_L=torch.ones(length, dtype=torch.bool),
             )
             for length in lengths
         )
@@ -151,13 +151,13 @@ def _plain_logprobs(policy: Policy, case: Case) -> Tensor:
     for item in case.items:
         start = len(item.prompt.token_ids_P) - 1
         for continuation in item.continuations:
-            ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_C])
+            ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_L])
             with policy.autocast():
                 logits_TV = policy.model(**_model_inputs(policy, item.prompt, ids_T)).logits[0]
             logprobs_TV = (logits_TV / TEMPERATURE).index_fill(1, excluded, -torch.inf)[start:-1]
             if logprobs_TV.dtype != torch.float64:
                 logprobs_TV = logprobs_TV.float()
-            targets_T = continuation.token_ids_C.to(policy.device)
+            targets_T = continuation.token_ids_L.to(policy.device)
             pieces.append(logprobs_TV.log_softmax(-1).gather(1, targets_T[:, None])[:, 0])
     return torch.cat(pieces)
 
@@ -189,7 +189,7 @@ def _logprobs_after_prompts(learner: Learner, vision: VisionStore, case: Case) -
     than `learner.max_tokens_per_microbatch`."""
     weights = case.weights_N.split([sum(lengths) for lengths in COMPLETION_LENGTHS])
     for item, group_weights_N in zip(case.items, weights, strict=True):
-        lengths = [len(continuation.token_ids_C) for continuation in item.continuations]
+        lengths = [len(continuation.token_ids_L) for continuation in item.continuations]
         group = AdvantageGroup(
             item=item,
             advantages_G=torch.ones(len(lengths)),

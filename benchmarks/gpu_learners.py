@@ -84,11 +84,11 @@ class PlainRow:
 
     @property
     def token_ids_L(self) -> Tensor:
-        return torch.cat([self.group.item.prompt.token_ids_P, self.continuation.token_ids_C])
+        return torch.cat([self.group.item.prompt.token_ids_P, self.continuation.token_ids_L])
 
     @property
     def positions_DL(self) -> Tensor:
-        return torch.cat([self.group.item.prompt.positions_DP, self.continuation.positions_DC], dim=1)
+        return torch.cat([self.group.item.prompt.positions_DP, self.continuation.positions_DL], dim=1)
 
 
 class PlainLearner:
@@ -101,7 +101,7 @@ class PlainLearner:
         self.policy = policy
         self.groups = groups
         self.rows = list(_plain_rows(policy, groups))
-        shapes = {(len(row.token_ids_L), len(row.continuation.token_ids_C)) for row in self.rows}
+        shapes = {(len(row.token_ids_L), len(row.continuation.token_ids_L)) for row in self.rows}
         if len(shapes) > 1:
             raise ValueError(f"the plain learner takes rows of one length, not of {sorted(shapes)}")
         length, self.completion_tokens = shapes.pop()
@@ -160,7 +160,7 @@ def set_checkpointing(policy: Policy, is_on: bool) -> None:
 
 
 def _completion_lengths(group: AdvantageGroup) -> list[int]:
-    return [len(continuation.token_ids_C) for continuation in group.item.continuations]
+    return [len(continuation.token_ids_L) for continuation in group.item.continuations]
 
 
 def _vision_flops(policy: Policy, group: AdvantageGroup) -> Flops:

@@ -46,9 +46,9 @@ def random_group(
     """Completions of one length with normal advantages."""
     continuations = tuple(
         Continuation(
-            token_ids_C=torch.randint(min(family.placeholder_ids), (completion_tokens,), generator=generator),
-            positions_DC=completion_positions(prompt.positions_DP, completion_tokens),
-            is_scored_C=torch.ones(completion_tokens, dtype=torch.bool),
+            token_ids_L=torch.randint(min(family.placeholder_ids), (completion_tokens,), generator=generator),
+            positions_DL=completion_positions(prompt.positions_DP, completion_tokens),
+            is_scored_L=torch.ones(completion_tokens, dtype=torch.bool),
         )
         for _ in range(group_size)
     )

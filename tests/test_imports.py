@@ -73,6 +73,31 @@ def test_no_module_imports_from_beside_or_above(home):
     assert wrong == []
 
 
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of_modules() -> dict[str, set[str]]:
+    """For each module of the package those that it imports, inside functions and for type checkers too."""
+    files = {module_name(file): file for file in module_files()}
+    found: dict[str, set[str]] = {}
+    for name, file in files.items():
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        from_nodes = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        members = {(node.module or "", alias.name) for node in from_nodes for alias in node.names}
+        taken = {f"{module}.{member}" if f"{module}.{member}" in files else module for module, member in members}
+        found[name] = (plain | taken) & files.keys()
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    imports = imports_of_modules()
+    while free := {name for name, others in imports.items() if not others & imports.keys()}:
+        imports = {name: others for name, others in imports.items() if name not in free}
+    assert imports == {}  # modules of a circle, and those that import one
+
+
 def test_the_report_knows_run_directories_and_the_parser_only():
     allowed = {"__init__", "errors", "samples", "geometry", "writing", "reliability", "rewards", "runs", "report"}
     files = [file for file in module_files() if home_of(file) == "report"]

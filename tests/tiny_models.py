@@ -1,5 +1,6 @@
 """Tiny random checkpoints of every family, saved in the real format."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tiercel.demo.tokenizer import CHAT_TEMPLATE, QWEN_TOKENS, make_tokenizer
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.prompts import encode_prompt
+from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 
 FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "ovis2", "internvl", "llava_onevision")
@@ -254,6 +256,27 @@ def tiny_recipe(checkpoint: Path, *, dtype: str = "float32", template: str | Non
         output="run",
         **sections,
     )
+
+
+class CountingPolicy:
+    """A policy that counts the pictures whose features it computes."""
+
+    def __init__(self, policy: Policy):
+        self._policy = policy
+        self.pictures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def vision_features(self, images: Sequence[EncodedImage]) -> list[torch.Tensor]:
+        self.pictures += len(images)
+        return self._policy.vision_features(images)
+
+
+def counting_store(policy: Policy, cache_bytes: int) -> VisionStore:
+    """A vision store whose `policy.pictures` counts."""
+    counting: Any = CountingPolicy(policy)
+    return VisionStore(counting, cache_bytes)
 
 
 def tiny_policy(checkpoint: Path, lora: Lora | None = TINY_LORA, *, noise: float = 0.0, **keys: Any) -> Policy:

@@ -1,4 +1,4 @@
-"""`python -m tiercel`."""
+"""Run the command line with `python -m tiercel`."""
 
 from tiercel.cli.main import entry_point
 

@@ -1,4 +1,4 @@
-"""Tables in docs/ that are made from the code's own dicts, each between two lines that no reader sees."""
+"""Tables in docs/ that are made from dicts of the code, each between two lines that a reader does not see."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ _END = "<!-- end -->\n"
 
 
 def with_table(document: str, name: str, table: str) -> str:
-    """A text with `table` between `<!-- name -->` and `<!-- end -->`."""
+    """Return the document with `table` between `<!-- name -->` and `<!-- end -->`."""
     start = f"<!-- {name} -->\n"
     before, rest = document.split(start)
     return f"{before}{start}{table}{_END}{rest.split(_END, 1)[1]}"
 
 
 def write_table(file: Path, name: str, table: str) -> None:
-    """The same in a file."""
+    """Write `table` into a file, as `with_table` does."""
     file.write_text(with_table(file.read_text(encoding="utf-8"), name, table), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each names the field, row or file and the remedy; each carries its exit code."""
+"""Errors that a user can act on. Each names the field, row or file and the remedy, and has an exit code."""
 
 EXIT_DONE = 0
 EXIT_USER = 2
@@ -8,13 +8,13 @@ EXIT_TERMINATED = 75
 
 
 class TiercelError(ValueError):
-    """Base of every error meant for the user; the command line prints it without a traceback."""
+    """Is the base of every error for the user. The command line prints it without a traceback."""
 
     exit_code = EXIT_USER
 
 
 class RecipeError(TiercelError):
-    """The recipe is wrong. `problems` holds one line per problem, all of them at once."""
+    """Raised where the recipe is wrong. `problems` has one line for each problem."""
 
     def __init__(self, problems: list[str], source: str = "recipe"):
         self.problems = tuple(problems)
@@ -24,7 +24,7 @@ class RecipeError(TiercelError):
 
 
 class DataError(TiercelError):
-    """Rows or images of the user's data cannot be used. `field` is the row's field at fault."""
+    """Raised where rows or images of the user's data cannot be used. `field` names the wrong field of the row."""
 
     def __init__(self, message: str, *, field: str = "row"):
         self.field = field
@@ -32,26 +32,26 @@ class DataError(TiercelError):
 
 
 class ModelError(TiercelError):
-    """The checkpoint cannot be loaded or does not fit the recipe."""
+    """Raised where the checkpoint cannot be loaded or does not fit the recipe."""
 
 
 class EnvironmentProblem(TiercelError):
-    """A package, device or file of the machine is missing or of a wrong version."""
+    """Raised where a package, device or file of the machine is missing or has a wrong version."""
 
 
 class RunError(TiercelError):
-    """The run directory cannot be written, read or resumed."""
+    """Raised where the run directory cannot be written, read or resumed."""
 
 
 class TrainingError(TiercelError):
-    """The training itself failed: non-finite numbers, too many failed rewards, an engine lost."""
+    """Raised where the training itself fails: numbers that are not finite, too many failed rewards, a lost engine."""
 
     exit_code = EXIT_TRAINING
 
 
 class NonFiniteError(TrainingError):
-    """A loss, a gradient or an advantage is not a finite number, on some rank; all raise this, and no parameter was
-    changed. `rows`: ids of those at fault, by rank."""
+    """Raised on all ranks where a loss, a gradient or an advantage is not finite on one of them. No parameter was
+    changed. `rows`: for each rank, the ids of its rows that are not finite."""
 
     def __init__(self, what: str, rows: list[list[str]], advice: str | None = None):
         self.what = what
@@ -64,19 +64,19 @@ class NonFiniteError(TrainingError):
 
 
 class StallError(TiercelError):
-    """The ranks wait for each other, and would for ever."""
+    """Raised where the run stands still: ranks wait for each other and would never go on."""
 
     exit_code = EXIT_STALL
 
 
 class Terminated(TiercelError):
-    """SIGTERM or SIGINT arrived; the run was saved first."""
+    """Raised after SIGTERM or SIGINT, once the run was saved."""
 
     exit_code = EXIT_TERMINATED
 
 
 class ElsewhereError(TiercelError):
-    """Another rank failed, and says so itself; this one ends with the same exit code."""
+    """Raised where another rank failed and prints the reason. This rank ends with the same exit code."""
 
     def __init__(self, rank: int, exit_code: int):
         self.exit_code = exit_code

@@ -1,8 +1,8 @@
-"""Answers over HTTP from a side that is not trusted, a vLLM server or a judge: one bounded, typed reading for all.
+"""Read answers over HTTP from a server that is not trusted: a vLLM server, or a judge.
 
-An answer is bounded in seconds and bytes, is UTF-8 and not compressed, and is read into a strict, frozen model: a
-number is finite, and is neither text nor a boolean. Pydantic's parser bounds the nesting. Nothing of an answer is
-decoded before that.
+An answer has a limit of seconds and of bytes. It must be UTF-8 and not compressed. It is read into a strict, frozen
+model: a number must be finite, and neither text nor a boolean is taken for a number. Pydantic's parser limits the depth
+of nesting. No part of an answer is decoded before these checks.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
 
 
 class NoAnswer(Exception):
-    """No whole answer came in time, or what came is no JSON, as a proxy's page is none."""
+    """Raised where no complete answer came in time, or the answer is not JSON, such as the error page of a proxy."""
 
 
 class WrongAnswer(Exception):
-    """A whole answer came that the protocol does not have; the text names the field and what stood there."""
+    """Raised where a complete answer breaks the protocol. The text names the field and its value."""
 
 
 class Answer(BaseModel):
-    """What the other side may say. Fields that a model does not name are left out."""
+    """Is the base of models of answers. Fields that a model does not name are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -42,14 +42,15 @@ AnswerType = TypeVar("AnswerType", bound=Answer)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """A whole answer, still in bytes."""
+    """Holds a complete answer, in bytes."""
 
     status: int
     body: bytes
-    obstacle: str | None  # why its body is not read as JSON: the header that says so
+    obstacle: str | None  # why the body cannot be read as JSON, from its headers; None: it can
 
     def read(self, form: type[AnswerType]) -> AnswerType:
-        """Raises WrongAnswer where a field is of another type or out of its range, NoAnswer where it is no JSON."""
+        """Read the body as JSON into `form`. Raises WrongAnswer where a field has the wrong type or is out of range,
+        and NoAnswer where the body is not JSON."""
         if self.obstacle is not None:
             raise WrongAnswer(self.obstacle)
         try:
@@ -61,33 +62,34 @@ class Reply:
         raise WrongAnswer(f"{_path(first['loc'])}: {brief(first['input'])} came; {first['msg']}")
 
     def text(self) -> str:
-        """The beginning of the body, for a message."""
+        """Return the beginning of the body, for a message."""
         return redact(self.body[: 4 * LONGEST_SHOWN].decode(errors="replace"))[:LONGEST_SHOWN]
 
 
 def key_of(variable: str) -> str | None:
-    """Read a key from the environment; None where the variable is unset or empty. Raises ValueError, without the key,
-    where it cannot stand in a header."""
+    """Read a key from the environment; None where the variable is unset or empty. Raises ValueError where the key
+    cannot be part of a header. The message does not show the key."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"{variable} holds characters that no key has; export it anew")
+        raise ValueError(f"{variable} has characters that a key cannot have; export it again")
     return key or None
 
 
 def new_client(**options: Any) -> httpx.AsyncClient:
-    """A client for `ask`, which bounds the seconds of an answer itself. A side on this machine or network is asked
-    directly, whatever proxy the environment names."""
+    """Make a client for `ask`, which limits the seconds of an answer itself. Proxies of the environment are ignored:
+    the server is on this machine or in its network."""
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     return httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, **options)
 
 
 async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> Reply:
-    """The answer to a request, whatever its status. Raises NoAnswer, and WrongAnswer for one that is too long."""
+    """Send a request and return the answer, with any status. Raises NoAnswer where none came in time, and WrongAnswer
+    where the answer is longer than `most_bytes`."""
     request.headers["Accept-Encoding"] = "identity"
     try:
         return await asyncio.wait_for(_answer(client, request, most_bytes), seconds)
     except asyncio.TimeoutError as error:
-        raise NoAnswer(f"no whole answer within {seconds:g} s") from error
+        raise NoAnswer(f"no complete answer within {seconds:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
         text = str(error)
         raise NoAnswer(f"{type(error).__name__}: {text}" if text else type(error).__name__) from error
@@ -117,11 +119,11 @@ def _obstacle(headers: httpx.Headers) -> str | None:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """As in choices[0].logprobs."""
+    """Write a location as in choices[0].logprobs."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return text.removeprefix(".") or "answer"
 
 
 def brief(value: object) -> str:
-    """A value as a message shows it."""
+    """Shorten a value for a message, without secrets."""
     return redact(reprlib.repr(value))

@@ -1,6 +1,6 @@
-"""What a reward sees and answers. Imports no torch, so that a reward's own process starts at once.
+"""Types that a reward gets and returns. This file does not import torch, so that a reward's process starts fast.
 
-Sizes are (width, height) in pixels, boxes (x1, y1, x2, y2).
+Sizes are (width, height) in pixels, boxes are (x1, y1, x2, y2).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn of the prompt; `<image>` marks an image's place."""
+    """Holds one turn of the prompt. `<image>` marks the place of an image."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -22,7 +22,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleImage:
-    """An image as a reward sees it: its name and sizes, not its pixels."""
+    """Describes an image for a reward: its path and its sizes, without pixels."""
 
     path: str | None
     original_size: Size
@@ -31,10 +31,10 @@ class SampleImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What a reward function gets: plain data, JSON throughout."""
+    """Holds what a reward function gets. All of it is plain JSON data."""
 
     id: str
-    prompt: str  # the last user turn, as written in the row
+    prompt: str  # text of the last user turn, as in the row
     completion: str
     token_count: int
     is_truncated: bool
@@ -47,7 +47,8 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardValue:
-    """One reward of one completion. None with no failure: does not apply. None with a failure: unscorable."""
+    """Holds one reward of one completion. None without a failure: the reward does not apply. None with a failure: the
+    completion could not be scored."""
 
     value: float | None
     failure: str | None = None

@@ -1,10 +1,9 @@
-"""The chain of frozen types that data flows through.
+"""Frozen types of the data, in the order in which it passes through the packages.
 
     Row -> EncodedPrompt -> Completion -> ScoredGroup -> PolicyBatch
     data/  models/          rollout/      scoring/       learner/
 
-Shape suffixes: P prompt tokens, C completion tokens, D position dimensions (3 for M-RoPE, else 1),
-H W height and width of a picture. Sizes are (width, height) in pixels, boxes (x1, y1, x2, y2).
+Shape suffixes: docs/shapes.md. Sizes are (width, height) in pixels, boxes are (x1, y1, x2, y2).
 """
 
 import re
@@ -26,16 +25,17 @@ VISUAL_MARK = re.compile("<image>|<video>")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. `<image>`, `<video>` and `<bbox>` mark the places of the row's images, videos and boxes, in order."""
+    """Holds one turn. `<image>`, `<video>` and `<bbox>` mark the places of the row's images, videos and boxes, in
+    order."""
 
     role: Literal["system", "user", "assistant"]
     content: str
-    is_trained: bool = True  # of an assistant turn: SFT learns it
+    is_trained: bool = True  # for an assistant turn: SFT trains on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSource:
-    """Where an image comes from: a file, or bytes embedded in the row."""
+    """Tells where an image comes from: a file, or bytes in the row itself."""
 
     path: str | None = None
     data: bytes | None = None
@@ -43,24 +43,24 @@ class ImageSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoSource:
-    """Where a video comes from: a file, or pictures of its frames."""
+    """Tells where a video comes from: a file, or images of its frames."""
 
     path: str
-    frames: tuple[ImageSource, ...] = ()  # none: `path` is a video file
-    fps: float | None = None  # frames a second, of `frames` as given or to be taken of a file; None: as the recipe says
+    frames: tuple[ImageSource, ...] = ()  # empty: `path` is a video file
+    fps: float | None = None  # frames a second: those of `frames`, or those to take from the file; None: the recipe's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRoots:
-    """The directories that files of images and videos lie under, symbolic links followed."""
+    """Names the directories that hold the files of images and videos. Symbolic links are followed."""
 
-    base: str = "."  # relative paths resolve here; absolute ones may lead here
-    more: tuple[str, ...] = ()  # absolute ones may lead here, too
+    base: str = "."  # relative paths start here; absolute paths may lead here
+    more: tuple[str, ...] = ()  # absolute paths may lead here too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PixelLimits:
-    """What an image may have after resizing; None: as the recipe says."""
+    """Limits the number of pixels of an image after resizing. None: the recipe's limit."""
 
     least: int | None = None
     most: int | None = None
@@ -68,24 +68,24 @@ class PixelLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of the user's data, whatever its format was."""
+    """Holds one row of the user's data, from any format."""
 
     id: str
     messages: tuple[Message, ...]
     images: tuple[ImageSource, ...] = ()
     videos: tuple[VideoSource, ...] = ()
     answer: Any = None
-    boxes: tuple[Box, ...] = ()  # fill <bbox> marks; in pixels of the original image
-    box_images: tuple[int, ...] = ()  # for each box, the image it lies on
-    pixels: PixelLimits | None = None  # of its images, within the recipe's
+    boxes: tuple[Box, ...] = ()  # replace the <bbox> marks; in pixels of the original image
+    box_images: tuple[int, ...] = ()  # for each box, the number of its image
+    pixels: PixelLimits | None = None  # limits of the row's images, within those of the recipe
     columns: Mapping[str, Any]  # every other column, as read
     file: str
-    line: int  # 1-based
+    line: int  # counted from 1
     image_roots: ImageRoots = ImageRoots()
 
     @property
     def visuals(self) -> tuple[ImageSource | VideoSource, ...]:
-        """Images and videos in the order of their marks."""
+        """Return images and videos in the order of their marks."""
         images, videos = iter(self.images), iter(self.videos)
         marks = (mark for message in self.messages for mark in VISUAL_MARK.findall(message.content))
         return tuple(next(images) if mark == "<image>" else next(videos) for mark in marks)
@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedRow:
-    """A row that cannot be used; written to bad_rows.jsonl."""
+    """Describes a row that cannot be used, for bad_rows.jsonl."""
 
     id: str
     file: str
@@ -104,58 +104,59 @@ class RejectedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePlan:
-    """What a family makes of an image or a video, known from the header alone."""
+    """Tells how a family will process an image or a video. The header of the file is enough to make it."""
 
     original_size: Size
     processed_size: Size  # after resizing
-    grid: tuple[int, ...]  # the family's own: (t, h, w) patches for Qwen, (rows, columns) of tiles for Ovis2
-    token_count: int  # tokens in the prompt, indicators included
+    grid: tuple[int, ...]  # defined by the family: (t, h, w) patches for Qwen, (rows, columns) of tiles for Ovis2
+    token_count: int  # tokens in the prompt, with indicator tokens
     frame_count: int = 1
-    fps: float | None = None  # of a video's frames; None: an image
+    fps: float | None = None  # frames a second of a video; None: an image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedImage:
-    """An image, or the frames of a video, decoded and resized once; everything later starts from `views`."""
+    """Holds an image, or the frames of a video, decoded and resized once. Every later stage uses `views`."""
 
     sha256: str  # of the views' bytes: equal pictures share vision features
     plan: ImagePlan
-    views: tuple[Tensor, ...]  # uint8 (H, W, 3); the first is the whole picture as resized
+    views: tuple[Tensor, ...]  # uint8 (Y, X, 3); the first is the whole picture after resizing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the model sees it."""
+    """Holds a prompt as the model gets it."""
 
     row: Row
     index: int  # in the global order of the run
-    text: str  # rendered, one placeholder per image
+    text: str  # rendered by the chat template, with one placeholder for each image
     token_ids_P: Tensor  # int64
     positions_DP: Tensor  # int64
     images: tuple[EncodedImage, ...]
-    messages: tuple[Message, ...] = ()  # the turns that were rendered, for engines that render by themselves
+    messages: tuple[Message, ...] = ()  # the rendered turns, for engines that render them themselves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedConversation:
-    """A prompt and the turns that follow it, for SFT. Positions go on where the prompt's end."""
+    """Holds a prompt and the turns that follow it, for SFT. The turns' positions follow those of the prompt."""
 
-    prompt: EncodedPrompt  # its images are those of the whole conversation
-    token_ids_C: Tensor  # int64
-    positions_DC: Tensor  # int64
-    is_scored_C: Tensor  # bool, tokens of assistant turns
+    prompt: EncodedPrompt  # has the images of the whole conversation
+    token_ids_L: Tensor  # int64
+    positions_DL: Tensor  # int64
+    is_scored_L: Tensor  # bool: tokens of assistant turns
 
     @property
     def row(self) -> Row:
+        """Return the row of the conversation."""
         return self.prompt.row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """One sampled completion, its end token included where it has one."""
+    """Holds one sampled completion, with its end token where it has one."""
 
-    token_ids_C: Tensor  # int64
-    logprobs_C: Tensor  # fp32, under the distribution it was drawn from; NaN where the engine cannot say
+    token_ids_L: Tensor  # int64
+    logprobs_L: Tensor  # fp32, under the distribution that the token was drawn from; NaN where the engine has none
     text: str  # without the end token
     is_truncated: bool
     seed: int
@@ -163,7 +164,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The completions of one prompt under one policy version."""
+    """Holds the completions of one prompt, all sampled from one policy version."""
 
     prompt: EncodedPrompt
     completions: tuple[Completion, ...]
@@ -172,17 +173,17 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredCompletion:
-    """A completion, its rewards by name, and their weighted sum (None: masked)."""
+    """Holds a completion with its rewards by name."""
 
     completion: Completion
     rewards: Mapping[str, RewardValue]
-    total: float | None
-    is_correct: bool | None  # by the first reward that knows right from wrong
+    total: float | None  # weighted sum of the rewards; None: the completion is masked
+    is_correct: bool | None  # from the first reward that tells correct answers from wrong ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredGroup:
-    """A group with rewards; advantages are made from it by algorithms/."""
+    """Holds a group with its rewards. algorithms/ computes advantages from it."""
 
     group: Group
     completions: tuple[ScoredCompletion, ...]

@@ -1,4 +1,4 @@
-"""Where tiercel writes for its user: what cannot be written is told with its path, the reason and the remedy."""
+"""Write files for the user. Where a file cannot be written, the error has its path, the reason and the remedy."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from safetensors import SafetensorError
 
 from tiercel.errors import RunError
 
-ELSEWHERE = "name another place, or make room and rights there"
-GO_ON = "make room and rights there; the same command goes on"
+ELSEWHERE = "name another place, or free some space there and allow writing"
+GO_ON = "free some space there and allow writing; then give the same command again, which goes on"
 
 
 @contextmanager
 def writing(path: Path | str, remedy: str = ELSEWHERE) -> Iterator[None]:
-    """Inside `path`, as a message is to name it, is written. Raises RunError where the system does not allow it."""
+    """Wrap code that writes `path`. Raises RunError, which names `path`, where the system does not allow it."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -23,13 +23,13 @@ def writing(path: Path | str, remedy: str = ELSEWHERE) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file of the user's choice, in UTF-8. Raises RunError."""
+    """Write a file in UTF-8. Raises RunError where it cannot be written."""
     with writing(path):
         path.write_text(text, encoding="utf-8")
 
 
 def _reason(error: Exception, path: Path | str) -> str:
-    if isinstance(error, shutil.Error):  # of many files; each has its source, its target and the reason
+    if isinstance(error, shutil.Error):  # a list of (source, target, reason), one for each file that failed
         return str(error.args[0][0][2])
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)

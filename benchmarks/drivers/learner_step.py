@@ -65,9 +65,9 @@ def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> C
     learner = Learner(policy, "split", False)
     continuations = tuple(
         Continuation(
-            token_ids_C=ids_C,
-            positions_DC=completion_positions(prompt.positions_DP, len(ids_C)),
-            is_scored_C=torch.ones(len(ids_C), dtype=torch.bool),
+            token_ids_L=ids_C,
+            positions_DL=completion_positions(prompt.positions_DP, len(ids_C)),
+            is_scored_L=torch.ones(len(ids_C), dtype=torch.bool),
         )
         for ids_C in ids_GC
     )

@@ -145,7 +145,7 @@ def measure(task: Task) -> Measurement:
         clock.end_step()
         if step >= task.warmup:
             gradient_norms += [update.grad_norm for update in updates]
-            lengths += [len(completion.token_ids_C) for group in groups for completion in group.completions]
+            lengths += [len(completion.token_ids_L) for group in groups for completion in group.completions]
         prompt_tokens = len(prompt.token_ids_P)
     skipped = 1 + task.warmup
     return Measurement(

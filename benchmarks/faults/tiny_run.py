@@ -50,8 +50,8 @@ def make_tiny_run(work_dir: Path) -> TinyRun:
 def pending_group(index: int) -> PendingGroup:
     completions = tuple(
         Completion(
-            token_ids_C=torch.arange(5) + seed,
-            logprobs_C=torch.full((5,), -0.5),
+            token_ids_L=torch.arange(5) + seed,
+            logprobs_L=torch.full((5,), -0.5),
             text="ü",
             is_truncated=False,
             seed=seed,

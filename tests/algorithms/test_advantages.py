@@ -20,8 +20,8 @@ def table(*groups: list[float], rewards: list[list[float]] | None = None, weight
     return RewardTable(
         totals_C=torch.tensor(totals),
         group_of_C=torch.tensor([number for number, group in enumerate(groups) for _ in group]),
-        rewards_CR=torch.tensor(rewards or [[total] for total in totals]).reshape(len(totals), -1),
-        weights_R=torch.tensor(weights or [1.0]),
+        rewards_CF=torch.tensor(rewards or [[total] for total in totals]).reshape(len(totals), -1),
+        weights_F=torch.tensor(weights or [1.0]),
         is_correct_C=torch.tensor([total == 1 for total in totals]),
     )
 
@@ -147,8 +147,8 @@ def test_no_completions_at_all_are_no_advantages(name):
     empty = RewardTable(
         totals_C=torch.empty(0),
         group_of_C=torch.empty(0, dtype=torch.int64),
-        rewards_CR=torch.empty(0, 1),
-        weights_R=torch.ones(1),
+        rewards_CF=torch.empty(0, 1),
+        weights_F=torch.ones(1),
         is_correct_C=torch.empty(0, dtype=torch.bool),
     )
     assert advantages(empty, name, Options(pass_k=2)).shape == (0,)

@@ -175,7 +175,7 @@ def test_check_says_how_many_rows_are_held_out(tiny_checkpoints, tmp_path, capsy
     assert f"{tmp_path}/rows.jsonl: 9 rows in tiercel format" in out
     assert f"held out of {tmp_path}/rows.jsonl: 3 rows in tiercel format" in out
     assert main(["check", str(tmp_path / "recipe.yaml"), "data.eval.fraction=0.01"]) == 2
-    assert "data.eval: fraction 0.01 of 12 usable training rows is no row" in capsys.readouterr().err
+    assert "data.eval: fraction 0.01 of 12 usable training rows is 0 rows" in capsys.readouterr().err
 
 
 def test_other_verbs_take_held_out_rows_and_parts_of_files(tiny_checkpoints, tmp_path, capsys):

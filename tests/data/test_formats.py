@@ -536,7 +536,7 @@ def test_the_last_user_turn_as_the_recipe_words_it():
 
 def test_a_row_without_a_column_that_the_wording_needs_is_refused():
     row = refused({"messages": [USER]}, prompt="{prompt} {level}")
-    assert (row.field, row.reason) == ("level", "is missing, and data.prompt asks for {level}")
+    assert (row.field, row.reason) == ("level", "is missing, but data.prompt has {level}")
 
 
 # Pixels
@@ -722,7 +722,7 @@ def test_pixel_limits_of_a_row_with_videos_alone_are_refused():
     row = refused({"messages": [USER], "videos": ["a.mp4"], "max_pixels": 1000})
     assert (row.field, row.reason) == (
         "max_pixels",
-        "is of images, and the row has videos alone; write data.video.max_pixels",
+        "is a limit of images, but the row has only videos; set data.video.max_pixels",
     )
 
 

@@ -110,7 +110,7 @@ def test_rejected_rows_of_a_data_set_reach_the_fix_report(cache, tmp_path):
 def test_a_script_is_refused_and_not_run(cache, tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "made.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(DataError, match=r"hf:\./made:train: is a script, and no code of a data set is run"):
+    with pytest.raises(DataError, match=r"hf:\./made:train: is a script, and tiercel runs no code of a data set"):
         read("hf:./made")
     assert not (tmp_path / "ran").exists()
 
@@ -120,8 +120,8 @@ def test_a_script_is_refused_and_not_run(cache, tmp_path):
     ("name", "content", "says"),
     [
         ("train.pkl", b"cos\nsystem\n(S'touch ran'\ntR.", "hf:"),
-        ("train.h5", b"\x89HDF\r\n\x1a\n", r"^hf:\./files:train: is made of hdf5 files, .* save it as Parquet"),
-        ("train.tar", b"", r"is made of webdataset files"),
+        ("train.h5", b"\x89HDF\r\n\x1a\n", r"^hf:\./files:train: has hdf5 files, .* save it as Parquet"),
+        ("train.tar", b"", r"has webdataset files"),
         ("train.parquet", b"PAR1", "cannot be read: "),
         ("train.jsonl", b"{broken", "cannot be read: "),
     ],
@@ -145,7 +145,7 @@ def test_a_readme_cannot_name_files_of_elsewhere(cache, tmp_path, named):
     (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {path}\n---\n")
     with pytest.raises(DataError) as caught:
         read("hf:./scenes", format="tiercel")
-    assert "secret.txt, which is no file of the data set" in str(caught.value) or "http" in named
+    assert "secret.txt, which is not a file of the data set" in str(caught.value) or "http" in named
     assert not list(tmp_path.rglob("*.arrow"))
 
 

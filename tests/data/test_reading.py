@@ -66,13 +66,13 @@ def test_bad_lines_are_rejected_with_line_and_reason(tmp_path):
     reasons = {row.line: (row.field, row.reason) for row in table.rejected}
     assert sorted(reasons) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
     assert "not valid JSON" in reasons[2][1]
-    assert "NaN is no JSON number" in reasons[3][1]
+    assert "NaN is not a JSON number" in reasons[3][1]
     assert "-Infinity" in reasons[4][1]
-    assert "beyond the range" in reasons[5][1]
+    assert "out of the range" in reasons[5][1]
     assert reasons[6] == ("row", "is a JSON list; a row is an object")
     assert reasons[7] == ("row", "is a JSON null; a row is an object")
     assert "nested too deeply" in reasons[8][1]
-    assert reasons[9] == ("id", "'a' is the id of line 1 already")
+    assert reasons[9] == ("id", "'a' is already the id of line 1")
     assert reasons[10][0] == "images[0]"
     assert "not UTF-8 (byte 7" in reasons[12][1]
 
@@ -92,7 +92,7 @@ def test_json_list(tmp_path):
         ("rows.jsonl", b"\n \n", "no rows"),
         ("rows.json", b" ", "no rows"),
         ("rows.json", b"[]", "no rows"),
-        ("rows.json", b"{}", "holds a JSON object"),
+        ("rows.json", b"{}", "has a JSON object"),
         ("rows.json", b'{"a": 1}\n{"a": 2}\n', "named .jsonl"),
         ("rows.jsonl", "{}".encode("utf-16"), "UTF-16"),
         ("rows.jsonl", b"x\n", "line 1: is not valid JSON"),
@@ -254,13 +254,16 @@ def test_a_data_set_that_save_to_disk_wrote():
     [
         ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, "name one of .*train, .*test"),
         ({"state.json": '{"_data_files": [], "_indices_files": [{"filename": "i.arrow"}]}'}, "flatten_indices"),
-        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}'}, "names no files of its own directory"),
-        ({"state.json": '{"_data_files": [{"filename": "x.arrow"}]}', "x.arrow": "junk"}, "no readable data set"),
+        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}'}, "does not name files of its own directory"),
+        (
+            {"state.json": '{"_data_files": [{"filename": "x.arrow"}]}', "x.arrow": "junk"},
+            "cannot be read as a data set",
+        ),
         ({"state.json": "{"}, "not valid JSON"),
-        ({"readme.txt": ""}, "is no data set"),
+        ({"readme.txt": ""}, "is not a data set"),
         (
             {"train-00000-of-00001.parquet": "", "test-00000-of-00001.parquet": ""},
-            "several data sets: test, train; put those of one",
+            "several data sets: test, train; put each data set",
         ),
     ],
 )
@@ -306,9 +309,9 @@ def test_coco_annotations_with_expressions(tmp_path):
         ("1#2", "<image>Where is red cup?"),
         ("2", "<image>Where is the cup?"),
     ]
-    assert [row.reason for row in table.rejected] == ["annotation 3 names image 6, which `images` has no file of"]
+    assert [row.reason for row in table.rejected] == ["annotation 3 names image 6, but `images` has no file for it"]
     assert table.total == 4
-    with pytest.raises(DataError, match=r"need wording; write data\.prompt"):
+    with pytest.raises(DataError, match=r"need a question around them; set data\.prompt"):
         read(file)
 
 

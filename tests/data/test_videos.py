@@ -84,10 +84,10 @@ def test_frames_as_a_list(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"#EXTM3U\nhttp://127.0.0.1:9/a.ts\n", "no MP4, Matroska"),
-        (b"ffconcat version 1.0\nfile '/etc/passwd'\n", "no MP4, Matroska"),
-        (b"\0\0\0\x18ftypmp42" + b"\0" * 100, "no readable video"),
-        (b"\x1a\x45\xdf\xa3" + b"\1" * 100, "no readable video"),
+        (b"#EXTM3U\nhttp://127.0.0.1:9/a.ts\n", "not an MP4, Matroska"),
+        (b"ffconcat version 1.0\nfile '/etc/passwd'\n", "not an MP4, Matroska"),
+        (b"\0\0\0\x18ftypmp42" + b"\0" * 100, "cannot be read as a video"),
+        (b"\x1a\x45\xdf\xa3" + b"\1" * 100, "cannot be read as a video"),
         (b"", "the file is empty"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
         (signal.SIGILL, ("built for another", "tiercel doctor", "model.dtype")),
         (signal.SIGSEGV, ("tiercel doctor", "goes on from the newest checkpoint")),
         (signal.SIGBUS, ("/dev/shm", "goes on from the newest checkpoint")),
-        (signal.SIGABRT, ("last words",)),
+        (signal.SIGABRT, ("its message is above",)),
     ),
 )
 def test_each_signal_has_its_cause(number, words):
@@ -143,10 +143,10 @@ def test_want_of_memory_is_said_by_the_kernels_own_counts(tmp_path):
         file.write_text(text)
     before = memory_kills(tmp_path)
     assert before == {group: 3, machine: 5}
-    assert "did not change: another process sent it" in memory_verdict(before, before)
+    assert "did not change): another process sent the signal" in memory_verdict(before, before)
     assert f"oom_kill in {group} went from 3 to 4" in memory_verdict(before, {**before, group: 4})
     assert f"oom_kill in {machine} went from 5 to 6" in memory_verdict(before, {**before, machine: 6})
-    assert memory_verdict({}, {}).startswith("mostly the system short of memory")
+    assert memory_verdict({}, {}).startswith("this mostly means that memory ran out")
 
 
 def test_a_machine_with_the_first_version_of_cgroups(tmp_path):

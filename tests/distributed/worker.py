@@ -73,8 +73,8 @@ def recorded_group(prompt: EncodedPrompt, family: Family, step: int, *, size: in
     for number in range(size):
         ids = [draws.choice(words) for _ in range(draws.randint(1, 9))]
         completion = Completion(
-            token_ids_C=torch.tensor(ids),
-            logprobs_C=torch.tensor([-draws.random() for _ in ids]),
+            token_ids_L=torch.tensor(ids),
+            logprobs_L=torch.tensor([-draws.random() for _ in ids]),
             text="",
             is_truncated=False,
             seed=number,

@@ -25,9 +25,9 @@ def prompt(ids: Sequence[int], index: int = 0) -> EncodedPrompt:
 
 def continuation(of: EncodedPrompt, ids: Sequence[int], scored: Sequence[bool] | None = None) -> Continuation:
     return Continuation(
-        token_ids_C=torch.tensor(ids),
-        positions_DC=completion_positions(of.positions_DP, len(ids)),
-        is_scored_C=torch.tensor(scored or [True] * len(ids)),
+        token_ids_L=torch.tensor(ids),
+        positions_DL=completion_positions(of.positions_DP, len(ids)),
+        is_scored_L=torch.tensor(scored or [True] * len(ids)),
     )
 
 
@@ -42,8 +42,8 @@ def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], f
     made = []
     for ids, total in completions:
         completion = Completion(
-            token_ids_C=torch.tensor(ids),
-            logprobs_C=-1.0 - torch.arange(len(ids)),
+            token_ids_L=torch.tensor(ids),
+            logprobs_L=-1.0 - torch.arange(len(ids)),
             text="",
             is_truncated=False,
             seed=0,

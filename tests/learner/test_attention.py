@@ -102,11 +102,11 @@ def test_a_plan_by_hand():
     blocks = [(block.queries, block.keys, block.is_causal) for block in plan.blocks]
     assert blocks == [((0, 4), (0, 4), True), ((4, 17), (0, 4), False), ((17, 19), (17, 19), True)]
     # 3 is more than 1.25 times 2, and 8 more than 1.25 times 3
-    assert [bucket.places_RC.tolist() for bucket in plan.buckets] == [
+    assert [bucket.places_RL.tolist() for bucket in plan.buckets] == [
         [[4, 5]],
         [[6, 7, 8]],
         [[9, 10, 11, 12, 13, 14, 15, 16]],
     ]
     (bucket,) = split_plan(layout_of((4, 4, 5)), CPU).buckets
-    assert bucket.places_RC.tolist() == [[4, 5, 6, 7, 7], [8, 9, 10, 11, 12]]
+    assert bucket.places_RL.tolist() == [[4, 5, 6, 7, 7], [8, 9, 10, 11, 12]]
     assert bucket.valid.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]

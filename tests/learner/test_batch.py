@@ -49,8 +49,8 @@ def test_an_item_that_fits_nowhere_is_refused_with_its_numbers():
 def test_masked_completions_are_left_out():
     group = scored_group(prompt([1, 2], 4), [([5], 1.0), ([6, 7], None), ([8, 9, 10], 3.0)])
     (learnable,) = learnable_groups([group])
-    assert [c.token_ids_C.tolist() for c in learnable.item.continuations] == [[5], [8, 9, 10]]
-    assert [c.positions_DC.tolist() for c in learnable.item.continuations] == [[[2]], [[2, 3, 4]]]
+    assert [c.token_ids_L.tolist() for c in learnable.item.continuations] == [[5], [8, 9, 10]]
+    assert [c.positions_DL.tolist() for c in learnable.item.continuations] == [[[2]], [[2, 3, 4]]]
     assert [logprobs.tolist() for logprobs in learnable.sampler_logprobs] == [[-1], [-1, -2, -3]]
     torch.testing.assert_close(learnable.advantages_G, torch.tensor([-1.0, 1.0]) / (2**0.5 + 1e-4))
     assert totals_of([learnable]) == Totals(tokens=4, completions=2, groups=1)
@@ -145,9 +145,9 @@ def test_a_conversation_is_an_item_of_one_continuation():
     start = prompt([1, 2])
     conversation = EncodedConversation(
         prompt=start,
-        token_ids_C=torch.tensor([3, 4, 5]),
-        positions_DC=torch.tensor([[2, 3, 4]]),
-        is_scored_C=torch.tensor([True, False, True]),
+        token_ids_L=torch.tensor([3, 4, 5]),
+        positions_DL=torch.tensor([[2, 3, 4]]),
+        is_scored_L=torch.tensor([True, False, True]),
     )
     packed = pack([conversation_item(conversation)])
     assert packed.targets_N.tolist() == [3, 5]
@@ -221,7 +221,7 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
 def smallest_budget(groups) -> int:
     """Just enough for the longest completion with its prompt."""
     return max(
-        len(group.item.prompt.token_ids_P) + len(continuation.token_ids_C)
+        len(group.item.prompt.token_ids_P) + len(continuation.token_ids_L)
         for group in groups
         for continuation in group.item.continuations
     )

@@ -24,5 +24,5 @@ def test_a_form_asked_for_is_taken_or_refused():
         chosen_form("dense", CPU, "its layers have sliding attention")
     with pytest.raises(ModelError, match="no backward pass on CPU; use split"):
         chosen_form("flex", CPU, None)
-    with pytest.raises(ModelError, match="CPU only, and this is cuda; use flex"):
+    with pytest.raises(ModelError, match="CPU only, and the device is cuda; use flex"):
         chosen_form("split", GPU, None)

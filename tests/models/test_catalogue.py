@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 import tiercel.models
 from tiercel.documents import with_table
-from tiercel.models.catalogue import NAME, table
+from tiercel.models.catalogue import TABLE, table
 from tiercel.models.family import Family
 from tiercel.models.loading import FAMILIES
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_document_is_up_to_date():
     """Mended by: make docs."""
     document = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
-    assert with_table(document, NAME, table()) == document
+    assert with_table(document, TABLE, table()) == document
 
 
 def test_every_family_has_a_row_in_words_of_its_own():

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, make_row, mixed_rows, noise_image
+from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, counting_store, make_row, mixed_rows, noise_image
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import DataError
-from tiercel.learner.forms import FORM_NAMES
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.loading import load_family
@@ -21,6 +20,8 @@ from tiercel.models.prompts import (
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
+
+FORMS = ("split", "flex", "dense", "repeated")
 
 
 def policy_of(path, lora_noise: float = 0.0) -> Policy:
@@ -59,9 +60,9 @@ def items_of(family, generator):
             picks = torch.randint(len(allowed), (length,), generator=generator).tolist()
             continuations.append(
                 Continuation(
-                    token_ids_C=torch.tensor([allowed[i] for i in picks]),
-                    positions_DC=completion_positions(prompt.positions_DP, length),
-                    is_scored_C=torch.ones(length, dtype=torch.bool),
+                    token_ids_L=torch.tensor([allowed[i] for i in picks]),
+                    positions_DL=completion_positions(prompt.positions_DP, length),
+                    is_scored_L=torch.ones(length, dtype=torch.bool),
                 )
             )
         items.append(PackItem(prompt=prompt, continuations=tuple(continuations)))
@@ -93,16 +94,16 @@ def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
     packed = pack(items)
     features = VisionStore(policy, 0).features(packed.images)
     with torch.no_grad():
-        found = {form: Learner(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORM_NAMES}
+        found = {form: Learner(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORMS}
         plain = []
         for item in items:
             for continuation in item.continuations:
-                ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_C])
+                ids_T = torch.cat([item.prompt.token_ids_P, continuation.token_ids_L])
                 logits = policy.model(**huggingface_inputs(family, item.prompt, ids_T)).logits[0] / 0.7
                 logits[:, list(family.placeholder_ids)] = -torch.inf
                 start = len(item.prompt.token_ids_P) - 1
                 rows = logits[start:-1].log_softmax(-1)
-                plain.append(rows.gather(1, continuation.token_ids_C[:, None])[:, 0])
+                plain.append(rows.gather(1, continuation.token_ids_L[:, None])[:, 0])
     plain = torch.cat(plain)
     assert plain.std() > 0.1
     for logprobs in found.values():
@@ -154,16 +155,16 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
         stop=(),
         greedy=False,
     )
-    vision = VisionStore(policy, 0)
+    vision = counting_store(policy, 0)
     groups = LocalSampler(policy, vision).sample(prompts, params, [100, 200, 300])
     items = [
         PackItem(
             prompt=group.prompt,
             continuations=tuple(
                 Continuation(
-                    token_ids_C=c.token_ids_C,
-                    positions_DC=completion_positions(group.prompt.positions_DP, len(c.token_ids_C)),
-                    is_scored_C=torch.ones(len(c.token_ids_C), dtype=torch.bool),
+                    token_ids_L=c.token_ids_L,
+                    positions_DL=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
+                    is_scored_L=torch.ones(len(c.token_ids_L), dtype=torch.bool),
                 )
                 for c in group.completions
             ),
@@ -173,13 +174,13 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
     packed = pack(items)
     with torch.no_grad():
         learnt = Learner(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
-    sampled = torch.cat([c.logprobs_C for group in groups for c in group.completions])
+    sampled = torch.cat([c.logprobs_L for group in groups for c in group.completions])
     torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
-    ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])
+    ids = torch.cat([c.token_ids_L for group in groups for c in group.completions])
     assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
     ends = set(policy.family.checkpoint.end_token_ids)
-    assert all(ends.isdisjoint(c.token_ids_C[:2].tolist()) for group in groups for c in group.completions)
-    assert vision.pictures_computed == 3
+    assert all(ends.isdisjoint(c.token_ids_L[:2].tolist()) for group in groups for c in group.completions)
+    assert vision.policy.pictures == 3
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -202,7 +203,7 @@ def test_placeholders_are_never_sampled_though_they_are_likeliest(tiny_checkpoin
     hook = head.register_forward_hook(lambda module, inputs, output: output + bias)
     groups = LocalSampler(policy, VisionStore(policy, 0)).sample(prompts, params, [0, 0, 0])
     hook.remove()
-    ids = torch.cat([c.token_ids_C for group in groups for c in group.completions])
+    ids = torch.cat([c.token_ids_L for group in groups for c in group.completions])
     assert not torch.isin(ids, torch.tensor(policy.family.placeholder_ids)).any()
 
 
@@ -262,14 +263,14 @@ def test_sft_scores_assistant_turns_and_their_end(tiny_checkpoints, name):
     conversation = encode_conversation(family, row, 0, images, system=None, max_prompt_tokens=400)
     prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
     assert torch.equal(conversation.prompt.token_ids_P, prompt.token_ids_P)
-    assert bool(conversation.is_scored_C.all())
+    assert bool(conversation.is_scored_L.all())
     plans = [image.plan for image in images]
-    whole = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    whole = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_L)
     assert conversation_length(family, row, plans, None) == whole
     assert prompt_length(family, row, plans, None) == len(prompt.token_ids_P)
-    decoded = family.tokenizer.decode(conversation.token_ids_C.tolist())
+    decoded = family.tokenizer.decode(conversation.token_ids_L.tolist())
     assert decoded == "[1, 20, 30, 40]<|im_end|>"
     assert torch.equal(
-        conversation.positions_DC,
-        completion_positions(prompt.positions_DP, len(conversation.token_ids_C)),
+        conversation.positions_DL,
+        completion_positions(prompt.positions_DP, len(conversation.token_ids_L)),
     )

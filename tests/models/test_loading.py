@@ -51,7 +51,7 @@ def test_an_unknown_architecture_lists_the_known(tmp_path, config):
 
 def test_code_of_the_checkpoints_own_is_refused(tmp_path):
     config = {"model_type": "qwen2_vl", "auto_map": {"AutoModel": "modeling.Model"}}
-    with pytest.raises(ModelError, match=r"run code of its own \(auto_map\), and tiercel runs none"):
+    with pytest.raises(ModelError, match=r"run code of the checkpoint \(auto_map\), and tiercel never"):
         family_class(config_directory(tmp_path, config))
 
 
@@ -92,7 +92,7 @@ def without_template(checkpoint: Path) -> Path:
 
 
 def test_no_chat_template(checkpoint):
-    with pytest.raises(ModelError, match=r"has no chat template; give data\.template a file with one"):
+    with pytest.raises(ModelError, match=r"has no chat template; set data\.template to a file that has one"):
         load_family(Model(path=str(without_template(checkpoint))))
 
 
@@ -195,7 +195,7 @@ def test_weights_that_lack_a_tensor_or_have_one_of_another_shape_are_refused(che
     tensors = load_file(file)
     name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
     save_file({key: value for key, value in tensors.items() if key != name}, file, metadata={"format": "pt"})
-    refused(checkpoint, r"has no weights for .*layers\.0\.mlp\.up_proj\.weight, and transformers would draw them")
+    refused(checkpoint, r"has no weights for .*layers\.0\.mlp\.up_proj\.weight, and transformers would make random")
     save_file(tensors | {name: tensors[name][1:].clone()}, file, metadata={"format": "pt"})
     refused(checkpoint, "its weights cannot be read")
 
@@ -204,7 +204,7 @@ def test_weights_that_lack_a_tensor_or_have_one_of_another_shape_are_refused(che
 def test_an_index_may_name_only_safetensors_beside_it(checkpoint, name):
     index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(checkpoint, r"index\.json names .*; weights are read from \.safetensors files beside it")
+    refused(checkpoint, r"index\.json names .*; weights are read only from \.safetensors files in the same")
 
 
 OUT_OF_MEMORY = (
@@ -226,7 +226,7 @@ def test_weights_too_large_for_memory_are_named_with_a_remedy(checkpoint, monkey
         load_weights(family, torch.float32, torch.device("cpu"))
     said = str(caught.value)
     assert said.startswith(f"{checkpoint}: memory ran out while it was loaded: ")
-    assert "its files hold 0.0 GB; the largest tensor, " in said and "of model.safetensors, has 0.0 GB" in said
+    assert "its files have 0.0 GB; the largest tensor, " in said and "of model.safetensors, has 0.0 GB" in said
     assert "narrower model.dtype" in said and "train.strategy: fsdp2" in said
 
 
@@ -234,7 +234,7 @@ def test_a_file_too_large_for_memory_is_named(tmp_path, monkeypatch):
     save_file({"small": torch.zeros(2), "large": torch.zeros(30_000_000)}, tmp_path / "adapter.safetensors")
     monkeypatch.setattr(loading, "load_file", lambda file: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(
-        ModelError, match=r"hold 0\.1 GB; the largest tensor, large of adapter\.safetensors, has 0\.1 GB"
+        ModelError, match=r"have 0\.1 GB; the largest tensor, large of adapter\.safetensors, has 0\.1 GB"
     ):
         loading.read_tensors(tmp_path / "adapter.safetensors")
     (tmp_path / "adapter.safetensors").write_bytes(b"no header")

@@ -69,7 +69,7 @@ def conversation_of(
 
 def pieces(family: Family, conversation: EncodedConversation) -> list[tuple[bool, str]]:
     """What follows the prompt, as runs of scored and unscored text."""
-    pairs = zip(conversation.is_scored_C.tolist(), conversation.token_ids_C.tolist(), strict=True)
+    pairs = zip(conversation.is_scored_L.tolist(), conversation.token_ids_L.tolist(), strict=True)
     return [
         (scored, family.tokenizer.decode([token for _, token in run]))
         for scored, run in groupby(pairs, key=lambda pair: pair[0])
@@ -95,7 +95,7 @@ def test_every_assistant_turn_is_scored_with_its_end(families, name):
         (False, "\n<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n"),
         (True, "12<|im_end|>"),
     ]
-    whole = torch.cat([conversation.prompt.positions_DP, conversation.positions_DC], dim=1)
+    whole = torch.cat([conversation.prompt.positions_DP, conversation.positions_DL], dim=1)
     assert whole.tolist() == [list(range(whole.shape[1]))] * family.position_dimensions
 
 
@@ -109,7 +109,7 @@ def test_the_turn_has_the_tokens_that_sampling_would_have_met(family):
     row = row_of(("user", "?"), ("assistant", "12 seven"))
     conversation = conversation_of(family, row)
     own = family.tokenizer("12 seven", add_special_tokens=False)["input_ids"]
-    assert conversation.token_ids_C.tolist() == [*own, family.tokenizer.eos_token_id]
+    assert conversation.token_ids_L.tolist() == [*own, family.tokenizer.eos_token_id]
     assert torch.equal(
         conversation.prompt.token_ids_P,
         encode_prompt(family, row, 0, [], system=None, max_prompt_tokens=99).token_ids_P,
@@ -134,7 +134,7 @@ def test_no_user_turn_is_refused(family):
 def test_a_long_conversation_is_refused_whole(family):
     row = row_of(*TWO_TURNS)
     tokens = conversation_of(family, row)
-    length = len(tokens.prompt.token_ids_P) + len(tokens.token_ids_C)
+    length = len(tokens.prompt.token_ids_P) + len(tokens.token_ids_L)
     conversation_of(family, row, limit=length)
     with pytest.raises(DataError, match=f"{length} tokens are more than data.max_prompt_tokens = {length - 1}"):
         conversation_of(family, row, limit=length - 1)
@@ -265,16 +265,16 @@ def test_images_in_later_turns(families, name):
     first, second = (family.feature_count(image.plan) for image in images)
     assert conversation.prompt.text == (f"<|im_start|>user\nWhere?{HEAD[name]}<|im_end|>\n<|im_start|>assistant\n")
     assert int(family.is_placeholder(conversation.prompt.token_ids_P).sum()) == first
-    in_rest = family.is_placeholder(conversation.token_ids_C)
+    in_rest = family.is_placeholder(conversation.token_ids_L)
     assert int(in_rest.sum()) == second
-    assert not bool((in_rest & conversation.is_scored_C).any())
+    assert not bool((in_rest & conversation.is_scored_L).any())
     assert conversation.prompt.images == tuple(images)
     assert [text for scored, text in pieces(family, conversation) if scored] == ["12<|im_end|>", "[1, 2]<|im_end|>"]
 
     prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=400)
     assert prompt.images == tuple(images)  # everything up to the last user turn
-    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C])
-    positions = torch.cat([conversation.prompt.positions_DP, conversation.positions_DC], dim=1)
+    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_L])
+    positions = torch.cat([conversation.prompt.positions_DP, conversation.positions_DL], dim=1)
     assert torch.equal(ids[: len(prompt.token_ids_P)], prompt.token_ids_P)
     assert torch.equal(positions[:, : len(prompt.token_ids_P)], prompt.positions_DP)
 
@@ -291,15 +291,15 @@ def test_logprobs_with_images_in_later_turns_equal_a_plain_forward(tiny_checkpoi
     family = policy.family
     conversation = conversation_of(family, row_of(*LATER, images=2), pictures(family))
     packed = pack([conversation_item(conversation)])
-    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C])
+    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_L])
     with torch.no_grad():
         features = VisionStore(policy, 0).features(packed.images)
         found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
         logits = policy.model(**huggingface_inputs(family, conversation.prompt, ids, ORIGINALS)).logits[0]
     logits[:, list(family.placeholder_ids)] = -torch.inf
     logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    expected = logprobs[len(conversation.prompt.token_ids_P) - 1 :][conversation.is_scored_C]
-    assert len(expected) == int(conversation.is_scored_C.sum()) > 6
+    expected = logprobs[len(conversation.prompt.token_ids_P) - 1 :][conversation.is_scored_L]
+    assert len(expected) == int(conversation.is_scored_L.sum()) > 6
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
@@ -312,7 +312,7 @@ def test_lengths_are_known_from_the_headers(families, name):
     prompt = encode_prompt(family, row, 0, images, system="is", max_prompt_tokens=400)
     assert prompt_length(family, row, plans, "is") == len(prompt.token_ids_P)
     conversation = conversation_of(family, row, images, system="is")
-    kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_L)
     # the template's line break after the last turn predicts nothing and is left out
     assert conversation_length(family, row, plans, "is") == kept
 
@@ -368,10 +368,10 @@ def test_turns_left_out_of_the_loss_are_read_and_not_learnt(families, name, is_t
     conversation = conversation_of(family, masked_row(*is_trained), [])
     scored = [text for is_scored, text in pieces(family, conversation) if is_scored]
     assert scored == [f"{answer}<|im_end|>" for answer in learnt.split()]
-    whole = family.tokenizer.decode(torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C]))
+    whole = family.tokenizer.decode(torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_L]))
     last = int(learnt.split()[-1])
     assert whole.endswith(f"{last}<|im_end|>") and whole.count("<|im_start|>assistant") == last + 1
-    kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_C)
+    kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_L)
     assert conversation_length(family, masked_row(*is_trained), [], None) == kept
 
 
@@ -381,7 +381,7 @@ def test_pictures_after_the_last_learnt_turn_are_left_out(families, name):
     row = masked_row(True, False, images=2)
     conversation = conversation_of(family, row, pictures(family))
     assert len(conversation.prompt.images) == 1
-    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_C])
+    ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_L])
     assert int(family.is_placeholder(ids).sum()) == family.feature_count(conversation.prompt.images[0].plan)
     plans = [family.plan_image(size) for size in ((84, 56), (56, 120))]
     assert conversation_length(family, row, plans, None) == len(ids)
@@ -408,7 +408,7 @@ def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):
     image = family.encode_image(noise_image(112, 112, 0), limits)
     assert image.plan.processed_size == (56, 56)
     assert family.encode_image(picture_image(image.views[0])).sha256 == image.sha256  # nothing left for an engine to do
-    with pytest.raises(DataError, match=r"outside of model\.min_pixels 784 to model.max_pixels 12544") as error:
+    with pytest.raises(DataError, match=r"not between model\.min_pixels 784 and model.max_pixels 12544") as error:
         family.plan_image((112, 112), PixelLimits(most=200_000))
     assert error.value.field == "max_pixels"
 

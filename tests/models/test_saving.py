@@ -166,7 +166,7 @@ def test_what_is_trained_decides_what_is_saved(tiny_checkpoints, tmp_path):
 def test_a_file_that_is_no_safetensors_is_named(tmp_path):
     file = tmp_path / "optimizer.safetensors"
     file.write_bytes(b"\x80\x02" * 50)
-    with pytest.raises(ModelError, match=r"optimizer\.safetensors is no safetensors file that can be read"):
+    with pytest.raises(ModelError, match=r"optimizer\.safetensors cannot be read as a safetensors file"):
         read_tensors(file)
 
 

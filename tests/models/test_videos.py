@@ -93,11 +93,11 @@ def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
     family = policy.family
     prompt = prompt_of(family)
     ids_C = torch.tensor([5, 9, 11])
-    positions_DC = (prompt.positions_DP.max() + 1 + torch.arange(3)).expand(3, -1)
+    positions_DL = (prompt.positions_DP.max() + 1 + torch.arange(3)).expand(3, -1)
     item = PackItem(
         prompt=prompt,
         continuations=(
-            Continuation(token_ids_C=ids_C, positions_DC=positions_DC, is_scored_C=torch.ones(3, dtype=torch.bool)),
+            Continuation(token_ids_L=ids_C, positions_DL=positions_DL, is_scored_L=torch.ones(3, dtype=torch.bool)),
         ),
     )
     packed = pack([item])
@@ -108,7 +108,7 @@ def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
         found = Learner(policy, "split", False)(packed, VisionStore(policy, 0).features(packed.images), 1.0).logprobs_N
         logits = policy.model(
             input_ids=ids[None],
-            position_ids=torch.cat([prompt.positions_DP, positions_DC], dim=1)[:, None],
+            position_ids=torch.cat([prompt.positions_DP, positions_DL], dim=1)[:, None],
             pixel_values=image_patches,
             image_grid_thw=torch.tensor([image.plan.grid]),
             pixel_values_videos=video_patches,
@@ -152,6 +152,6 @@ def test_sft_learns_an_answer_where_sampling_would_write_it(tiny_checkpoints, na
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     row, visuals = encoded(family)
     conversation = encode_conversation(family, row, 0, visuals, system=None, max_prompt_tokens=400)
-    length = len(conversation.token_ids_C)
+    length = len(conversation.token_ids_L)
     expected = completion_positions(conversation.prompt.positions_DP, length)
-    assert torch.equal(conversation.positions_DC, expected)
+    assert torch.equal(conversation.positions_DL, expected)

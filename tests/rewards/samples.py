@@ -81,8 +81,8 @@ def group(*texts: str, id: str = "row-1", answer: Any = None, columns: dict[str,
 
 def completion(text: str) -> Completion:
     return Completion(
-        token_ids_C=torch.zeros(len(text), dtype=torch.int64),
-        logprobs_C=torch.zeros(len(text)),
+        token_ids_L=torch.zeros(len(text), dtype=torch.int64),
+        logprobs_L=torch.zeros(len(text)),
         text=text,
         is_truncated=False,
         seed=0,

@@ -136,8 +136,8 @@ def _prompts_and_names() -> dict[str, HostileAnswer]:
         "no prompt ids": _set(ids, None, "gives no token ids (return_token_ids)", "at once"),
         "prompt ids text": _set(ids, "5 6", "prompt_token_ids: '5 6' came"),
         "a prompt id fractional": _set((*ids, 0), 1.5, "prompt_token_ids[0]: 1.5 came"),
-        "another policy": _set(("model",), "policy-other-7-00000000", "it answered for 'policy-other", "patience"),
-        "a model's name of a million letters": _set(("model",), "x" * 10**6, "it answered for 'xxx", "patience"),
+        "another policy": _set(("model",), "policy-other-7-00000000", "it answered with 'policy-other", "patience"),
+        "a model's name of a million letters": _set(("model",), "x" * 10**6, "it answered with 'xxx", "patience"),
         "model a number": _set(("model",), 5, "model: 5 came"),
         "model missing": _left_out(lambda answer: answer.pop("model"), "model: "),
     }
@@ -211,7 +211,7 @@ def _connections() -> dict[str, HostileAnswer]:
         "status 400": HostileAnswer(make=refusing(400), ending="at once", says="refuses a request: as told"),
         "status 403": HostileAnswer(make=refusing(403), ending="at once", says="refuses the key"),
         "broken off amid the body": _raw(lambda body: Raw(body=body[:40], promised=4000), "RemoteProtocol", "patience"),
-        "one byte at a time": _raw(lambda body: Raw(body=body, pause=0.1), "no whole answer within", "patience"),
+        "one byte at a time": _raw(lambda body: Raw(body=body, pause=0.1), "no complete answer within", "patience"),
         "no HTTP": _raw(lambda body: Raw(wire=b"SSH-2.0-OpenSSH\r\n\r\n"), "RemoteProtocolError", "patience"),
         "a length in words": _raw(
             lambda body: Raw(wire=b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"), "RemoteProtocol", "patience"

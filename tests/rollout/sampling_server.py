@@ -62,11 +62,11 @@ class SamplingServer(ScriptedServer):
                 "index": number,
                 "finish_reason": "length" if completion.is_truncated else "stop",
                 "message": {"role": "assistant", "content": completion.text},
-                "token_ids": (ids := completion.token_ids_C.tolist()),
+                "token_ids": (ids := completion.token_ids_L.tolist()),
                 "logprobs": {
                     "content": [
                         {"token": f"token_id:{token}", "logprob": min(0.0, logprob), "bytes": [], "top_logprobs": []}
-                        for token, logprob in zip(ids, completion.logprobs_C.tolist(), strict=True)
+                        for token, logprob in zip(ids, completion.logprobs_L.tolist(), strict=True)
                     ]
                 },
             }

@@ -66,7 +66,7 @@ def test_rows_that_have_ended_may_stay(tiny_checkpoints, patience):
             sampler.decoder = CapturedDecoder(policy, VisionStore(policy, 0), called_through)
             sampler.decoder.patience = patience
         groups.append(sampler.sample(tiny_prompts(policy.family), params, [10, 20, 30]))
-    found, expected = ([c.token_ids_C.tolist() for group in each for c in group.completions] for each in groups)
+    found, expected = ([c.token_ids_L.tolist() for group in each for c in group.completions] for each in groups)
     assert found == expected
     assert len({len(ids) for ids in expected}) > 3
 

@@ -7,9 +7,14 @@ import pytest
 import torch
 
 from tiercel.rollout import drawing
-from tiercel.rollout.drawing import filtered, gumbel_noise, race, sampling_seed
+from tiercel.rollout.drawing import filtered, race, sampling_seed
 
 MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Standard Gumbel noise, fp32 (rows, vocabulary): minus the logarithm of the race's noise."""
+    return drawing._Noise(seeds, positions, vocabulary).of(slice(0, vocabulary)).log_().neg_()
 
 
 def splitmix(value: int) -> int:

@@ -53,7 +53,7 @@ def one(policy: Policy, params: SamplingParams, seed: int = 0) -> Completion:
 
 
 def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
-    return [[completion.token_ids_C.tolist() for completion in group.completions] for group in groups]
+    return [[completion.token_ids_L.tolist() for completion in group.completions] for group in groups]
 
 
 @contextmanager
@@ -102,13 +102,13 @@ def test_a_sample_depends_on_nothing_beside_it(policies, name):
         reversed_order = sample(policy, prompts[::-1], PARAMS, [300, 200, 100])[::-1]
     found = tokens(together)
     assert found == tokens(alone) == tokens(reversed_order)
-    assert found == [[completion.token_ids_C.tolist() for completion in group] for group in one_by_one]
+    assert found == [[completion.token_ids_L.tolist() for completion in group] for group in one_by_one]
     flat = [ids for group in found for ids in group]
     assert len({len(ids) for ids in flat}) >= 3 and len({tuple(ids) for ids in flat}) >= 8
     assert any(ids[-1] in ends for ids in flat)
     for group, expected in zip(together, one_by_one, strict=True):
         for completion, same in zip(group.completions, expected, strict=True):
-            torch.testing.assert_close(completion.logprobs_C, same.logprobs_C, rtol=0, atol=1e-4)
+            torch.testing.assert_close(completion.logprobs_L, same.logprobs_L, rtol=0, atol=1e-4)
 
 
 def test_sample_i_of_a_group_is_drawn_with_seed_plus_i(policy):
@@ -143,7 +143,7 @@ def test_greedy_is_the_argmax_of_a_plain_forward(policies, name):
     params = replace(GREEDY, max_new_tokens=6, temperature=0.3)
     for group in sample(policy, prompts, params, [0, 0, 0]):
         ids = group.prompt.token_ids_P
-        for token in group.completions[0].token_ids_C.tolist():
+        for token in group.completions[0].token_ids_L.tolist():
             with torch.no_grad():
                 logits = policy.model(**huggingface_inputs(policy.family, group.prompt, ids)).logits[0, -1]
             logits[list(policy.family.placeholder_ids)] = -torch.inf
@@ -169,8 +169,8 @@ def test_draws_and_logprobs_are_those_of_logits_over_temperature(policy, tempera
         (group,) = sample(policy, tiny_prompts(policy.family)[:1], params, [0])
     weights[list(policy.family.placeholder_ids)] = -torch.inf
     expected = (weights / temperature).log_softmax(-1)
-    drawn = torch.cat([completion.token_ids_C for completion in group.completions])
-    logprobs = torch.cat([completion.logprobs_C for completion in group.completions])
+    drawn = torch.cat([completion.token_ids_L for completion in group.completions])
+    logprobs = torch.cat([completion.logprobs_L for completion in group.completions])
     torch.testing.assert_close(logprobs, expected[drawn])
     share = torch.bincount(drawn, minlength=len(weights))[[10, 11, 12]] / 2000
     torch.testing.assert_close(share, expected.exp()[[10, 11, 12]], rtol=0, atol=0.045)  # four standard errors
@@ -184,16 +184,16 @@ def test_logprobs_are_those_of_the_full_distribution_also_under_filters(policy):
         (group,) = sample(policy, tiny_prompts(policy.family)[:1], params, [0])
     weights[list(policy.family.placeholder_ids)] = -torch.inf
     for completion in group.completions:
-        assert int(completion.token_ids_C) in (10, 11)
-        torch.testing.assert_close(completion.logprobs_C, weights.log_softmax(-1)[completion.token_ids_C])
+        assert int(completion.token_ids_L) in (10, 11)
+        torch.testing.assert_close(completion.logprobs_L, weights.log_softmax(-1)[completion.token_ids_L])
 
 
 def test_an_end_token_ends_a_completion_and_is_not_in_its_text(policy):
     with scripted(policy, [" the", " seven", "<|im_end|>", " is"]):
         completion = one(policy, PARAMS)
     assert completion.text == " the seven"
-    assert len(completion.token_ids_C) == len(completion.logprobs_C) == 3
-    assert int(completion.token_ids_C[-1]) == policy.family.tokenizer.eos_token_id
+    assert len(completion.token_ids_L) == len(completion.logprobs_L) == 3
+    assert int(completion.token_ids_L[-1]) == policy.family.tokenizer.eos_token_id
     assert not completion.is_truncated
 
 
@@ -216,7 +216,7 @@ def test_an_end_at_the_last_place_is_not_truncated(policy):
 def test_end_tokens_are_masked_before_min_new_tokens(policy, params, least):
     with likelier_end(policy, 1e4):
         completion = one(policy, replace(params, min_new_tokens=least))
-    is_end = torch.isin(completion.token_ids_C, torch.tensor(policy.family.checkpoint.end_token_ids))
+    is_end = torch.isin(completion.token_ids_L, torch.tensor(policy.family.checkpoint.end_token_ids))
     assert is_end.tolist() == [False] * least + [True]
 
 
@@ -249,15 +249,15 @@ def test_a_stop_string_of_the_prompt_does_not_count(policy):
 def test_rows_end_by_their_own_stop(policy):
     with likelier_end(policy, 2.0):
         free = sample(policy, tiny_prompts(policy.family)[:1], replace(PARAMS, group_size=6), [5])[0].completions
-        middle = policy.family.tokenizer.decode(free[0].token_ids_C[3:4].tolist())
+        middle = policy.family.tokenizer.decode(free[0].token_ids_L[3:4].tolist())
         stopped = sample(policy, tiny_prompts(policy.family)[:1], replace(PARAMS, group_size=6, stop=(middle,)), [5])[
             0
         ].completions
     for before, after in zip(free, stopped, strict=True):
-        pieces = [policy.family.tokenizer.decode([token]) for token in before.token_ids_C.tolist()]
+        pieces = [policy.family.tokenizer.decode([token]) for token in before.token_ids_L.tolist()]
         length = next((i + 1 for i, piece in enumerate(pieces) if middle in piece), len(pieces))
-        assert after.token_ids_C.tolist() == before.token_ids_C[:length].tolist()
-    assert len(stopped[0].token_ids_C) <= 4
+        assert after.token_ids_L.tolist() == before.token_ids_L[:length].tolist()
+    assert len(stopped[0].token_ids_L) <= 4
 
 
 def test_groups_carry_the_version_that_was_loaded(policy):
@@ -272,7 +272,7 @@ def test_sampling_leaves_no_gradient_and_no_training_mode(policy):
     policy.model.train()
     completion = one(policy, PARAMS)
     assert not policy.model.training
-    assert not completion.logprobs_C.requires_grad
+    assert not completion.logprobs_L.requires_grad
     assert all(parameter.grad is None for parameter in policy.trained_parameters().values())
 
 

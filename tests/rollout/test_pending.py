@@ -12,7 +12,7 @@ from tiercel.types import Completion
 def kept(tmp_path):
     """A directory with one group of one completion."""
     completion = Completion(
-        token_ids_C=torch.arange(3), logprobs_C=torch.zeros(3), text="a", is_truncated=False, seed=5
+        token_ids_L=torch.arange(3), logprobs_L=torch.zeros(3), text="a", is_truncated=False, seed=5
     )
     save_pending(tmp_path, [PendingGroup(index=7, policy_version=1, completions=(completion,))])
     return tmp_path
@@ -27,11 +27,11 @@ def test_groups_come_back_by_their_index(kept):
 @pytest.mark.parametrize("text", ["cos\nsystem\n", "[1]", '[{"index": 8}]', "{", "7"])
 def test_other_descriptions_are_refused(kept, text):
     (kept / GROUPS).write_text(text)
-    with pytest.raises(RunError, match=r"pending\.json does not hold the groups of a step"):
+    with pytest.raises(RunError, match=r"pending\.json does not have the groups of a step"):
         load_pending(kept)
 
 
 def test_other_tensors_are_refused(kept):
     (kept / TENSORS).write_bytes(b"\x80\x02" * 50)
-    with pytest.raises(ModelError, match=r"pending\.safetensors is no safetensors file"):
+    with pytest.raises(ModelError, match=r"pending\.safetensors cannot be read as a safetensors file"):
         load_pending(kept)

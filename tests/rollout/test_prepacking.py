@@ -76,8 +76,8 @@ def test_the_same_completions_are_sampled(tiny_checkpoints, name):
     for groups in found:
         for group, same_group in zip(groups, expected, strict=True):
             for completion, same in zip(group.completions, same_group.completions, strict=True):
-                assert completion.token_ids_C.tolist() == same.token_ids_C.tolist()
-                torch.testing.assert_close(completion.logprobs_C, same.logprobs_C, rtol=0, atol=1e-5)
+                assert completion.token_ids_L.tolist() == same.token_ids_L.tolist()
+                torch.testing.assert_close(completion.logprobs_L, same.logprobs_L, rtol=0, atol=1e-5)
 
 
 def test_a_row_is_the_same_among_any_number_of_rows(policy):

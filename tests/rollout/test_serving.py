@@ -81,6 +81,6 @@ def test_a_key_of_the_users_is_taken_and_one_that_is_none_refused(monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY")
     assert new_key() != new_key()
     monkeypatch.setenv("VLLM_API_KEY", "sk-\u00e9")
-    with pytest.raises(EnvironmentProblem, match="VLLM_API_KEY holds characters") as caught:
+    with pytest.raises(EnvironmentProblem, match="VLLM_API_KEY has characters") as caught:
         new_key()
     assert "\u00e9" not in str(caught.value)

@@ -68,7 +68,7 @@ def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout
 
 
 def summary(groups) -> list[list[tuple[list[int], int, str]]]:
-    return [[(c.token_ids_C.tolist(), c.seed, c.text) for c in group.completions] for group in groups]
+    return [[(c.token_ids_L.tolist(), c.seed, c.text) for c in group.completions] for group in groups]
 
 
 def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends_on(family, prompts, scripted):
@@ -80,9 +80,9 @@ def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends
     assert server.adapters == {POLICY: str((Path("policies") / POLICY).absolute())}
     for group, seed in zip(groups, SEEDS, strict=True):
         assert [completion.seed for completion in group.completions] == [seed, seed + 1, seed + 2, seed + 3]
-        assert group.completions[0].token_ids_C.tolist() == [5 + seed % 7, family.checkpoint.end_token_ids[0]]
+        assert group.completions[0].token_ids_L.tolist() == [5 + seed % 7, family.checkpoint.end_token_ids[0]]
         assert not group.completions[0].is_truncated and group.policy_version == 0
-        assert torch.equal(group.completions[0].logprobs_C, torch.tensor([-0.5, -0.5]))
+        assert torch.equal(group.completions[0].logprobs_L, torch.tensor([-0.5, -0.5]))
     body = next(body for body in server.requests if body["seed"] == 100)
     assert (body["n"], body["temperature"], body["top_k"], body["repetition_penalty"]) == (4, 1.0, 0, 1.0)
     assert body["bad_words"] == ["<|image_pad|>", "<|video_pad|>"]
@@ -94,7 +94,7 @@ def test_before_min_new_tokens_the_engine_cannot_say_the_policys_logprob(family,
     sampler = sampler_of(family, scripted())
     sampler.load_policy(0, Path(POLICY))
     (group,) = sampler.sample(prompts[:1], replace(PARAMS, min_new_tokens=1), [1])
-    logprobs = group.completions[0].logprobs_C
+    logprobs = group.completions[0].logprobs_L
     assert logprobs[0].isnan() and logprobs[1] == -0.5
 
 
@@ -220,7 +220,7 @@ def test_a_server_with_another_model_or_too_short_a_context_is_refused(family, s
     server = scripted(max_model_len=100)
     for names, tokens, said in (
         (("models/base",), 500, "start it with --max-model-len 500"),
-        (("models/other",), 50, r"serves 'models/base', the recipe.s model\.path is models/other"),
+        (("models/other",), 50, r"serves 'models/base', but the recipe.s model\.path is models/other"),
     ):
         sampler = sampler_of(family, server, needs=Needs(model_names=names, row_tokens=tokens))
         with pytest.raises(EnvironmentProblem, match=said):

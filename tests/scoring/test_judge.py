@@ -222,7 +222,7 @@ def test_a_reply_that_comes_byte_by_byte_has_the_time_of_any(server):
     started = time.monotonic()
     (found,) = scores(server, "dribble", timeout=0.3, retries=1)
     assert time.monotonic() - started < 3
-    assert "no whole answer within 0.3 s" in found.failure and server.tries == {"dribble": 2}
+    assert "no complete answer within 0.3 s" in found.failure and server.tries == {"dribble": 2}
 
 
 def test_the_whole_batch_has_a_time_of_its_own(server):
@@ -296,7 +296,7 @@ def test_a_prompt_that_cannot_be_sent_is_unscorable(server):
 @pytest.mark.parametrize("key", ("sk-\u00e9", "sk-a\x01b"))
 def test_a_key_that_is_none_is_refused_and_not_shown(server, monkeypatch, key):
     monkeypatch.setenv("MY_JUDGE", key)
-    with pytest.raises(RecipeError, match="MY_JUDGE holds characters") as caught:
+    with pytest.raises(RecipeError, match="MY_JUDGE has characters") as caught:
         scores(server, "grade=5", key="MY_JUDGE")
     assert key not in str(caught.value)
     monkeypatch.setenv("MY_JUDGE", "sk-good\n")

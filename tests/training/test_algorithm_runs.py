@@ -120,19 +120,19 @@ def sampled(tiny_checkpoints, tmp_path_factory):
 def plain_logprobs(trainer, prompt, completion) -> torch.Tensor:
     """By transformers alone, of one completion."""
     features = torch.cat(trainer.policy.vision_features(prompt.images)) if prompt.images else None
-    ids = torch.cat([prompt.token_ids_P, completion.token_ids_C])
+    ids = torch.cat([prompt.token_ids_P, completion.token_ids_L])
     embedded = trainer.policy.model.get_input_embeddings()(ids)
     family = trainer.policy.family
     if features is not None:
         embedded = embedded.masked_scatter(family.is_placeholder(ids)[:, None], features)
     start = int(prompt.positions_DP.max()) + 1
-    after = start + torch.arange(len(completion.token_ids_C)).expand(len(prompt.positions_DP), -1)
+    after = start + torch.arange(len(completion.token_ids_L)).expand(len(prompt.positions_DP), -1)
     positions = torch.cat([prompt.positions_DP, after], 1)[:, None]
     hidden = family.language_model(trainer.policy.model)(inputs_embeds=embedded[None], position_ids=positions)
     logits = trainer.policy.model.get_output_embeddings()(hidden.last_hidden_state[0])
     logits[:, list(family.placeholder_ids)] = -torch.inf
     place = torch.arange(len(prompt.token_ids_P) - 1, len(ids) - 1)
-    return logits.log_softmax(-1)[place, completion.token_ids_C]
+    return logits.log_softmax(-1)[place, completion.token_ids_L]
 
 
 def test_the_penalty_is_the_sum_over_each_completion_of_a_plain_forward(sampled):

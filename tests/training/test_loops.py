@@ -186,7 +186,7 @@ def test_rows_with_videos_in_both_loops(tiny_checkpoints, tmp_path, name):
 def test_an_engine_that_takes_no_videos_is_refused(tiny_checkpoints, tmp_path):
     recipe = grpo_recipe(tiny_checkpoints["qwen2_vl"], write_video_rows(tmp_path), tmp_path / "run")
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
-    with pytest.raises(RecipeError, match=r"rollout\.engine: vllm is given images only"):
+    with pytest.raises(RecipeError, match=r"rollout\.engine: vllm takes only images"):
         require_readable(recipe, read_training_rows(recipe.data, "grpo"))
 
 

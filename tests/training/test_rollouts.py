@@ -32,8 +32,8 @@ class Counting(ServerSampler):
 
 def group_of(prompt, seed: int, version: int) -> Group:
     completion = Completion(
-        token_ids_C=torch.tensor([1, 2]),
-        logprobs_C=torch.tensor([float("nan"), -0.5]),
+        token_ids_L=torch.tensor([1, 2]),
+        logprobs_L=torch.tensor([float("nan"), -0.5]),
         text="ä [1]",
         is_truncated=True,
         seed=seed,
@@ -89,8 +89,8 @@ def test_a_checkpoints_groups_are_taken_and_not_sampled_again(prompts, tmp_path)
     assert sampler.asked == [[1]]
     assert [(group.prompt.index, group.policy_version) for group in groups] == [(0, 4), (1, 0), (2, 4)]
     completion = groups[0].completions[0]
-    assert completion.token_ids_C.tolist() == [1, 2] and completion.text == "ä [1]"
-    assert completion.logprobs_C[0].isnan() and completion.is_truncated and completion.seed == 7
+    assert completion.token_ids_L.tolist() == [1, 2] and completion.text == "ä [1]"
+    assert completion.logprobs_L[0].isnan() and completion.is_truncated and completion.seed == 7
 
 
 def test_nothing_pending_writes_nothing(tmp_path):

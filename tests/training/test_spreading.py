@@ -99,7 +99,7 @@ class LastOfTwo(Ranks):
 def completions(numbers: range) -> tuple[Completion, ...]:
     return tuple(
         Completion(
-            token_ids_C=torch.tensor([number]), logprobs_C=torch.zeros(1), text="", is_truncated=False, seed=number
+            token_ids_L=torch.tensor([number]), logprobs_L=torch.zeros(1), text="", is_truncated=False, seed=number
         )
         for number in numbers
     )

@@ -98,15 +98,15 @@ def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
 
 def recorded(group: ScoredGroup) -> list[dict]:
     return [
-        {"token_ids": each.completion.token_ids_C.tolist(), "seed": each.completion.seed} for each in group.completions
+        {"token_ids": each.completion.token_ids_L.tolist(), "seed": each.completion.seed} for each in group.completions
     ]
 
 
 def replayed(prompt, record: list[dict]) -> Group:
     completions = [
         Completion(
-            token_ids_C=torch.tensor(each["token_ids"]),
-            logprobs_C=torch.full((len(each["token_ids"]),), torch.nan),
+            token_ids_L=torch.tensor(each["token_ids"]),
+            logprobs_L=torch.full((len(each["token_ids"]),), torch.nan),
             text="",
             is_truncated=False,
             seed=each["seed"],

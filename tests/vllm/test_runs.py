@@ -137,5 +137,5 @@ def test_completions_sampled_ahead_are_kept_by_a_checkpoint_and_learnt_from_afte
     learnt = (run / "rollouts" / f"step-{step + 1:06d}.jsonl").read_text().splitlines()
     assert len(learnt) == 4
     for group in map(json.loads, learnt):
-        ids = [completion.token_ids_C.tolist() for completion in kept[group["index"]].completions]
+        ids = [completion.token_ids_L.tolist() for completion in kept[group["index"]].completions]
         assert [each["token_ids"] for each in group["completions"]] == ids

@@ -1,6 +1,6 @@
 """Advantages of completions from their rewards.
 
-C scorable completions of a step over all ranks, in the global order of their prompts; R rewards of the recipe;
+C scorable completions of a step over all ranks, in the global order of their prompts; F rewards of the recipe;
 G completions of one prompt. Groups are runs of equal numbers in `group_of_C`. A group whose rewards are all equal
 gets exact zeros, wherever its own mean is the baseline.
 """
@@ -21,8 +21,8 @@ class RewardTable:
 
     totals_C: Tensor  # fp32, weighted sums
     group_of_C: Tensor  # int64, ascending
-    rewards_CR: Tensor  # fp32, each reward by itself; NaN where it does not apply
-    weights_R: Tensor  # fp32
+    rewards_CF: Tensor  # fp32, each reward by itself; NaN where it does not apply
+    weights_F: Tensor  # fp32
     is_correct_C: Tensor  # bool
 
     def groups(self) -> list[slice]:
@@ -71,7 +71,7 @@ def each_reward_by_group(table: RewardTable, options: Options) -> Tensor:
     """Every reward normalised in its group by itself, their weighted sum normalised over the step. A reward that does
     not apply to a completion adds nothing to it."""
     sums_C = torch.zeros_like(table.totals_C)
-    for rewards_C, weight in zip(table.rewards_CR.unbind(1), table.weights_R, strict=True):
+    for rewards_C, weight in zip(table.rewards_CF.unbind(1), table.weights_F, strict=True):
         for run in table.groups():
             applies_G = ~rewards_C[run].isnan()
             applying = rewards_C[run][applies_G]

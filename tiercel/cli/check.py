@@ -129,8 +129,8 @@ def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
     sampler = connect(recipe, family)
     faults = sampler.faults()
     sampler.close()
-    for seat in sampler.seats:
-        url = seat.server.url
+    for state in sampler.servers:
+        url = state.server.url
         console.print(redact(f"server {url}: {faults.get(url, 'answers')}"), markup=False)
     if faults:
         raise EnvironmentProblem(f"rollout.urls: {', '.join(faults)} failed; `tiercel serve RECIPE` starts one")

@@ -55,8 +55,8 @@ def _preview_row(
         else:
             conversation = conversation_encoder(family, recipe.data)(row, index)
             prompt = conversation.prompt
-            ids = torch.cat([prompt.token_ids_P, conversation.token_ids_C])
-            is_learnt = torch.cat([torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), conversation.is_scored_C])
+            ids = torch.cat([prompt.token_ids_P, conversation.token_ids_L])
+            is_learnt = torch.cat([torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), conversation.is_scored_L])
     except DataError as error:
         return PreviewRow(
             index=index, id=row.id, place=place, pieces=(), pictures=(), token_count=0, answer="", problem=str(error)

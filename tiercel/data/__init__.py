@@ -1,1 +1,1 @@
-"""Rows and images: from the user's files to encoded steps in a reproducible order."""
+"""Read rows and images from the user's files and encode them, step by step, in a reproducible order."""

@@ -1,23 +1,21 @@
-"""The table of docs/data.md, made from FORMATS: `python -m tiercel.data.catalogue docs/data.md`."""
+"""Make the table of docs/data.md from FORMATS: `python -m tiercel.data.catalogue docs/data.md`."""
 
-import inspect
 import sys
 from pathlib import Path
 
-from tiercel.data.formats import ANSWERS, FORMATS, MARKS
+from tiercel.data.formats import FORMATS
 from tiercel.documents import write_table
 
-NAME = "formats"
+TABLE = "formats"  # its name in the document
 
 
 def table() -> str:
-    """Every format in a row, with the first sentence of its converter's docstring."""
+    """Return the table, in Markdown: one row for each format."""
     lines = ["| `data.format` | rows | told by the keys | the right answer |", "|---|---|---|---|"]
-    for name, convert in FORMATS.items():
-        rows = " ".join((inspect.getdoc(convert) or "").split()).split(". ")[0].removesuffix(".")
-        lines.append(f"| `{name}` | {rows} | {MARKS[name]} | {ANSWERS[name]} |")
+    for name, each in FORMATS.items():
+        lines.append(f"| `{name}` | {each.rows} | {each.marks} | {each.answer} |")
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    write_table(Path(sys.argv[1]), NAME, table())
+    write_table(Path(sys.argv[1]), TABLE, table())

@@ -1,4 +1,4 @@
-"""Choose rows where not all are taken: those whose ids have the smallest hashes, a choice of no seed or file."""
+"""Choose some of the rows: those whose ids have the smallest hashes. The choice depends on no seed and no file name."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -6,14 +6,14 @@ from typing import Literal
 
 from tiercel.types import RejectedRow, Row
 
-# What the rows are chosen for. Two choices among the same rows are independent.
+# The purpose of a choice. Choices from the same rows for two purposes are independent.
 Use = Literal["part of a file", "held out"]
 
 
 def chosen(rows: Sequence[Row | RejectedRow], count: int, use: Use) -> frozenset[int]:
-    """Positions of `count` of the rows. Rows of equal id, of different files, and rows of one record, such as several
-    expressions of one box, are chosen together or not at all, but where the count ends between them."""
-    first_ids: dict[tuple[str, int], str] = {}  # of each record
+    """Return the positions of `count` of the rows. Rows of several files with the same id, and rows of one record (such
+    as several expressions of one box), are chosen together, unless the count ends between them."""
+    first_ids: dict[tuple[str, int], str] = {}  # id of each record's first row
     for row in rows:
         first_ids.setdefault((row.file, row.line), row.id)
 

@@ -1,4 +1,4 @@
-"""What loader workers do with a row: decode and resize its images, render and tokenise its turns."""
+"""Encode rows, in loader workers: decode and resize the images, render and tokenise the turns."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,17 +23,17 @@ from tiercel.types import (
 
 
 def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPrompt]:
-    """For GRPO and evaluation: rows as prompts to sample after."""
+    """Make a function that encodes a row as a prompt to sample after, for GRPO and evaluation."""
     return partial(_encode_prompt, family, data)
 
 
 def conversation_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedConversation]:
-    """For SFT: rows as conversations to train on."""
+    """Make a function that encodes a row as a conversation to train on, for SFT."""
     return partial(_encode_conversation, family, data)
 
 
 def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
-    """A row's images and videos in the order of their marks, decoded and resized. Raises DataError."""
+    """Decode and resize a row's images and videos, in the order of their marks. Raises DataError."""
     roots = row.image_roots
     encoded = []
     for source in row.visuals:
@@ -47,14 +47,14 @@ def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
 
 
 def decode_videos(data: Data, row: Row) -> None:
-    """Every frame that a run would take. Raises DataError."""
+    """Decode every frame of a row's videos that a run would take, as a check. Raises DataError."""
     for source in row.videos:
         for _ in decode_video(source, row.image_roots, data, open_video(source, row.image_roots, data)):
             pass
 
 
 def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> list[ImagePlan]:
-    """The same from the headers alone; `sizes` are the images'. Raises DataError."""
+    """Plan a row's images and videos, in the order of their marks. `sizes`: those of the images. Raises DataError."""
     left = iter(sizes)
     plans = []
     for source in row.visuals:
@@ -66,13 +66,13 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
 
 
 def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
-    """Raises RecipeError where the engine cannot sample what the rows hold."""
+    """Raise RecipeError where the rows have videos and the engine does not take them."""
     if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.takes_videos:
         with_video = next((row for row in table.rows if row.videos), None)
         if with_video is not None:
             raise RecipeError(
                 [
-                    f"rollout.engine: {recipe.rollout.engine} is given images only, and row {with_video.id} of "
+                    f"rollout.engine: {recipe.rollout.engine} takes only images, but row {with_video.id} of "
                     f"{with_video.file} has a video; use local, or list its frames as images"
                 ]
             )

@@ -1,4 +1,4 @@
-"""The layouts of rows that tiercel reads, one converter each, and how a file's layout is told.
+"""Convert rows of each format that tiercel reads, and find out the format of a file.
 
 tiercel   {"messages": [...], "images": [...], "answer": ..., "boxes": [...]}
 swift     ms-swift: messages (or query, response, history, system), images, objects, solution
@@ -8,22 +8,24 @@ alpaca    LLaMA-Factory: instruction, input, output, history, system, images
 openai    OpenAI: messages whose content has text and image_url parts; pictures are data: URLs or paths
 refcoco   referring expressions: image, bbox as [x, y, width, height], expression (or several in sentences)
 
-Every layout but openai takes its images from `images` or `image`. Whatever is no part of the conversation stays a
-column, and so do `solution`, `label` and `objects`, which rewards written for those frameworks ask for by name.
+All formats except openai take their images from `images` or `image`. Everything that is not part of the conversation
+stays a column. So do `solution`, `label` and `objects`, because rewards that were written for those frameworks use
+them by name.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os.path import basename, splitext
 from typing import Any, Literal
 
 from tiercel.data.image_parts import has_image_parts, read_image_parts
 from tiercel.data.rows import (
     BOX_MARK,
-    Draft,
     Reading,
     Role,
+    RowDraft,
     finish,
     given,
     is_number,
@@ -57,14 +59,14 @@ _OPENAI_ROLES: dict[str, Role] = {
 }
 _EXPRESSIONS = ("expression", "caption", "sentence", "sent")
 _SEVERAL = ("sentences", "captions")
-_DEEPEST = 64  # levels of a value; what is written of it later must be readable too
+_DEEPEST = 64  # levels of a value; deeper ones could not be read again from the files that tiercel writes
 _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
 
-def from_tiercel(record: Mapping[str, Any]) -> Draft:
-    """tiercel's own rows."""
+def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
+    """Read tiercel's own rows."""
     boxes = read_boxes(record["boxes"], "boxes") if given(record, "boxes") else ()
-    return Draft(
+    return RowDraft(
         messages=read_messages(record.get("messages"), "messages"),
         images=read_images(record),
         videos=read_videos(record),
@@ -75,8 +77,8 @@ def from_tiercel(record: Mapping[str, Any]) -> Draft:
     )
 
 
-def from_swift(record: Mapping[str, Any]) -> Draft:
-    """ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
+def from_swift(record: Mapping[str, Any]) -> RowDraft:
+    """Read ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
     _refuse(record, "audios", "audio", "tools")
     messages = _swift_messages(record)
     key = next((key for key in ("solution", "answer", "label") if given(record, key)), None)
@@ -88,7 +90,7 @@ def from_swift(record: Mapping[str, Any]) -> Draft:
     if kind not in ("real", "norm1"):
         raise DataError(f"is {kind!r}; known are real (pixels) and norm1 (0 to 1)", field="objects.bbox_type")
     boxes = read_boxes(objects.get("bbox") or [], "objects.bbox")
-    return Draft(
+    return RowDraft(
         messages=messages,
         images=read_images(record),
         videos=read_videos(record),
@@ -102,8 +104,8 @@ def from_swift(record: Mapping[str, Any]) -> Draft:
     )
 
 
-def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
-    """VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
+def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
+    """Read VLM-R1's rows. The answer is `solution`, otherwise the gpt turn that ends the conversation."""
     if given(record, "conversations"):
         turns, last = _vlm_r1_turns(record["conversations"])
         field = "conversations"
@@ -113,7 +115,7 @@ def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
         messages = (Message(role="user", content=read_content(record.get(field), field)),)
         last = None
     answer = record["solution"] if given(record, "solution") else last
-    return Draft(
+    return RowDraft(
         messages=messages,
         messages_field=field,
         images=read_images(record),
@@ -123,8 +125,9 @@ def from_vlm_r1(record: Mapping[str, Any]) -> Draft:
     )
 
 
-def from_sharegpt(record: Mapping[str, Any]) -> Draft:
-    """LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, or else the gpt turn that ends them."""
+def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
+    """Read LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, otherwise the gpt turn that ends the
+    conversation."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     turns, last = _vlm_r1_turns(record.get("conversations"))
     messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
@@ -133,7 +136,7 @@ def from_sharegpt(record: Mapping[str, Any]) -> Draft:
         raise DataError("the row has a system column and a system turn; keep one", field="system")
     key = next((key for key in ("solution", "answer") if given(record, key)), None)
     answer = last if key is None else record[key]
-    return Draft(
+    return RowDraft(
         messages=(*system, *messages),
         messages_field="conversations",
         images=read_images(record),
@@ -143,8 +146,8 @@ def from_sharegpt(record: Mapping[str, Any]) -> Draft:
     )
 
 
-def from_alpaca(record: Mapping[str, Any]) -> Draft:
-    """LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
+def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
+    """Read LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     asked = [read_content(record[key], key) for key in ("instruction", "input") if record.get(key)]
     turns = [*_system_turn(record.get("system") or None), *_history_turns(record.get("history"))]
@@ -152,7 +155,7 @@ def from_alpaca(record: Mapping[str, Any]) -> Draft:
     if given(record, "output"):
         turns.append(Message(role="assistant", content=read_content(record["output"], "output")))
     key = next((key for key in ("solution", "answer", "output") if given(record, key)), None)
-    return Draft(
+    return RowDraft(
         messages=tuple(turns),
         messages_field="instruction",
         images=read_images(record),
@@ -162,14 +165,14 @@ def from_alpaca(record: Mapping[str, Any]) -> Draft:
     )
 
 
-def from_openai(record: Mapping[str, Any]) -> Draft:
-    """OpenAI's messages, each picture where its part stands. The answer is `answer` or `solution`."""
+def from_openai(record: Mapping[str, Any]) -> RowDraft:
+    """Read OpenAI's messages, with each image at the place of its part. The answer is `answer` or `solution`."""
     _refuse(record, "tools", "functions")
     _without_videos(record)
     if given(record, "images") or given(record, "image"):
         raise DataError("pictures are image_url parts in this format; remove the column", field="images")
     turns, images = read_image_parts(record.get("messages"), "messages")
-    return Draft(
+    return RowDraft(
         messages=read_messages(turns, "messages", roles=_OPENAI_ROLES),
         images=images,
         answer=clean_answer(next((record[key] for key in ("answer", "solution") if given(record, key)), None)),
@@ -177,8 +180,8 @@ def from_openai(record: Mapping[str, Any]) -> Draft:
     )
 
 
-def from_refcoco(record: Mapping[str, Any]) -> Draft:
-    """A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the
+def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
+    """Read a referring expression and its box in COCO's [x, y, width, height]. The user turn is the expression; the
     assistant turn and the answer are the box as [x1, y1, x2, y2]."""
     _without_videos(record)
     corner = record.get("bbox")
@@ -188,7 +191,7 @@ def from_refcoco(record: Mapping[str, Any]) -> Draft:
     boxes = read_boxes([[x, y, x + width, y + height]], "bbox")
     key = next((key for key in _EXPRESSIONS if given(record, key)), "expression")
     image = {"image": record["file_name"]} if given(record, "file_name") and not given(record, "image") else record
-    return Draft(
+    return RowDraft(
         messages=(
             Message(role="user", content=read_content(record.get(key), key)),
             Message(role="assistant", content=BOX_MARK),
@@ -204,40 +207,67 @@ def from_refcoco(record: Mapping[str, Any]) -> Draft:
     )
 
 
-FORMATS: dict[FormatName, Callable[[Mapping[str, Any]], Draft]] = {
-    "tiercel": from_tiercel,
-    "swift": from_swift,
-    "vlm_r1": from_vlm_r1,
-    "sharegpt": from_sharegpt,
-    "alpaca": from_alpaca,
-    "openai": from_openai,
-    "refcoco": from_refcoco,
-}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """Reads one format. The texts are for messages and for the table of docs/data.md."""
 
-MARKS: dict[FormatName, str] = {
-    "tiercel": "messages, with images, answer or boxes",
-    "swift": "messages with solution, label, objects or system; query, response",
-    "vlm_r1": "conversations, or problem with solution",
-    "sharegpt": "conversations with system or tools",
-    "alpaca": "instruction with output",
-    "openai": "messages with image_url parts",
-    "refcoco": "bbox with expression, sentences or caption",
-}
+    convert: Callable[[Mapping[str, Any]], RowDraft]
+    rows: str
+    marks: str  # the keys that tell it from other formats
+    answer: str  # where the right answer comes from
+
 
 _LAST_TURN = "the gpt turn that ends the conversation"
-ANSWERS: dict[FormatName, str] = {
-    "tiercel": "`answer`",
-    "swift": "`solution`, else `answer`, else `label`",
-    "vlm_r1": f"`solution`, else {_LAST_TURN}",
-    "sharegpt": f"`solution`, else `answer`, else {_LAST_TURN}",
-    "alpaca": "`solution`, else `answer`, else `output`",
-    "openai": "`answer`, else `solution`",
-    "refcoco": "the box as [x1, y1, x2, y2]",
+FORMATS: dict[FormatName, Format] = {
+    "tiercel": Format(
+        convert=from_tiercel,
+        rows="tiercel's own rows",
+        marks="messages, with images, answer or boxes",
+        answer="`answer`",
+    ),
+    "swift": Format(
+        convert=from_swift,
+        rows="ms-swift's rows: the standard form with `messages`, or `query` and `response`",
+        marks="messages with solution, label, objects or system; query, response",
+        answer="`solution`, else `answer`, else `label`",
+    ),
+    "vlm_r1": Format(
+        convert=from_vlm_r1,
+        rows="VLM-R1's rows",
+        marks="conversations, or problem with solution",
+        answer=f"`solution`, else {_LAST_TURN}",
+    ),
+    "sharegpt": Format(
+        convert=from_sharegpt,
+        rows="LLaMA-Factory's ShareGPT rows",
+        marks="conversations with system or tools",
+        answer=f"`solution`, else `answer`, else {_LAST_TURN}",
+    ),
+    "alpaca": Format(
+        convert=from_alpaca,
+        rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
+        marks="instruction with output",
+        answer="`solution`, else `answer`, else `output`",
+    ),
+    "openai": Format(
+        convert=from_openai,
+        rows="OpenAI's messages, each picture where its part stands",
+        marks="messages with image_url parts",
+        answer="`answer`, else `solution`",
+    ),
+    "refcoco": Format(
+        convert=from_refcoco,
+        rows="A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the "
+        "assistant turn and the answer are the box as [x1, y1, x2, y2]",
+        marks="bbox with expression, sentences or caption",
+        answer="the box as [x1, y1, x2, y2]",
+    ),
 }
 
 
 def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A record with several expressions of one box as one record for each; any other as it is."""
+    """Split a refcoco record with several expressions of one box into one record for each expression. Any other record
+    is returned as it is, in a list."""
     key = next((key for key in _SEVERAL if given(record, key)), None)
     is_several = key is not None and isinstance(record[key], list) and bool(record[key])
     if format != "refcoco" or key is None or not is_several or given(record, "expression"):
@@ -254,27 +284,28 @@ def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str,
 def parse_record(
     record: Mapping[str, Any], *, format: FormatName, line: int, reading: Reading, default: str | None = None
 ) -> Row | RejectedRow:
-    """One record as a Row, or the field and the reason why not. `default`: what a row without an id is called."""
+    """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default`: the id of a row
+    that has none."""
     file = reading.file
     id = default or default_id(file, line)
     try:
         id = _read_id(record, id)
         require_plain(record)
-        return finish(FORMATS[format](record), reading, id=id, line=line, pixels=read_pixels(record))
+        return finish(FORMATS[format].convert(record), reading, id=id, line=line, pixels=read_pixels(record))
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
-    except RecursionError:  # a message that shows the value at fault
+    except RecursionError:  # from a message that shows the wrong value
         return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
 
 
 def default_id(file: str, line: int) -> str:
-    """What a row without an id of its own is called."""
+    """Return the id of a row that has none: file name and line."""
     return f"{splitext(basename(file))[0]}:{line}"
 
 
 def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName:
-    """The layout that a file's first records share. Raises DataError where they name none, or several."""
+    """Find the format of a file from the keys of its first records. Raises DataError where none fits, or several do."""
     found = set[FormatName]()
     for record in records:
         found |= _formats_of(record)
@@ -284,13 +315,13 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     if len(found) == 1:
         return found.pop()
     keys = ", ".join(sorted({key for record in records for key in record})) or "none"
-    known = "; ".join(f"{name} ({marks})" for name, marks in MARKS.items())
+    known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
     verdict = f"could be {' or '.join(sorted(found))}" if found else "have no known format"
     raise DataError(f"{file}: its rows {verdict}. Keys found: {keys}. Known: {known}. Set data.format.", field="format")
 
 
 def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
-    """The formats that a record's keys speak for."""
+    """Return the formats that a record's keys fit."""
     has = {key for key in record if given(record, key)}
     found = set[FormatName]()
     if "messages" in has and has_image_parts(record["messages"]):
@@ -314,7 +345,7 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
 
 
 def clean_answer(value: Any) -> Any:
-    """An answer without its <answer> tags; text that is a JSON list of numbers becomes that list."""
+    """Remove the <answer> tags of an answer, and convert text that is a JSON list of numbers to that list."""
     if not isinstance(value, str):
         return value
     end = value.rfind("</answer>")
@@ -330,7 +361,7 @@ def clean_answer(value: Any) -> Any:
 
 
 def require_plain(record: Mapping[str, Any]) -> None:
-    """Raise DataError at anything in a record that JSON and UTF-8 cannot hold; images are judged elsewhere."""
+    """Raise DataError for a value that JSON or UTF-8 cannot hold. Images and videos are checked elsewhere."""
     for key, value in record.items():
         _require_text(key, "row")
         if key not in ("images", "image", "videos", "video"):
@@ -353,7 +384,7 @@ def _require_plain(value: Any, field: str, levels: int) -> None:
             if type(item) not in _ALWAYS_PLAIN:
                 _require_plain(item, f"{field}.{key}" if kind is dict else f"{field}[{key}]", levels - 1)
     elif kind not in _ALWAYS_PLAIN:
-        raise DataError(f"holds a {kind.__name__}, which JSON has no form for; write it as text", field=field)
+        raise DataError(f"has a value of type {kind.__name__}, which JSON does not know; write it as text", field=field)
 
 
 def _require_text(text: str, field: str) -> None:
@@ -362,7 +393,7 @@ def _require_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError("contains half of a surrogate pair, which is no text", field=field) from error
+        raise DataError("contains half of a surrogate pair, which is not text", field=field) from error
 
 
 def _read_id(record: Mapping[str, Any], default: str) -> str:
@@ -376,12 +407,12 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
 
 
 def _answer_column(key: str | None) -> tuple[str, ...]:
-    """What the answer was read from is no column any more; beside another answer it stays one."""
+    """Return `answer` where the answer was read from that column, which then is no column of the row."""
     return ("answer",) if key == "answer" else ()
 
 
 def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
-    """What is left of a record without its id, its images and what a format made of it."""
+    """Return a record without its id, its images and videos, and the keys that its format has read."""
     taken = {"id", "images", "image", "videos", "video", "min_pixels", "max_pixels", *read}
     return {key: value for key, value in record.items() if key not in taken}
 
@@ -395,7 +426,7 @@ def _without_videos(record: Mapping[str, Any]) -> None:
 def _refuse(record: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
         if record.get(key):
-            raise DataError(f"tiercel trains on images, videos and text; rows with `{key}` are not read", field=key)
+            raise DataError(f"tiercel trains on images, videos and text; it does not read rows with `{key}`", field=key)
 
 
 def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -415,7 +446,7 @@ def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _history_turns(value: Any) -> list[Message]:
-    """Earlier turns, from pairs of a question and an answer."""
+    """Read earlier turns from pairs of a question and an answer."""
     if value and not isinstance(value, list):
         raise DataError("must be a list of pairs [query, response]", field="history")
     turns = []
@@ -441,7 +472,8 @@ def _references(value: Any) -> tuple[str, ...]:
 
 
 def _vlm_r1_turns(value: Any) -> tuple[Any, Any]:
-    """The turns with gpt values as text (VLM-R1 allows a number or a list), and the last gpt value as given."""
+    """Return the turns with gpt values as text (VLM-R1 allows a number or a list), and the value of the gpt turn that
+    ends the conversation as it was given."""
     if not isinstance(value, list):
         return value, None
     turns = []

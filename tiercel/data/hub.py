@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub by name, through the package datasets, which downloads and caches them.
+"""Read data sets of the Hugging Face hub by name. The package datasets downloads and caches them.
 
-No code of a data set is run and nothing is unpickled: datasets 4 has no scripts any more, only builders of plain files
-are let through, and rows are taken from the Arrow files of its cache as they lie, pictures as their bytes.
+No code of a data set is run and nothing is unpickled: datasets 4 does not run scripts, only builders of plain files are
+allowed, and rows are read from the Arrow files of the cache, images as bytes.
 """
 
 import os
@@ -12,9 +12,9 @@ from typing import Any
 from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
 from tiercel.errors import DataError, EnvironmentProblem
 
-OLDEST = 4  # major version of datasets: the first that refuses scripts
-# Of its builders, those that read plain files; WebDataset's would take tensors to torch.load. `cache` reads the Arrow
-# files that another one made.
+OLDEST = 4  # the first major version of datasets that refuses scripts
+# The builders that read plain files. WebDataset's would use torch.load. `cache` reads the Arrow files that another
+# builder made.
 BUILDERS = frozenset({"arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "videofolder"})
 _LONGEST_REASON = 500  # characters
 
@@ -24,28 +24,28 @@ def read_batches(source: RowSource, batch_rows: int) -> Iterator[Any]:
     rows = load(source).with_format("arrow")
     try:
         yield from rows.iter(batch_size=batch_rows)
-    except (OSError, ValueError) as error:  # pyarrow's are such
+    except (OSError, ValueError) as error:  # errors of pyarrow are one of these
         raise DataError(f"{source.name}: {_reason(error)}") from error
 
 
 def cached_files(source: RowSource) -> list[Path]:
-    """The Arrow files that hold the rows. Raises as `load`."""
+    """Return the Arrow files that hold the rows. Raises as `load`."""
     return sorted(Path(file["filename"]) for file in load(source).cache_files)
 
 
 def places_of_files(source: RowSource) -> tuple[str, ...]:
-    """The directories that hold a data set's own pictures, where its rows name files."""
+    """Return the directories that hold a data set's own images, for rows that name files."""
     if Path(source.path).is_dir():
         return (source.path,)
-    from huggingface_hub.constants import HF_HUB_CACHE  # here, for most runs read files
+    from huggingface_hub.constants import HF_HUB_CACHE  # imported here, because most runs read files
 
     return HF_HUB_CACHE, str(_datasets(source).config.HF_DATASETS_CACHE)
 
 
 def load(source: RowSource) -> Any:
-    """The split, a `datasets.Dataset`, downloaded where the cache has it not.
+    """Load a split as a `datasets.Dataset`. It is downloaded where it is not in the cache.
 
-    Raises DataError where it cannot be had, and EnvironmentProblem where the package is missing or too old.
+    Raises DataError where it cannot be loaded, and EnvironmentProblem where the package is missing or too old.
     """
     datasets = _datasets(source)
     from huggingface_hub.errors import HTTPError
@@ -60,16 +60,16 @@ def load(source: RowSource) -> Any:
     except (ConnectionError, HTTPError) as error:
         raise DataError(
             f"{source.name}: the hub cannot be reached, and the cache ({datasets.config.HF_DATASETS_CACHE}) does not "
-            "hold this data set; run `tiercel check` once where there is a connection, or copy such a cache and name "
-            f"it by HF_HOME, or write the folder of a downloaded copy, {HUB}./FOLDER"
+            "have this data set; run `tiercel check` once where there is a connection, or set HF_HOME to a copy of a "
+            f"cache that has it, or name the folder of a downloaded copy, {HUB}./FOLDER"
         ) from error
     except (datasets.exceptions.DatasetsError, ImportError, OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source.name}: {_reason(error)} (a data set is named {HUB_FORM})") from error
-    raise DataError(f"{source.name}: is made of {kind} files, which are not read; save it as Parquet, and name that")
+    raise DataError(f"{source.name}: has {kind} files, which tiercel does not read; save it as Parquet, and name that")
 
 
 def _require_own_files(source: RowSource, builder: Any) -> None:
-    """A README may name files anywhere: of this machine, of other data sets, of the web. Raises DataError."""
+    """Raise DataError where the README of a data set names files of this machine, of other data sets, or of the web."""
     named = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
     root = os.path.realpath(source.path) if Path(source.path).is_dir() else None
     for file in named:
@@ -80,14 +80,14 @@ def _require_own_files(source: RowSource, builder: Any) -> None:
         )
         if not is_own:
             raise DataError(
-                f"{source.name}: its README names {file}, which is no file of the data set; remove it there"
+                f"{source.name}: its README names {file}, which is not a file of the data set; remove it there"
             )
 
 
 def _reason(error: Exception) -> str:
-    """Its own message and that of its cause, on one line."""
+    """Put an error's message and that of its cause on one line."""
     if "scripts are no longer supported" in str(error):
-        return "is a script, and no code of a data set is run; save it as Parquet, and name that"
+        return "is a script, and tiercel runs no code of a data set; save it as Parquet, and name that"
     texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
     text = ": ".join(["cannot be read", *(" ".join(text.split()).rstrip(".") for text in texts)])
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -1,4 +1,4 @@
-"""Pictures that stand inside messages, as OpenAI writes them: {"type": "image_url", "image_url": {"url": ...}}."""
+"""Read images inside messages, as OpenAI writes them: {"type": "image_url", "image_url": {"url": ...}}."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ _KINDS = ("image_url", "input_image")
 
 
 def has_image_parts(messages: Any) -> bool:
-    """Whether any turn has a part with a picture's address."""
+    """Whether any turn has a part with the address of an image."""
     turns = messages if isinstance(messages, list) else []
     contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -23,7 +23,8 @@ def has_image_parts(messages: Any) -> bool:
 
 
 def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource, ...]]:
-    """The turns with bare image parts in place of addressed ones, and the pictures in their order."""
+    """Return the turns with {"type": "image"} for each part with an address, and the images in their order. Raises
+    DataError for an address that cannot be read."""
     if not isinstance(messages, list):
         return messages, ()
     images: list[ImageSource] = []

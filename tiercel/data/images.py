@@ -1,6 +1,6 @@
-"""Images of rows, opened with suspicion: path checked, sized from the header, decoded to plain RGB.
+"""Open images of rows, which are not trusted: check the path, read the size from the header, decode to plain RGB.
 
-PNG, JPEG and WEBP only, from files under the recipe's roots or from bytes embedded in the row. Nothing is fetched.
+Only PNG, JPEG and WEBP are read, from files under the recipe's roots or from bytes in the row. Nothing is downloaded.
 """
 
 import os
@@ -22,8 +22,8 @@ from tiercel.types import ImageRoots, ImageSource, Size
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 
-# What Pillow raises on broken files: SyntaxError for broken chunks, the lookups for broken EXIF blocks, the
-# warning where the user turned warnings into errors.
+# What Pillow raises for broken files: SyntaxError for broken chunks, LookupError for broken EXIF blocks, the warning
+# where the user has turned warnings into errors.
 _UNREADABLE = (
     UnidentifiedImageError,
     OSError,
@@ -41,7 +41,7 @@ _UNREADABLE = (
 )
 
 _ORIENTATION_TAG = 0x0112
-# EXIF orientation -> what makes the picture upright; any other value means upright already.
+# EXIF orientation -> the operation that turns the picture upright. Pictures with any other value are upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -55,14 +55,14 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 
 _LONGEST_SHOWN = 200  # characters of a path in a message
-_LONGEST_PATH = 4096  # characters; the system's own limit, before it is asked about each part
-_MOST_READS = 300_000  # of one image; 400 MB of PNG take 200,000
-# Control characters, and halves of surrogate pairs, which no file can be written with.
+_LONGEST_PATH = 4096  # characters, which is the system's limit
+_MOST_READS = 300_000  # of one image; a PNG of 400 MB takes 200,000
+# Control characters, and halves of surrogate pairs, which cannot be written to a file.
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class ImageProblem(DataError):
-    """An image cannot be used. `path` is the row's own name for it, `reason` says why."""
+    """Raised where an image cannot be used. `path`: as the row names it; `reason`: why."""
 
     def __init__(self, path: str, reason: str, field: str = "images"):
         self.path = path
@@ -74,10 +74,10 @@ class ImageProblem(DataError):
 
 
 def open_header(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
-    """(width, height) in pixels of the upright picture, from the header alone.
+    """Read (width, height) in pixels of the upright picture from the header.
 
-    Raises ImageProblem where the path leaves `roots`, the file is missing, empty, of another format, animated,
-    or claims more than `max_pixels`.
+    Raises ImageProblem where the path leads out of `roots`, and where the file is missing, empty, of another format,
+    animated, or has more than `max_pixels` by its header.
     """
     with _opened(source, roots, max_pixels) as image:
         width, height = image.size
@@ -85,18 +85,18 @@ def open_header(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Size
 
 
 def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Image:
-    """The upright picture in 8-bit RGB, without metadata.
+    """Decode an image to an upright picture in 8-bit RGB, without metadata.
 
-    Transparent pixels are laid on white; 16-bit greyscale keeps its high byte; CMYK is converted without a
-    colour profile. Raises ImageProblem as `open_header` does, and where the pixel data are cut short or broken.
+    Transparent pixels are drawn on white. 16-bit greyscale keeps its high byte. CMYK is converted without a colour
+    profile. Raises ImageProblem as `open_header` does, and where the pixel data are incomplete or broken.
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise EnvironmentProblem(
-            "some imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES, so images cut short would pass as whole; "
-            "set it back to False"
+            "some imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to True, so incomplete images would be taken "
+            "for complete ones; set it back to False"
         )
     with _opened(source, roots, max_pixels) as image:
-        # Before load(), so that header and picture agree even where metadata follow the pixels.
+        # Read before load(), as `open_header` does, because load() also reads metadata after the pixels.
         transposition = _UPRIGHT.get(_orientation(image))
         image.load()
         picture = _to_rgb(image)
@@ -104,12 +104,12 @@ def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Ima
 
 
 def source_name(source: ImageSource) -> str:
-    """How messages and reports call an image."""
+    """Name an image for messages and reports."""
     return source.path if source.path is not None else "(embedded image)"
 
 
 def path_problem(path: str) -> str | None:
-    """Why a row's image path is refused, judged by its text alone; None where it may be looked up."""
+    """Say why a row's image path is refused, from its text; None where it may be opened."""
     if not path:
         return "the path is empty"
     if "\0" in path:
@@ -117,9 +117,9 @@ def path_problem(path: str) -> str | None:
     if _UNWRITABLE.search(path):
         return "the path contains a control character or half of a surrogate pair"
     if len(path) > _LONGEST_PATH:
-        return f"the path has {len(path)} characters; {_LONGEST_PATH} are the most"
+        return f"the path has {len(path)} characters; at most {_LONGEST_PATH} are allowed"
     if "://" in path or path.lower().startswith(("data:", "file:")):
-        return "is a URL; nothing is fetched: give a path relative to data.image_root"
+        return "is a URL, and tiercel downloads no images; give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
     if path[0] == "\\" or (len(parts[0]) == 2 and parts[0][1] == ":"):
         return "is an absolute path of Windows; give it relative to data.image_root"
@@ -129,39 +129,40 @@ def path_problem(path: str) -> str | None:
 
 
 def stray_problem(path: str, roots: ImageRoots) -> str | None:
-    """Why an absolute path is refused; None for any other, and where its directory leads under a root, for then the
-    file is judged when it is opened."""
+    """Say why an absolute path is refused. None for any other path, and where its directory is under a root: then the
+    file is checked when it is opened."""
     if not path.startswith("/") or _directory_is_under(os.path.dirname(path), roots):
         return None
     return None if _is_under(Path(os.path.realpath(path)), roots) else _stray(roots)
 
 
-@lru_cache(maxsize=4096)  # rows of a file share few directories, and the disk may be far away
+@lru_cache(maxsize=4096)  # rows of a file have few directories, and the disk may be slow
 def _directory_is_under(directory: str, roots: ImageRoots) -> bool:
     return _is_under(Path(os.path.realpath(directory)), roots)
 
 
 def _is_under(file: Path, roots: ImageRoots) -> bool:
-    """Whether a file, links followed, lies under a root. The whole file system is none."""
+    """Whether a file is under a root, with links followed. The root of the file system does not count."""
     real = (Path(os.path.realpath(root)) for root in (roots.base, *roots.more))
     return any(root != root.parent and file.is_relative_to(root) for root in real)
 
 
 def _stray(roots: ImageRoots) -> str:
     return (
-        f"is an absolute path that leads neither under data.image_root ({roots.base}) nor under data.image_roots; add "
+        f"is an absolute path that is neither under data.image_root ({roots.base}) nor under data.image_roots; add "
         "its directory to data.image_roots, or give it relative to data.image_root"
     )
 
 
 def shown_path(path: str) -> str:
-    """A row's path as messages show it: short, and without what a terminal would obey."""
+    """Shorten a row's path for a message, without control characters."""
     short = path if len(path) <= _LONGEST_SHOWN else path[: _LONGEST_SHOWN - 3] + "..."
     return short if short.isprintable() else ascii(short)
 
 
 def resolve(path: str, roots: ImageRoots) -> Path:
-    """The file that `path` names under `roots`, symbolic links followed. Raises ImageProblem."""
+    """Return the file that `path` names under `roots`, with symbolic links followed. Raises ImageProblem where it is
+    elsewhere, missing, empty, or not a regular file."""
     if problem := path_problem(path):
         raise ImageProblem(path, problem)
     try:
@@ -172,7 +173,7 @@ def resolve(path: str, roots: ImageRoots) -> Path:
                 raise ImageProblem(path, _stray(roots))
         elif base == base.parent:
             raise ImageProblem(
-                path, "would lie anywhere in the file system; write data.image_root, the images' directory"
+                path, "could be anywhere in the file system; set data.image_root to the directory of the images"
             )
         elif not file.is_relative_to(base):
             raise ImageProblem(path, f"leads out of data.image_root ({roots.base}) through a symbolic link")
@@ -191,7 +192,7 @@ def resolve(path: str, roots: ImageRoots) -> Path:
 
 @contextmanager
 def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator[Image.Image]:
-    """The image, header read and checked; faults of reading it, in the body too, become ImageProblems."""
+    """Open an image and check its header. Errors of reading it, in the caller's code too, become ImageProblem."""
     name = source_name(source)
     try:
         with _stream(source, roots) as stream, Image.open(stream, formats=ACCEPTED_FORMATS) as image:
@@ -201,20 +202,21 @@ def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator
     except ImageProblem:
         raise
     except UnidentifiedImageError as error:
-        raise ImageProblem(name, "is no PNG, JPEG or WEBP image, or its header is broken") from error
+        raise ImageProblem(name, "is not a PNG, JPEG or WEBP image, or its header is broken") from error
     except _UNREADABLE as error:
         raise ImageProblem(name, f"cannot be read: {str(error) or type(error).__name__}") from error
 
 
 class _Stream(BufferedReader):
-    """Bytes of an image. Pillow looks for a JPEG's next marker byte by byte, through any padding; here it gives up."""
+    """Reads bytes of an image, with a limited number of reads: Pillow looks for a JPEG's next marker byte by byte,
+    through padding of any length."""
 
     reads = 0
 
     def read(self, size: int | None = -1) -> bytes:
         self.reads += 1
         if self.reads > _MOST_READS:
-            raise OSError("its header is padded with bytes that mean nothing")
+            raise OSError("its header has too many padding bytes")
         return super().read(size)
 
 
@@ -232,7 +234,7 @@ def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
     width, height = image.size
     if width * height > max_pixels:
         return f"{width} x {height} pixels are more than data.max_image_pixels = {max_pixels}"
-    # The further pictures of a multi-picture JPEG ("MPO", as many phones write) are previews or depth maps of the
+    # The other pictures of a multi-picture JPEG ("MPO", which many phones write) are previews or depth maps of the
     # first one, not frames.
     frames = getattr(image, "n_frames", 1)
     if image.format != "MPO" and frames > 1:
@@ -241,8 +243,8 @@ def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, from what is known before the pixels are loaded."""
-    if image.format == "PNG":  # its own getexif() would decode the picture first
+    """Read the EXIF orientation without loading the pixels."""
+    if image.format == "PNG":  # its getexif() would decode the picture first
         exif = Image.Exif()
         exif.load(image.info.get("exif", b""))
     else:
@@ -258,12 +260,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         picture = Image.alpha_composite(canvas, image.convert("RGBA")).convert("RGB")
     else:
         picture = image.convert("RGB")
-    picture.info = {}  # profiles and EXIF would be written along wherever the picture is saved
+    picture.info = {}  # otherwise profiles and EXIF would be written wherever the picture is saved
     return picture
 
 
 def _from_16_bit(image: Image.Image) -> Image.Image:
-    """16-bit greyscale by its high byte (Pillow would clip at 255), the transparent value white."""
+    """Convert 16-bit greyscale by its high byte (Pillow would clip at 255); the transparent value becomes white."""
     samples = np.asarray(image)
     grey = (samples >> 8).astype(np.uint8)
     transparent = image.info.get("transparency")

@@ -1,4 +1,4 @@
-"""Steps of encoded rows, made ahead of time by worker processes, the same for any number of them."""
+"""Encode the rows of steps ahead of time in worker processes. The result is the same for any number of workers."""
 
 import atexit
 import multiprocessing
@@ -29,15 +29,15 @@ from tiercel.errors import DataError, TiercelError, TrainingError
 from tiercel.types import EncodedConversation, EncodedPrompt, RejectedRow, Row
 
 Encoded = TypeVar("Encoded", EncodedPrompt, EncodedConversation)
-Encode = Callable[[Row, int], Encoded | RejectedRow]
+Encode = Callable[[Row, int], Encoded]  # of (row, index); raises DataError for a row that cannot be used
 
-_WAITING_SLICES = 1  # that a worker keeps beside the one it is sending and the one it is making
+_WAITING_SLICES = 1  # kept by a worker besides the slice that it sends and the slice that it makes
 _PARENT_CHECK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBatch(Generic[Encoded]):
-    """What one step trains on, in the global order; rejected rows leave it short."""
+    """Holds the encoded rows of one step, in the global order. Rejected rows are missing from `prompts`."""
 
     step: int
     prompts: tuple[Encoded, ...]
@@ -46,23 +46,23 @@ class StepBatch(Generic[Encoded]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOrder:
-    """Which rows belong to a step of this rank: all that decides it, and nothing else does."""
+    """Holds everything that decides which rows are in a step of this rank."""
 
     rows: RowOrder
     prompts_per_step: int  # of all ranks together
-    end: int | None = None  # global index that the run stops before; the last step may run short
+    end: int | None = None  # global index before which the run stops; the last step may have fewer rows
     rank: int = 0
     world_size: int = 1
 
     def rows_of_step(self, step: int) -> list[tuple[int, int]]:
-        """(global index, row number) of this rank's rows, in the global order."""
+        """Return (global index, row number) of this rank's rows, in the global order."""
         indices = rank_slice(indices_of_step(step, self.prompts_per_step, self.end), self.rank, self.world_size)
         return [(index, self.rows.row(index)) for index in indices]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Failure:
-    """An error that is no row's fault; raised where the step is asked for."""
+    """Holds an error that is not caused by a row. It is raised where the step is asked for."""
 
     error: TiercelError
 
@@ -70,11 +70,11 @@ class _Failure:
 class StepLoader(Generic[Encoded]):
     """Iterates over `StepBatch`es of the steps from `start` to before `stop`.
 
-    `encode(row, index)` decodes, resizes and tokenises a row; a DataError that it raises rejects the row. With
-    `workers` = 0 it runs here, when a step is asked for. With more, every worker encodes its slice of each step, a
-    few steps ahead. Use it as a context manager: closing it ends the workers.
+    `encode(row, index)` decodes, resizes and tokenises a row; where it raises DataError, the row is rejected. With
+    `workers` = 0 it runs in this process, when a step is asked for. With more, every worker encodes its slice of each
+    step, a few steps ahead. Use it as a context manager: closing it ends the workers.
 
-    Raises TrainingError where a worker dies or `encode` fails in a way that is not the row's fault.
+    Raises TrainingError where a worker ends early, or where `encode` fails with an error that is not the row's.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class StepLoader(Generic[Encoded]):
         return _batch(step, outcomes)
 
     def close(self) -> None:
-        """End the workers; no further step can be asked for."""
+        """End the workers. After this no step can be asked for."""
         atexit.unregister(self.close)
         self._steps = iter(())
-        # They hold nothing that needs an orderly end: no files, no shared memory.
+        # They can be killed: they have no open files and no shared memory.
         for process, _ in self._workers:
             process.kill()
         for process, results in self._workers:
@@ -124,12 +124,12 @@ class StepLoader(Generic[Encoded]):
         self._workers = []
 
     def _start_workers(self, start: int, stop: int, count: int) -> None:
-        # Forking shares the rows and the tokenizer without copying; elsewhere than on Linux it is not safe.
+        # A fork shares the rows and the tokenizer without a copy. On other systems than Linux it is not safe.
         context: ForkContext | SpawnContext = (
             multiprocessing.get_context("fork") if sys.platform == "linux" else multiprocessing.get_context("spawn")
         )
         if count:
-            # Before multiprocessing's own, which would wait for workers that ignore its SIGTERM.
+            # This runs before the exit function of multiprocessing, which would wait for workers that ignore SIGTERM.
             atexit.register(self.close)
         with _environment("TOKENIZERS_PARALLELISM", "false"):
             for number in range(count):
@@ -149,7 +149,7 @@ class StepLoader(Generic[Encoded]):
                     daemon=True,
                 )
                 process.start()
-                # The worker now holds the only sending end, so its death is the end of the stream.
+                # Now only the worker has the sending end, so the stream ends when the worker does.
                 sending.close()
                 self._workers.append((process, receiving))
 
@@ -157,7 +157,7 @@ class StepLoader(Generic[Encoded]):
 def encode_rows(
     step: int, rows: Sequence[Row], encode: Encode[Encoded], places: Sequence[tuple[int, int]]
 ) -> StepBatch[Encoded]:
-    """Rows by (global index, row number), encoded here and now. Raises as `StepLoader`."""
+    """Encode rows, given as (global index, row number), in this process. Raises as `StepLoader`."""
     return _batch(step, _encode_slice(rows, encode, places))
 
 
@@ -172,7 +172,7 @@ def _batch(step: int, outcomes: Sequence[Any]) -> StepBatch:
 
 
 def _receive(process: BaseProcess, results: Connection) -> list[Any]:
-    """A worker's slice of the next step. Raises TrainingError where the worker is gone."""
+    """Receive a worker's slice of the next step. Raises TrainingError where the worker has ended."""
     try:
         return results.recv()
     except (EOFError, OSError) as error:
@@ -180,7 +180,7 @@ def _receive(process: BaseProcess, results: Connection) -> list[Any]:
         code = process.exitcode
         if code is not None and code < 0:
             end = f"was killed by {signal.Signals(-code).name}"
-            remedy = "; SIGKILL is mostly the system short of memory: lower data.workers" if code == -9 else ""
+            remedy = "; this mostly means that memory ran out: lower data.workers" if code == -signal.SIGKILL else ""
         else:
             end, remedy = f"ended with exit code {code}", ""
         raise TrainingError(f"{process.name} (process {process.pid}) {end}{remedy}") from error
@@ -197,7 +197,7 @@ def _encode_row(row: Row, encode: Encode, index: int) -> Any:
         return reject(row, error)
     except TiercelError as error:
         return _Failure(error=error)
-    except Exception as error:  # the checkpoint's template and tokenizer run in here, and must not end a worker unseen
+    except Exception as error:  # an error of the checkpoint's template or tokenizer must be told, not end the worker
         trace = traceback.format_exc()
         message = f"encoding row {row.id} ({row.file}:{row.line}) failed with {type(error).__name__}: {error}\n{trace}"
         return _Failure(error=TrainingError(message))
@@ -212,7 +212,7 @@ def _work(
     results: Connection,
     parent: int,
 ) -> None:
-    """A worker: its share of every step, in order, as far ahead as the queue and the pipe let it."""
+    """Run a worker: encode its share of every step, in order, as far ahead as queue and pipe have room."""
     _isolate(parent)
     waiting: queue.Queue[memoryview] = queue.Queue(maxsize=_WAITING_SLICES)
     threading.Thread(target=_send, args=(waiting, results), daemon=True).start()
@@ -229,14 +229,14 @@ def _send(waiting: "queue.Queue[memoryview]", results: Connection) -> None:
 
 
 def _isolate(parent: int) -> None:
-    """Make a worker independent of its parent's signals, threads and shared memory, but not of its life."""
-    # A Ctrl-C or a scheduler's SIGTERM reaches the whole process group; the parent decides when workers end.
+    """Separate a worker from its parent's signals, threads and shared memory. It ends when the parent ends."""
+    # Ctrl-C, or SIGTERM from a scheduler, goes to the whole process group; the parent decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
-    # torch would send each tensor as a file in /dev/shm and a descriptor: containers give 64 MB of the one by
-    # default and 1024 of the other. Copied through the pipe, a tensor needs neither, at a cost far below decoding's.
+    # torch would send each tensor as a file in /dev/shm and a file descriptor. Containers have 64 MB of /dev/shm and
+    # 1024 descriptors by default. A copy through the pipe needs neither, and costs far less than decoding.
     ForkingPickler.register(Tensor, _reduce_tensor)
 
 
@@ -256,7 +256,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for processes started within."""
+    """Set an environment variable for processes that are started inside."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,13 +1,13 @@
-"""Which row comes when: pure functions of (seed, epoch, index).
+"""Compute the order of the rows, with pure functions of (seed, epoch, index).
 
-Every rank and loader worker computes the same order for itself, so nothing about it is ever stored: a run resumes
-from one integer, next_index = step * prompts_per_step.
+Every rank and every loader worker computes the same order, so the order is never stored: a run resumes from one
+integer, next_index = step * prompts_per_step.
 
-Several files are mixed by weight in rounds of as many rows as they have together: each round takes the same number of
-rows from a file, its share, spread over the round, and a file goes through its own rows in epochs of its own.
+Several files are mixed by weight, in rounds. A round has as many rows as all files together and takes a fixed number
+of rows, the share, from each file. These are spread over the round. Each file has its own epochs.
 
 Rows that fill up a step (rollout.resample_tries) come from a second order of the same rows, whose indices start at
-RESAMPLED; how many of a step's tries were made is part of no state either, for each has indices of its own.
+RESAMPLED. The number of tries that a step made is not stored either, because each try has its own indices.
 """
 
 import math
@@ -20,13 +20,13 @@ import numpy as np
 
 Item = TypeVar("Item")
 RESAMPLED = 1 << 40
-_ROUNDS_APART = 1 << 48  # of the order of the files, from that of the rows
-_EPOCHS_APART = 1 << 32  # of the two orders, so that no epoch of one repeats one of the other
+_ROUNDS_APART = 1 << 48  # added to a round's number, so that no round is shuffled like an epoch of rows
+_EPOCHS_APART = 1 << 32  # added to epochs of the second order, so that none is shuffled like one of the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowOrder:
-    """The order of a run's rows, which lie file after file: all that decides it, and nothing else does."""
+    """Holds everything that decides the order of a run's rows. The rows are numbered file after file."""
 
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...]
@@ -35,15 +35,17 @@ class RowOrder:
 
     @property
     def row_count(self) -> int:
+        """Count the usable rows of all files."""
         return sum(self.counts)
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Rows of each file in a round: its weight's part of all, by largest remainder, and at least one."""
+        """Count the rows of each file in a round: in proportion to its weight, rounded by largest remainder, at least
+        1."""
         return _shares(self.row_count, self.weights)
 
     def row(self, index: int) -> int:
-        """Number of the run's index-th row, counted from 0 through all epochs."""
+        """Return the number of the row at `index`, which counts from 0 through all epochs of the run."""
         if len(self.counts) == 1:
             return row_of_index(index, self.counts[0], self.seed, self.shuffle)[1]
         start = RESAMPLED if index >= RESAMPLED else 0
@@ -56,13 +58,13 @@ class RowOrder:
             files, turns = _even_round(shares)
         file = int(files[place])
         own_index = start + number * shares[file] + int(turns[place])
-        own_seed = (self.seed + file) % 2**64  # files of one length would go in step
+        own_seed = (self.seed + file) % 2**64  # otherwise files of equal length would have equal orders
         return sum(self.counts[:file]) + row_of_index(own_index, self.counts[file], own_seed, self.shuffle)[1]
 
 
 def row_of_index(index: int, row_count: int, seed: int, shuffle: bool) -> tuple[int, int]:
-    """(epoch, row number) of the index-th row of the run, counted from 0 through all epochs; from RESAMPLED on, of the
-    rows that fill up steps."""
+    """Return (epoch, row number) of the row at `index`, which counts from 0 through all epochs of the run; indices from
+    RESAMPLED on are those of rows that fill up steps. Raises ValueError without rows."""
     if row_count < 1:
         raise ValueError(f"row_count is {row_count}; an order needs at least one row")
     if index >= RESAMPLED:
@@ -73,30 +75,32 @@ def row_of_index(index: int, row_count: int, seed: int, shuffle: bool) -> tuple[
 
 
 def indices_of_try(step: int, number: int, tries: int, prompts_per_step: int) -> range:
-    """Global indices of the rows of a step's further rollout `number` of at most `tries`; shuffled in any case."""
+    """Return the global indices of the rows of try `number`, of at most `tries`, to fill up a step. They are always
+    shuffled."""
     start = RESAMPLED + (step * tries + number) * prompts_per_step
     return range(start, start + prompts_per_step)
 
 
 def prompts_of_epochs(epochs: float, row_count: int) -> int:
-    """Rows that `epochs` passes over the data take, to the nearest row and at least 1."""
+    """Count the rows of `epochs` passes over the data, rounded, at least 1."""
     return max(1, round(epochs * row_count))
 
 
 def steps_of_epochs(epochs: float, row_count: int, prompts_per_step: int) -> int:
-    """Steps that `epochs` passes over the data take; the last one may run short."""
+    """Count the steps of `epochs` passes over the data. The last one may have fewer rows."""
     return math.ceil(prompts_of_epochs(epochs, row_count) / prompts_per_step)
 
 
 def indices_of_step(step: int, prompts_per_step: int, end: int | None = None) -> range:
-    """Global indices of a step's rows, cut at `end` (exclusive) where the last step runs short."""
+    """Return the global indices of a step's rows, all below `end`."""
     start = step * prompts_per_step
     stop = start + prompts_per_step
     return range(start, stop if end is None else max(start, min(stop, end)))
 
 
 def rank_slice(indices: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
-    """A rank's share: contiguous, and as large as any other to within one. All ranks' shares in order are `indices`."""
+    """Return a rank's share of the items: a contiguous part. Shares differ by at most one item, and in the order of the
+    ranks they make up `indices`. Raises ValueError for a rank that does not exist."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of the {world_size} ranks 0 to {world_size - 1}")
     return indices[len(indices) * rank // world_size : len(indices) * (rank + 1) // world_size]
@@ -104,7 +108,7 @@ def rank_slice(indices: Sequence[Item], rank: int, world_size: int) -> Sequence[
 
 @lru_cache(maxsize=16)  # an epoch of each of a few files
 def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
-    """Row numbers in the order of one epoch, int64 (row_count,)."""
+    """Return the row numbers in the order of one epoch, int64 (row_count,)."""
     # NumPy promises the same raw Philox stream in every version, but not the same Generator.permutation.
     draws = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(row_count)
     order = np.argsort(draws, kind="stable")
@@ -124,13 +128,13 @@ def _shares(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)
 def _shuffled_round(shares: tuple[int, ...], seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each place of a round its file, and how many of that file's rows come before it in the round."""
+    """Return for each place of a round its file, and how many rows of that file come before it in the round."""
     return _with_turns(np.repeat(np.arange(len(shares)), shares)[_permutation(sum(shares), seed, epoch)])
 
 
 @lru_cache(maxsize=4)
 def _even_round(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The same without shuffling: each file's rows evenly over the round."""
+    """Return the same as `_shuffled_round`, with each file's rows evenly spread over the round."""
     places = [((row + 0.5) / share, file) for file, share in enumerate(shares) for row in range(share)]
     return _with_turns(np.array([file for _, file in sorted(places)]))
 

@@ -1,4 +1,4 @@
-"""Files to records: JSON Lines, a JSON list, COCO's annotations, Parquet, and what Hugging Face's datasets holds."""
+"""Read records from files: JSON Lines, a JSON list, COCO's annotations, Parquet, and data sets of Hugging Face."""
 
 import json
 import math
@@ -12,14 +12,14 @@ from tiercel.config.row_sources import RowSource
 from tiercel.data.hub import cached_files, read_batches
 from tiercel.errors import DataError, EnvironmentProblem
 
-_SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # of a file that is a part of a data set
+_SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # end of the name of a file that is one part of a data set
 _BATCH_ROWS = 256  # read at once; rows with embedded images are large
-_STATE, _SPLITS = "state.json", "dataset_dict.json"  # of a data set, and of several, as save_to_disk writes them
+_STATE, _SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk for one data set, and for several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One object of a file, or the reason why it is none."""
+    """Holds one object of a file, or the reason why it cannot be read."""
 
     line: int
     value: dict[str, Any]
@@ -27,8 +27,8 @@ class Record:
 
 
 def records_of(source: RowSource) -> Iterator[Record]:
-    """The records of what a recipe names, in their order, all of them. Raises DataError where they cannot be read, and
-    EnvironmentProblem where they need a package that is not there."""
+    """Read all records of a source, in their order. Raises DataError where they cannot be read, and EnvironmentProblem
+    where a package is missing."""
     if source.is_hub:
         return _records_of_batches(read_batches(source, _BATCH_ROWS))
     path = Path(source.path)
@@ -41,7 +41,7 @@ def records_of(source: RowSource) -> Iterator[Record]:
 
 
 def files_of(source: RowSource) -> list[Path]:
-    """The files that hold the rows, by name. Raises as `records_of`."""
+    """Return the files that hold the rows, in the order of their names. Raises as `records_of`."""
     if source.is_hub:
         return cached_files(source)
     path = Path(source.path)
@@ -49,6 +49,7 @@ def files_of(source: RowSource) -> list[Path]:
 
 
 def read_json_lines(file: Path) -> Iterator[Record]:
+    """Read a file with one JSON object a line. Raises DataError for a file in UTF-16."""
     with file.open("rb") as stream:
         for line, data in enumerate(stream, start=1):
             if line == 1:
@@ -59,6 +60,8 @@ def read_json_lines(file: Path) -> Iterator[Record]:
 
 
 def read_json_list(file: Path) -> Iterator[Record]:
+    """Read a file with a JSON list of objects, or with COCO's images and annotations. Raises DataError for any other
+    file."""
     data = file.read_bytes()
     _refuse_utf16(data, file)
     if not data.strip():
@@ -76,24 +79,26 @@ def read_json_list(file: Path) -> Iterator[Record]:
         return
     if not isinstance(values, list):
         raise DataError(
-            f"{file}: holds a JSON {_kind(values)}; a .json file holds a list of rows, or COCO's images and annotations"
+            f"{file}: has a JSON {_kind(values)}; a .json file must have a list of rows, or COCO's images and "
+            "annotations"
         )
     for number, value in enumerate(values, start=1):
         yield _object(value, number)
 
 
 def read_parquet(file: Path) -> Iterator[Record]:
+    """Read a Parquet file. Raises DataError where it cannot be read, EnvironmentProblem without pyarrow."""
     pyarrow = _pyarrow(file)
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
             yield from _records_of_batches(table.iter_batches(_BATCH_ROWS))
     except pyarrow.ArrowException as error:
-        raise DataError(f"{file}: is no readable Parquet file: {error}") from error
+        raise DataError(f"{file}: cannot be read as a Parquet file: {error}") from error
 
 
 def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]:
-    """Each annotation with its image's file; a caption of the image is the expression where the annotation has none
-    (as in MDETR's files)."""
+    """Yield each annotation with the file of its image, and with the image's caption where it has none itself, as in
+    MDETR's files."""
     by_id = {
         image["id"]: image for image in images if isinstance(image, dict) and isinstance(image.get("id"), int | str)
     }
@@ -104,7 +109,7 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
         image_id = annotation.get("image_id")
         image = by_id.get(image_id) if isinstance(image_id, int | str) else None
         if image is None or not isinstance(image.get("file_name"), str):
-            reason = f"annotation {number} names image {image_id!r}, which `images` has no file of"
+            reason = f"annotation {number} names image {image_id!r}, but `images` has no file for it"
             yield Record(line=number, value={}, problem=reason)
             continue
         of_image = {key: image[key] for key in ("caption",) if key in image}
@@ -112,23 +117,24 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
 
 
 def read_directory(directory: Path) -> Iterator[Record]:
-    """A data set that Hugging Face's datasets saved: Arrow files by save_to_disk, or Parquet files of a repository."""
+    """Read a data set that Hugging Face's datasets wrote: Arrow files of save_to_disk, or Parquet files of a
+    repository. Raises DataError where it is not one data set, and EnvironmentProblem without pyarrow."""
     if (directory / _SPLITS).is_file():
         splits = _description(directory / _SPLITS).get("splits")
         names = (
             ", ".join(str(directory / str(split)) for split in splits) if isinstance(splits, list) else "its folders"
         )
-        raise DataError(f"{directory}: holds several data sets; name one of {names}")
+        raise DataError(f"{directory}: has several data sets; name one of {names}")
     if (directory / _STATE).is_file():
         return _read_arrow(directory)
     files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
     if not files:
-        raise DataError(f"{directory}: is no data set: it has neither {_STATE} (of save_to_disk) nor Parquet files")
+        raise DataError(f"{directory}: is not a data set: it has neither {_STATE} (of save_to_disk) nor Parquet files")
     splits = sorted({_SHARD.sub("", file.stem) for file in files})
     if len(splits) > 1:
         raise DataError(
-            f"{directory}: holds the Parquet files of several data sets: {', '.join(splits)}; put those of one into a "
-            "directory of their own"
+            f"{directory}: has Parquet files of several data sets: {', '.join(splits)}; put each data set into its own "
+            "directory"
         )
     return _numbered(record for file in files for record in read_parquet(file))
 
@@ -138,12 +144,12 @@ def _read_arrow(directory: Path) -> Iterator[Record]:
     state = _description(directory / _STATE)
     if state.get("_indices_files"):
         raise DataError(
-            f"{directory}: is a selection of rows that lie elsewhere; call flatten_indices() on it and save it again"
+            f"{directory}: is a selection of rows of another data set; call flatten_indices() on it and save it again"
         )
     entries = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
     names = [name for name in entries if isinstance(name, str) and Path(name).name == name]
     if not names or len(names) < len(entries):
-        raise DataError(f"{directory / _STATE}: names no files of its own directory")
+        raise DataError(f"{directory / _STATE}: does not name files of its own directory")
 
     def batches() -> Iterator[Any]:
         for name in names:
@@ -153,11 +159,12 @@ def _read_arrow(directory: Path) -> Iterator[Record]:
     try:
         yield from _records_of_batches(batches())
     except pyarrow.ArrowException as error:
-        raise DataError(f"{directory}: is no readable data set: {error}") from error
+        raise DataError(f"{directory}: cannot be read as a data set: {error}") from error
 
 
 def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
-    """Rows of Arrow batches. Text that is no UTF-8 and dates beyond Python's are a row's fault, not the file's."""
+    """Yield the rows of Arrow batches. Text that is not UTF-8, and a date that Python does not know, make a problem of
+    their row only."""
     line = 0
     for batch in batches:
         try:
@@ -177,7 +184,7 @@ def _converted(row: Any) -> dict[str, Any] | str:
 
 
 def _value_record(line: int, value: dict[str, Any] | str) -> Record:
-    """A record, or the reason why there is none."""
+    """Make a record of a value, or of the reason why it cannot be read."""
     return Record(line=line, value={}, problem=value) if isinstance(value, str) else Record(line=line, value=value)
 
 
@@ -190,7 +197,7 @@ def _description(file: Path) -> dict[str, Any]:
 
 
 def _numbered(records: Iterator[Record]) -> Iterator[Record]:
-    """Counted through all files."""
+    """Number the records through all files."""
     for number, record in enumerate(records, start=1):
         yield replace(record, line=number)
 
@@ -230,13 +237,13 @@ def _loads(data: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is beyond the range of numbers")
+        raise ValueError(f"{text[:20]} is out of the range of numbers")
     return value
 
 

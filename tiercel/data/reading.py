@@ -1,4 +1,4 @@
-"""What a recipe names to rows, trained on or held out: what cannot be used is rejected, recorded and counted."""
+"""Read the rows that a recipe names, for training and held out. Rows that cannot be used are rejected and recorded."""
 
 import hashlib
 import json
@@ -29,46 +29,47 @@ _REASONS_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowTable:
-    """Rows of one or more files as read: every one is in `rows` or in `rejected`."""
+    """Holds the rows of one or more files. Each is in `rows` or in `rejected`."""
 
     file: str
     format: str
     rows: tuple[Row, ...]
     rejected: tuple[RejectedRow, ...]
     total: int
-    counts: tuple[int, ...]  # rows of each file
+    counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
 
     def order(self, seed: int, shuffle: bool) -> RowOrder:
-        """Which row comes when."""
+        """Return the order of the rows."""
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=shuffle)
 
     def identity(self) -> dict[str, Any]:
-        """Which rows these are, for JSON: usable ones by file, and a hash of their places and ids. Equal identities
-        have equal orders."""
+        """Describe the rows, for JSON: the number of usable rows of each file, and a hash of their lines and ids.
+        Tables with equal identities have equal orders."""
         places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
         return {"counts": list(self.counts), "sha256": hashlib.sha256(places.encode()).hexdigest()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRows:
-    """The rows of a recipe."""
+    """Holds the rows of a recipe."""
 
     train: RowTable
     heldout: RowTable | None  # None: the recipe has no data.eval
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
+        """Return the table of training rows, and that of held-out rows where there is one."""
         return (self.train,) if self.heldout is None else (self.train, self.heldout)
 
     @property
     def every(self) -> tuple[Row, ...]:
-        """All rows, those held out at the end."""
+        """Return all rows, held-out rows last."""
         return tuple(row for table in self.tables for row in table.rows)
 
 
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
-    """The rows that are trained on, and those held out. Raises as `read_rows`."""
+    """Read the training rows and the held-out rows. Raises as `read_rows`."""
     rows = _rows_of_training(config, purpose, beat)
     if isinstance(config.eval, str):
         return replace(rows, heldout=read_rows(config.eval, config, purpose, beat))
@@ -76,31 +77,32 @@ def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lam
 
 
 def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """The rows of data.train and data.mix that are trained on, file after file. Raises as `read_rows`."""
+    """Read the rows of data.train and data.mix without those that are held out. Raises as `read_rows`."""
     return _rows_of_training(config, purpose, beat).train
 
 
 def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable | None:
-    """The rows of data.eval; None where the recipe has none. Raises as `read_rows`."""
+    """Read the rows of data.eval; None where the recipe has none. Raises as `read_rows`."""
     if isinstance(config.eval, str):
         return read_rows(config.eval, config, purpose, beat)
     return None if config.eval is None else _rows_of_training(config, purpose, beat).heldout
 
 
 def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RunRows:
-    """The rows of data.train and data.mix, without and with those that data.eval holds out of them."""
+    """Read the rows of data.train and data.mix, and hold out those that data.eval takes from them."""
     table = _all_of_training(config, purpose, beat)
     return hold_out(table, config.eval) if isinstance(config.eval, HeldOut) else RunRows(train=table, heldout=None)
 
 
 def hold_out(table: RowTable, held: HeldOut) -> RunRows:
-    """The table in two, by the ids of its usable rows. Raises DataError where one side would be empty."""
+    """Divide a table into training rows and held-out rows, by the ids of its usable rows. Raises DataError where no row
+    would be held out, or none of a file would be left."""
     given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
     count = held.count if held.fraction is None else round(held.fraction * len(table.rows))
-    assert count is not None  # a rule of the recipe
+    assert count is not None  # checked with the recipe
     places = chosen(table.rows, count, "held out")
     if not places:
-        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is no row; write {{count: 1}}")
+        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is 0 rows; write {{count: 1}}")
     counts = []
     for end, size in zip(accumulate(table.counts), table.counts, strict=True):
         counts.append(sum(place not in places for place in range(end - size, end)))
@@ -142,11 +144,11 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
 
 
 def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """Every row of what a recipe names, in its order; with #N, as many of them. `beat` hears of each.
+    """Read all rows of a file or data set, in its order; with #N, N of them. `beat` is called for each row.
 
-    Raises DataError where the file is missing, empty, of no known format or has no usable row at all, or fewer rows
-    than are asked for, and EnvironmentProblem where it needs a package that is not there. Rejected rows do not raise:
-    record them with `write_bad_rows`, then call `require_few_bad`.
+    Raises DataError where the file is missing, empty, of no known format, without a usable row, or has fewer rows than
+    N, and EnvironmentProblem where a package is missing. Rejected rows raise nothing: record them with
+    `write_bad_rows`, then call `require_few_bad`.
     """
     source = _source(str(given))
     file = source.name
@@ -167,8 +169,8 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
         )
         if format == "refcoco" and config.prompt is None:
             raise DataError(
-                f"{file}: its rows are referring expressions, which need wording; write data.prompt, such as "
-                '"Where is {prompt}? Answer with its box."'
+                f"{file}: its rows are referring expressions, which need a question around them; set data.prompt, for "
+                'example to "Where is {prompt}? Answer with its box."'
             )
         rows, rejected = _parsed(chain(first, records), format, reading, beat)
     except OSError as error:
@@ -200,17 +202,19 @@ def _source(given: str) -> RowSource:
 def _part(
     rows: Sequence[Row], rejected: Sequence[RejectedRow], count: int, file: str
 ) -> tuple[list[Row], list[RejectedRow]]:
-    """Take a number of a file's rows, usable or not, so that the share of rejected ones stays as it is."""
+    """Take `count` of a file's rows, usable or not, so that the fraction of rejected rows stays about the same. Raises
+    DataError where there are fewer."""
     every: list[Row | RejectedRow] = [*rows, *rejected]
     if count > len(every):
-        raise DataError(f"{file}#{count}: {count} rows are asked for, and there are {len(every)}; write at most these")
+        raise DataError(f"{file}#{count}: {count} rows are asked for, but there are only {len(every)}; ask for fewer")
     places = chosen(every, count, "part of a file")
     kept = [row for place, row in enumerate(rows) if place in places]
     return kept, [row for place, row in enumerate(rejected, start=len(rows)) if place in places]
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
-    """Where images of a row file may lie. Raises DataError where data.image_root is no directory."""
+    """Return the directories that may hold the images of a source. Raises DataError where data.image_root is not a
+    directory."""
     if source.is_hub:
         own = places_of_files(source)
     else:
@@ -219,12 +223,13 @@ def image_roots(source: RowSource, config: Data) -> ImageRoots:
     if config.image_root is None:
         return ImageRoots(base=own[0], more=(*config.image_roots, *own[1:]))
     if not Path(config.image_root).is_dir():
-        raise DataError(f"data.image_root: {config.image_root} is no directory; images resolve under it")
+        raise DataError(f"data.image_root: {config.image_root} is not a directory; paths of images start there")
     return ImageRoots(base=config.image_root, more=(*config.image_roots, *(own if source.is_hub else ())))
 
 
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
-    """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError."""
+    """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError where it
+    cannot be written."""
     records = [
         {"id": row.id, "file": row.file, "line": row.line, "field": row.field, "reason": row.reason} for row in rejected
     ]
@@ -236,15 +241,15 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
         new = [line for line in dict.fromkeys(lines) if line not in known]
         if not new:
             return
-        # A line that a killed run left half written stays apart from the next.
+        # A killed run may have left an incomplete line; the next row starts a new one.
         opening = "" if recorded == "" or recorded.endswith("\n") else "\n"
         with file.open("a", encoding="utf-8") as stream:
             stream.write(opening + "\n".join(new) + "\n")
 
 
 def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
-    """Rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, pictures' bytes left out.
-    Their number. Raises RunError."""
+    """Write rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, without the bytes of
+    images. Returns their number. Raises RunError where the file cannot be written."""
     wanted = {(row.file, row.line) for row in rejected}
     records = {
         (file, record.line): record.value
@@ -271,16 +276,16 @@ def _shown(value: object) -> str:
 
 
 def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Sequence[RejectedRow]) -> None:
-    """Raise DataError where more than data.max_bad_fraction of the rows were rejected, with the first reasons."""
+    """Raise DataError, with the first reasons, where more than data.max_bad_fraction of the rows were rejected."""
     if total and rejected_count / total > config.max_bad_fraction:
         raise DataError(
             f"{rejected_count} of {total} rows were rejected, more than data.max_bad_fraction = "
-            f"{config.max_bad_fraction:g} allows; mend them or raise it. The first:\n{first_reasons(rejected)}"
+            f"{config.max_bad_fraction:g} allows; correct them or raise it. The first:\n{first_reasons(rejected)}"
         )
 
 
 def first_reasons(rejected: Sequence[RejectedRow]) -> str:
-    """The first few rejected rows, one indented line each."""
+    """List the first few rejected rows, one indented line each."""
     lines = [f"  {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}" for row in rejected[:_REASONS_SHOWN]]
     if len(rejected) > _REASONS_SHOWN:
         lines.append(f"  and {len(rejected) - _REASONS_SHOWN} more")
@@ -317,7 +322,7 @@ def _parsed(
             if isinstance(row, RejectedRow):
                 rejected.append(row)
             elif row.id in line_of_id:
-                reason = f"{shortened(row.id)!r} is the id of line {line_of_id[row.id]} already"
+                reason = f"{shortened(row.id)!r} is already the id of line {line_of_id[row.id]}"
                 rejected.append(RejectedRow(id=row.id, file=reading.file, line=row.line, field="id", reason=reason))
             else:
                 line_of_id[row.id] = row.line

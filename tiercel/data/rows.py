@@ -1,7 +1,7 @@
-"""The strict checks that rows of every format pass on their way to `Row`.
+"""Check rows of every format strictly and make `Row`s of them.
 
-A format's converter (formats.py) reads a record into a `Draft`; `finish` judges the draft and makes the Row.
-Everything here raises DataError with the field at fault; formats.parse_record turns that into a RejectedRow.
+A format's converter (formats.py) reads a record into a `RowDraft`; `finish` checks the draft and makes the Row. All
+functions here raise DataError with the wrong field; formats.parse_record makes a RejectedRow of it.
 """
 
 import json
@@ -24,7 +24,7 @@ VIDEO_MARK = "<video>"
 BOX_MARK = "<bbox>"
 REFERENCE_MARK = "<ref-object>"
 
-_MASKS = ("loss", "weight")  # keys of a turn that say whether it is learnt
+_MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _MOST_FPS = 1000.0
 _LONGEST_REASON = 1000  # characters
 
@@ -32,35 +32,35 @@ _MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
-    """A record of any format, read but not yet judged as a whole."""
+class RowDraft:
+    """Holds a record of any format, read but not yet checked as a whole."""
 
     messages: tuple[Message, ...]
     images: tuple[ImageSource, ...]
     videos: tuple[VideoSource, ...] = ()
     answer: Any
     columns: Mapping[str, Any]
-    references: tuple[str, ...] = ()  # fill <ref-object> marks
-    boxes: tuple[Box, ...] = ()  # fill <bbox> marks
-    box_images: tuple[int, ...] = ()
-    boxes_are_unit: bool = False  # 0 to 1 of the image's width and height, else pixels
-    boxes_are_inside: bool = False  # a box that leaves its image was meant otherwise
-    messages_field: str = "messages"  # what the format calls them
+    references: tuple[str, ...] = ()  # replace the <ref-object> marks
+    boxes: tuple[Box, ...] = ()  # replace the <bbox> marks
+    box_images: tuple[int, ...] = ()  # for each box, the number of its image
+    boxes_are_unit: bool = False  # fractions of the image's width and height; otherwise pixels
+    boxes_are_inside: bool = False  # a box that is not inside its image is refused
+    messages_field: str = "messages"  # their key in this format
     boxes_field: str = "boxes"
 
 
 def reject(row: Row, error: DataError) -> RejectedRow:
-    """The record of a row that was accepted as text but cannot be used."""
+    """Make a RejectedRow of a row whose images or prompt cannot be used."""
     return RejectedRow(id=row.id, file=row.file, line=row.line, field=error.field, reason=str(error))
 
 
 def shortened(text: str) -> str:
-    """A reason or a field as bad_rows.jsonl keeps it, though the row's own text is part of it."""
+    """Shorten a reason or a field for bad_rows.jsonl; it may have text of the row in it."""
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
 
 
 def given(record: Mapping[str, Any], key: str) -> bool:
-    """Whether a key is there with a value: Parquet writes null for what a row lacks."""
+    """Whether a key is there with a value other than null: Parquet writes null for a key that a row does not have."""
     return record.get(key) is not None
 
 
@@ -72,7 +72,7 @@ def read_messages(
     content_key: str = "content",
     roles: Mapping[str, Role] = _MESSAGE_ROLES,
 ) -> tuple[Message, ...]:
-    """Turns from a list of objects; `roles` maps the format's names to tiercel's."""
+    """Read turns from a list of objects. `roles`: tiercel's role for each role of the format."""
     if not isinstance(value, list) or not value:
         raise DataError(f"is {_brief(value)}; it must be a list of turns, at least one", field=field)
     messages = []
@@ -80,7 +80,7 @@ def read_messages(
         place = f"{field}[{number}]"
         if not isinstance(turn, Mapping):
             raise DataError(f"is {_brief(turn)}; a turn is an object with {role_key} and {content_key}", field=place)
-        # A key such as "tool_calls" would change what is trained: not to be passed over.
+        # A key such as "tool_calls" changes what the turn means, so it must not be ignored.
         unknown = sorted(key for key in turn if key not in (role_key, content_key, *_MASKS) and given(turn, key))
         if unknown:
             raise DataError(f"has keys that tiercel does not know: {', '.join(unknown)}; remove them", field=place)
@@ -93,22 +93,23 @@ def read_messages(
 
 
 def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
-    """Whether SFT learns a turn: `loss` as ms-swift writes it, or `weight` as OpenAI does."""
+    """Whether SFT trains on a turn: `loss` as in ms-swift, or `weight` as in OpenAI's format."""
     keys = [key for key in _MASKS if given(turn, key)]
     if not keys:
         return True
     value = turn[keys[0]]
     if len(keys) > 1 or not (isinstance(value, bool) or (type(value) in (int, float) and value in (0, 1))):
         raise DataError(
-            f"is {_brief(value)}; it is true, false, 1 or 0, and only one key says it", field=f"{place}.{keys[0]}"
+            f"is {_brief(value)}; it must be true, false, 1 or 0, and a turn has only one of loss and weight",
+            field=f"{place}.{keys[0]}",
         )
     if value and role != "assistant":
-        raise DataError(f"a {role} turn is never learnt; remove the key", field=f"{place}.{keys[0]}")
+        raise DataError(f"a {role} turn is never trained on; remove the key", field=f"{place}.{keys[0]}")
     return bool(value)
 
 
 def read_content(value: Any, field: str) -> str:
-    """A turn's text; a list of parts {"type": "text"}, "image" and "video" becomes text with their marks."""
+    """Read a turn's text. A list of parts of the types text, image and video becomes text with marks."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -123,7 +124,7 @@ def read_content(value: Any, field: str) -> str:
         elif kind in ("image", "video") and not extra:
             pieces.append(f"<{kind}>")
         elif kind in ("image", "video"):
-            raise DataError(f"a part of kind {kind} has no path of its own; list the {kind}s in `{kind}s`", field=place)
+            raise DataError(f"a part of type {kind} cannot have a path; list the {kind}s in `{kind}s`", field=place)
         else:
             raise DataError(
                 f'is {_brief(part)}; a part is {{"type": "text", "text": ...}} or {{"type": "image"}}', field=place
@@ -132,7 +133,7 @@ def read_content(value: Any, field: str) -> str:
 
 
 def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
-    """Images from `images` or `image`: one or a list of paths or of {"bytes", "path"} objects."""
+    """Read images from `images` or `image`: a path or a {"bytes", "path"} object, or a list of them."""
     if given(record, "images") and given(record, "image"):
         raise DataError("the row has both `image` and `images`; keep one", field="images")
     key = "image" if given(record, "image") else "images"
@@ -145,8 +146,8 @@ def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
 
 
 def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
-    """Videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of paths or {"frames", "fps"} of its
-    frames."""
+    """Read videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of the paths of its frames, or
+    {"frames", "fps"}."""
     if given(record, "videos") and given(record, "video"):
         raise DataError("the row has both `video` and `videos`; keep one", field="videos")
     key = "video" if given(record, "video") else "videos"
@@ -171,7 +172,10 @@ def _read_video(value: Any, field: str) -> VideoSource:
             field=field,
         )
     if fps is not None and not (is_number(fps) and 0 < fps <= _MOST_FPS):
-        raise DataError(f"is {_brief(fps)}; frames a second are a number above 0", field=f"{field}.fps")
+        raise DataError(
+            f"is {_brief(fps)}; frames a second must be a number above 0 and at most {_MOST_FPS:g}",
+            field=f"{field}.fps",
+        )
     rate = None if fps is None else float(fps)
     if frames is not None:
         if not isinstance(frames, list) or not frames:
@@ -188,7 +192,7 @@ def _read_video(value: Any, field: str) -> VideoSource:
 def _read_image(value: Any, field: str) -> ImageSource:
     path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
     if isinstance(data, bytes) and (path is None or isinstance(path, str)):
-        return ImageSource(path=path, data=data)  # the path is then only a name
+        return ImageSource(path=path, data=data)  # with bytes, the path is only a name
     if data is not None or not isinstance(path, str):
         raise DataError(f'is {_brief(value)}; it must be a path or {{"bytes": ..., "path": ...}}', field=field)
     if problem := path_problem(path):
@@ -197,7 +201,7 @@ def _read_image(value: Any, field: str) -> ImageSource:
 
 
 def read_boxes(value: Any, field: str) -> tuple[Box, ...]:
-    """Boxes from a list of [x1, y1, x2, y2]."""
+    """Read boxes from a list of [x1, y1, x2, y2]."""
     if not isinstance(value, list):
         raise DataError(f"is {_brief(value)}; it must be a list of boxes", field=field)
     return tuple(_read_box(box, f"{field}[{number}]") for number, box in enumerate(value))
@@ -214,7 +218,7 @@ def _read_box(value: Any, field: str) -> Box:
 
 
 def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
-    """For each box the image it lies on; the first one where nothing is said."""
+    """Read the number of each box's image; 0 for all where none are given."""
     if value is None or value == []:
         return (0,) * box_count
     if not isinstance(value, list) or not all(type(number) is int for number in value):
@@ -225,18 +229,18 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
 
 
 def is_number(value: Any) -> bool:
-    """A finite int or float; bool is neither."""
+    """Whether a value is a finite int or float. A bool is neither."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int beyond the floats
+    except OverflowError:  # an int that is too large for a float
         return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How the rows of a file are read."""
+    """Tells how the rows of a file are read."""
 
     file: str
     purpose: Purpose
@@ -246,8 +250,8 @@ class Reading:
     last_turn_only: bool = False  # data.train_turns
 
 
-def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelLimits | None = None) -> Row:
-    """Judge the draft as a whole. `reading.image_size` is asked only where boxes depend on it."""
+def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: PixelLimits | None = None) -> Row:
+    """Check a draft as a whole and make the Row. `reading.image_size` is called only where boxes depend on it."""
     field = draft.messages_field
     messages = draft.messages
     if reading.last_turn_only:
@@ -261,9 +265,9 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
     messages = place_marks(messages, IMAGE_MARK, len(draft.images), field)
     if pixels is not None and draft.videos and not draft.images:
         key = "min_pixels" if pixels.most is None else "max_pixels"
-        raise DataError(f"is of images, and the row has videos alone; write data.video.{key}", field=key)
+        raise DataError(f"is a limit of images, but the row has only videos; set data.video.{key}", field=key)
     if draft.videos and draft.boxes:
-        raise DataError("boxes lie on images, and a row with videos has none of them", field=draft.boxes_field)
+        raise DataError("a row with videos cannot have boxes", field=draft.boxes_field)
     for number, message in enumerate(messages):
         if message.role != "system" and not message.content.strip():
             raise DataError(f"the {message.role} turn is empty", field=f"{field}[{number}]")
@@ -283,8 +287,9 @@ def finish(draft: Draft, reading: Reading, *, id: str, line: int, pixels: PixelL
     )
 
 
-def require_under_roots(draft: Draft, roots: ImageRoots) -> None:
-    """Raises DataError where an absolute path leads elsewhere: a file of such rows is refused as it is read."""
+def require_under_roots(draft: RowDraft, roots: ImageRoots) -> None:
+    """Raise DataError where an absolute path leads out of the roots, so that such rows are rejected while they are
+    read."""
     files = [(f"images[{number}]", image) for number, image in enumerate(draft.images)]
     for number, video in enumerate(draft.videos):
         files += [(f"videos[{number}]", file) for file in video.frames or [ImageSource(path=video.path)]]
@@ -294,7 +299,7 @@ def require_under_roots(draft: Draft, roots: ImageRoots) -> None:
 
 
 def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Of the assistant turns only the last is learnt, where the row itself does not leave it out."""
+    """Train on the last assistant turn only; on none where the row itself leaves that turn out."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=None)
     return tuple(
         replace(message, is_trained=message.is_trained and number == last) if message.role == "assistant" else message
@@ -303,14 +308,14 @@ def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def fill_prompt(messages: Sequence[Message], template: str, columns: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The last user turn as `data.prompt` words it."""
+    """Replace the last user turn by `template`, which is data.prompt, with {prompt} and columns filled in."""
     last = max(number for number, message in enumerate(messages) if message.role == "user")
 
     def value(name: str) -> str:
         if name == "prompt":
             return messages[last].content
         if columns.get(name) is None:
-            raise DataError(f"is missing, and data.prompt asks for {{{name}}}", field=name)
+            raise DataError(f"is missing, but data.prompt has {{{name}}}", field=name)
         given_value = columns[name]
         if isinstance(given_value, dict | list | bool):
             return json.dumps(given_value, ensure_ascii=False)
@@ -322,7 +327,7 @@ def fill_prompt(messages: Sequence[Message], template: str, columns: Mapping[str
 
 
 def read_pixels(record: Mapping[str, Any]) -> PixelLimits | None:
-    """The row's own `min_pixels` and `max_pixels`."""
+    """Read the row's own `min_pixels` and `max_pixels`."""
     for key in ("min_pixels", "max_pixels"):
         if given(record, key) and (type(record[key]) is not int or record[key] < 1):
             raise DataError(f"is {_brief(record[key])}; it must be a positive integer", field=key)
@@ -333,7 +338,8 @@ def read_pixels(record: Mapping[str, Any]) -> PixelLimits | None:
 
 
 def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> None:
-    """A system turn comes first; there is a user turn, and for SFT an assistant turn that follows one."""
+    """Raise DataError unless a system turn comes first, there is a user turn, and, for SFT, an assistant turn after it
+    that is trained on."""
     roles = [message.role for message in messages]
     if "system" in roles[1:]:
         raise DataError("a system turn may only come first", field=f"{field}[{roles.index('system', 1)}]")
@@ -350,7 +356,7 @@ def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> 
 
 
 def fill_references(messages: tuple[Message, ...], references: Sequence[str]) -> tuple[Message, ...]:
-    """The messages, each <ref-object> mark replaced by its text."""
+    """Replace each <ref-object> mark by its text."""
     count = count_marks(messages, REFERENCE_MARK)
     if count != len(references):
         raise DataError(f"{len(references)} references for {count} {REFERENCE_MARK} marks", field="objects.ref")
@@ -369,7 +375,8 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
 
 
 def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str) -> tuple[Message, ...]:
-    """The messages with one mark per image or video: their own, or all at the start of the first user turn."""
+    """Return the messages with one mark for each image or video. Where they have no mark, all marks are put at the
+    start of the first user turn. Raises DataError where they have another number of marks."""
     marks = count_marks(messages, mark)
     if marks == count:
         return messages
@@ -381,12 +388,12 @@ def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str
 
 
 def count_marks(messages: Sequence[Message], mark: str) -> int:
-    """How often `mark` stands in the messages."""
+    """Count how often `mark` is in the messages."""
     return sum(message.content.count(mark) for message in messages)
 
 
-def _checked_boxes(draft: Draft, messages: Sequence[Message], image_size: ImageSize) -> tuple[Box, ...]:
-    """The draft's boxes in pixels of their images."""
+def _checked_boxes(draft: RowDraft, messages: Sequence[Message], image_size: ImageSize) -> tuple[Box, ...]:
+    """Check the draft's boxes and convert them to pixels of their images."""
     field = draft.boxes_field
     marks = count_marks(messages, BOX_MARK)
     if marks != len(draft.boxes):
@@ -403,7 +410,7 @@ def _checked_boxes(draft: Draft, messages: Sequence[Message], image_size: ImageS
             if box[0] < -1 or box[1] < -1 or box[2] > width + 1 or box[3] > height + 1:
                 x1, y1, x2, y2 = box
                 raise DataError(
-                    f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height] leaves its image "
+                    f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height] is not inside its image "
                     f"of {width} x {height} pixels; is it [x1, y1, x2, y2]?",
                     field=field,
                 )
@@ -421,7 +428,7 @@ def _checked_boxes(draft: Draft, messages: Sequence[Message], image_size: ImageS
 
 
 def _brief(value: Any) -> str:
-    """A value as a message shows it: its type where it is long or binary."""
+    """Shorten a value for a message."""
     if value is None:
         return "missing"
     text = repr(value) if not isinstance(value, bytes) else "bytes"

@@ -1,4 +1,4 @@
-"""What is known of rows before a GPU is paid for: every image's header or picture, every prompt's length."""
+"""Check all rows before a run: the header or the pixels of every image, and the length of every prompt."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,22 +17,22 @@ from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row, Size
 
 PERCENTILES = (0, 50, 90, 99, 100)
 
-Measure: TypeAlias = Callable[[ImageSource, ImageRoots, int], Size]  # of an image; raises ImageProblem
+Measure: TypeAlias = Callable[[ImageSource, ImageRoots, int], Size]  # reads an image's size; raises ImageProblem
 _Place: TypeAlias = "tuple[ImageRoots, ImageSource]"
 _BLOCK_ROWS = 256
-_THREADS = 8  # headers wait for the disk or the network, and Pillow decodes without holding the interpreter
+_THREADS = 8  # reading waits for the disk or the network, and Pillow decodes without the interpreter's lock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanReport:
-    """The rows of a table, judged."""
+    """Holds the result of a scan of a table."""
 
     file: str
     total: int  # rows of the file
     accepted: int
-    rejected: tuple[RejectedRow, ...]  # on reading and here
-    image_count: int  # of accepted rows; a file that several rows name counts for each
-    rows_by_image_count: Mapping[int, int]
+    rejected: tuple[RejectedRow, ...]  # while they were read, and by the scan
+    image_count: int  # of accepted rows; a file that several rows name is counted for each
+    rows_by_image_count: Mapping[int, int]  # accepted rows by their number of images
     prompt_token_percentiles: Mapping[int, int]  # of accepted rows, PERCENTILES by nearest rank; empty without rows
     longest_row: str | None  # id of the accepted row with the most prompt tokens
 
@@ -44,11 +44,11 @@ def scan(
     progress: Callable[[int, int], None] | None = None,
     measure: Measure = open_header,
 ) -> ScanReport:
-    """Judge every row by its images, which `measure` opens, and by `plan_prompt(row, sizes)`, its prompt's length in
-    tokens.
+    """Check the images of every row, which `measure` opens, and the length of its prompt in tokens, which
+    `plan_prompt(row, sizes)` returns.
 
-    `plan_prompt` may raise DataError; so rejected are also prompts above data.max_prompt_tokens. `progress` is
-    called with (rows done, rows to do).
+    A row is rejected where `measure` or `plan_prompt` raises DataError, and where its prompt is longer than
+    data.max_prompt_tokens. `progress` is called with (rows done, rows in all).
     """
     rejected = list(table.rejected)
     rows_by_image_count: Counter[int] = Counter()
@@ -86,12 +86,12 @@ def scan(
 
 
 def decoded_size(image: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
-    """As `open_header`, with every pixel decoded. Raises ImageProblem."""
+    """Decode an image and return its size. Raises ImageProblem."""
     return decode(image, roots, max_pixels).size
 
 
 def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
-    """Those of the rows with an image that cannot be decoded."""
+    """Return a RejectedRow for each row with an image that cannot be decoded."""
     with ThreadPoolExecutor(_THREADS) as threads:
         sizes = _sizes(rows, {}, partial(_size, decoded_size, config.max_image_pixels), threads)
     found = []
@@ -104,7 +104,7 @@ def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
 
 
 def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
-    """PERCENTILES by nearest rank of values given as {value: how often}; empty for none."""
+    """Compute PERCENTILES by nearest rank. `counts`: how often each value occurs. Empty without values."""
     total = sum(counts.values())
     ranks = [max(1, -(-percent * total // 100)) for percent in PERCENTILES]  # rounded up
     found: dict[int, int] = {}
@@ -127,7 +127,7 @@ def _prompt_length(
     for image in row.images:
         size = sizes[row.image_roots, image]
         if isinstance(size, ImageProblem):
-            raise size.with_traceback(None)  # one problem may speak for many rows
+            raise size.with_traceback(None)  # the same problem may be raised for many rows
         row_sizes.append(size)
     length = plan_prompt(row, row_sizes)
     if length > config.max_prompt_tokens:
@@ -145,7 +145,7 @@ def _sizes(
     size_of: Callable[[_Place], Size | ImageProblem],
     threads: Executor,
 ) -> dict[_Place, Size | ImageProblem]:
-    """The size of each distinct image of the rows, or what is wrong with it."""
+    """Return the size of each different image of the rows, or its problem."""
     images = dict.fromkeys((row.image_roots, image) for row in rows for image in row.images)
     unknown = [image for image in images if image not in known]
     found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))

@@ -1,7 +1,7 @@
-"""Videos of rows: lists of frames, or files whose frames PyAV takes at an even pace.
+"""Read videos of rows: lists of frames, or files, from which PyAV takes frames at equal distances.
 
-A file is opened as what its first bytes say it is, MP4, Matroska (WebM) or AVI, from a file object: no container that
-names other files or addresses is ever followed. Frames are turned upright, as pictures are.
+The first bytes of a file decide whether it is opened as MP4, Matroska (WebM) or AVI. It is opened as a file object, so
+that no other file or address that it names is opened. Frames are turned upright, as images are.
 """
 
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ _HEAD_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoHeader:
-    """What is known of a video's frames before they are taken."""
+    """Describes the frames to take from a video."""
 
     size: Size
     frame_numbers: tuple[int, ...]  # in the file, or in the list
-    fps: float  # of these frames
+    fps: float  # frames a second of these frames
 
 
 def open_video(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
-    """Size and frames of a video: of a list every frame's header, of a file its first frame. Raises ImageProblem, and
-    EnvironmentProblem where a file needs PyAV."""
+    """Read the size of a video's frames and choose the frames to take, from every frame's header of a list, or from the
+    first frame of a file. Raises ImageProblem, and EnvironmentProblem where a file needs PyAV."""
     return _header_of_list(source, roots, data) if source.frames else _header_of_file(source, roots, data)
 
 
 def decode_video(source: VideoSource, roots: ImageRoots, data: Data, header: VideoHeader) -> Iterator[Image.Image]:
-    """The frames in RGB, one after the other, for many large ones fill a memory. Raises ImageProblem."""
+    """Yield the frames in RGB, one at a time to save memory. Raises ImageProblem."""
     frames = _frames_of_list(source, roots, data) if source.frames else _frames_of_file(source, roots, header)
     for frame in frames:
         if frame.size != header.size:
@@ -84,7 +84,7 @@ def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> Video
         with _opened(source, roots) as (container, stream):
             count = sum(1 for packet in container.demux(stream) if packet.size)
     if not count or not rate:
-        raise _problem(source, "says neither how many frames it has nor how fast they are")
+        raise _problem(source, "does not tell its number of frames or its frame rate")
     numbers, fps = evenly(count, Fraction(rate), source.fps or data.video.fps, data.video.max_frames)
     return VideoHeader(size=size, frame_numbers=numbers, fps=fps)
 
@@ -98,24 +98,25 @@ def _frames_of_file(source: VideoSource, roots: ImageRoots, header: VideoHeader)
                 taken += 1
             if taken == len(wanted):
                 return
-    raise _problem(source, f"breaks off: {taken} of {len(wanted)} frames could be decoded")
+    raise _problem(source, f"ends too early: only {taken} of {len(wanted)} frames could be decoded")
 
 
 def _upright(frame: Any) -> Image.Image:
-    """In RGB, turned as the file asks for: phones lay portraits on their side."""
+    """Convert a frame to RGB and rotate it as its file says: phones store upright videos sideways."""
     image = frame.to_image()
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
 
 
 def evenly(count: int, rate: Fraction, fps: float, most: int) -> tuple[tuple[int, ...], float]:
-    """Which of `count` frames at `rate` a second to take for `fps` of them, at most `most`; and their real pace."""
+    """Choose frames at equal distances: about `fps` a second from `count` frames at `rate` a second, at most `most`.
+    Returns their numbers and their real frames a second."""
     wanted = max(1, min(count, most, round(count * Fraction(fps) / rate)))
     numbers = tuple(count * number // wanted for number in range(wanted))
     return numbers, float(wanted * rate / count)
 
 
 def _kind(head: bytes) -> str | None:
-    """FFmpeg's name of the container that a file begins as."""
+    """Return FFmpeg's name of a file's container, from its first bytes; None where it is unknown."""
     if head[4:8] == b"ftyp":
         return "mp4"
     if head[:4] == b"\x1a\x45\xdf\xa3":
@@ -125,7 +126,7 @@ def _kind(head: bytes) -> str | None:
 
 @contextmanager
 def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]:
-    """The container and its first stream of pictures."""
+    """Open a video file. Yields the container and its first video stream."""
     try:
         path = resolve(source.path, roots)
     except ImageProblem as problem:
@@ -140,11 +141,11 @@ def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]
         with path.open("rb") as file:
             kind = _kind(file.read(_HEAD_BYTES))
             if kind is None:
-                raise _problem(source, "is no MP4, Matroska (WebM) or AVI file")
+                raise _problem(source, "is not an MP4, Matroska (WebM) or AVI file")
             file.seek(0)
             with av.open(file, format=kind) as container:
                 if not container.streams.video:
-                    raise _problem(source, "has no stream of pictures")
+                    raise _problem(source, "has no video stream")
                 stream = container.streams.video[0]
                 if stream.codec_context is None:
                     raise _problem(source, "has a codec that PyAV cannot decode")
@@ -152,4 +153,4 @@ def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]
     except ImageProblem:
         raise
     except (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError) as error:
-        raise _problem(source, f"is no readable video: {error}") from error
+        raise _problem(source, f"cannot be read as a video: {error}") from error

@@ -1,4 +1,4 @@
-"""Ranks agree before they work: versions, recipe, data and model files are the same on all, or the run is refused."""
+"""Check before a run that versions, recipe, data and model files are the same on all ranks."""
 
 import hashlib
 import os
@@ -20,13 +20,13 @@ from tiercel.models.loading import resolve
 from tiercel.reliability.redaction import redact
 from tiercel.sections import shown
 
-SAMPLED_BYTES = 2**20  # at each end of a file too large to be read whole
+SAMPLED_BYTES = 2**20  # read at each end of a file that is too large to read as a whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What must be equal on all ranks, by the name that an error gives it. `node`: the machine; `hashes`: of whole
-    values, where `values` shows them cut and without secrets; they are compared and never shown."""
+    """Holds what must be equal on all ranks, by names for messages. `node`: the machine. `hashes`: hashes of whole
+    values, where `values` has them shortened and without secrets. Hashes are compared and never shown."""
 
     node: str
     values: Mapping[str, str]
@@ -34,15 +34,15 @@ class Facts:
 
 
 def require_same_recipe(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
-    """Programs and recipes, before anything is fetched or read. Raises EnvironmentProblem that names the keys, the
-    ranks and their values where one differs."""
+    """Compare programs and recipes, before any file is downloaded or read. Raises EnvironmentProblem where they differ,
+    with the names, the ranks and their values."""
     own = recipe_facts(recipe)
     own = replace(own, values={**program(), **own.values})
-    _require_equal(ranks.gather(own, anywhere=True))  # of different programs the places in the code differ too
+    _require_equal(ranks.gather(own, anywhere=True))  # where programs differ, the places in the code differ too
 
 
 def require_same_files(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
-    """Devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
+    """Compare devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
     _require_equal(ranks.gather(Facts(node=_node(), values=ranks.together(lambda: facts(recipe)))))
 
 
@@ -51,7 +51,8 @@ def _node() -> str:
 
 
 def _require_equal(every: Sequence[Facts]) -> None:
-    """Every machine's first rank says what differs, for each machine may show its user its own ranks' words alone."""
+    """Raise on all ranks where facts differ. The first rank of every machine has the message, because a machine may
+    show only the output of its own ranks."""
     lines = differences(every)
     if lines and os.environ.get("LOCAL_RANK", "0") == "0":
         raise EnvironmentProblem("\n  ".join(["the ranks differ; make them equal and start again", *lines]))
@@ -60,7 +61,7 @@ def _require_equal(every: Sequence[Facts]) -> None:
 
 
 def differences(facts_of_ranks: Sequence[Facts]) -> list[str]:
-    """A line for each fact that is not equal on all ranks, whose facts stand in their order."""
+    """Write a line for each fact that differs. `facts_of_ranks` is in the order of the ranks."""
     nodes = [each.node for each in facts_of_ranks]
     lines = []
     for name in sorted({name for each in facts_of_ranks for name in each.values}):
@@ -74,21 +75,21 @@ def differences(facts_of_ranks: Sequence[Facts]) -> list[str]:
 
 
 def program() -> dict[str, str]:
-    """Versions, and tiercel's own files, which may be of any commit."""
+    """Return versions of packages and a hash of tiercel's own files, which may differ in one version."""
     package = Path(__file__).parents[1]
     own = fingerprint(sorted(package.rglob("*.py")))
     return {"python": platform.python_version(), **installed_versions(), "tiercel's files": own}
 
 
 def recipe_facts(recipe: SftRecipe | GrpoRecipe) -> Facts:
-    """Every key of the recipe, with its value as it may be shown."""
+    """Return every key of the recipe, with its value without secrets."""
     values = flatten(recipe)
     hashes = {key: hashlib.sha256(str(value).encode()).hexdigest() for key, value in values.items()}
     return Facts(node=_node(), values={key: redact(shown(value)) for key, value in values.items()}, hashes=hashes)
 
 
 def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
-    """What must be equal on all ranks, by the name that an error gives it."""
+    """Return the devices, and hashes of data and model files, by names for messages."""
     found: dict[str, str] = {}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
@@ -113,8 +114,8 @@ def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
 
 
 def fingerprint(files: Sequence[Path]) -> str:
-    """A hash of the files' names, sizes and contents; of a large one only both ends, a safetensors file's names and
-    shapes among them: whole checkpoints would take minutes."""
+    """Hash the files' names, sizes and contents. Of a large file only both ends are read, because whole checkpoints
+    would take minutes. The beginning of a safetensors file has its names and shapes."""
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
@@ -128,7 +129,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 
 def _ranks(ranks: Sequence[int], nodes: Sequence[str]) -> str:
-    """By name, with their machines where there are several. `nodes`: each rank's."""
+    """Name ranks, with their machines where there are several. `nodes`: the machine of each rank."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     where = list(dict.fromkeys(nodes[rank] for rank in ranks)) if len(set(nodes)) > 1 else []
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" ({'; '.join(where)})" if where else "")

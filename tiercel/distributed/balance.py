@@ -1,14 +1,14 @@
-"""Who learns what: items move from the ranks with more work to those with less, until the work is nearly equal."""
+"""Balance the work of a step: items move from ranks with more work to ranks with less, until it is nearly equal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOLERANCE = 0.05  # of the mean load; below it an item's move costs more than it gains
+TOLERANCE = 0.05  # fraction of the mean load; for smaller differences a move costs more than it saves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """An item that another rank takes over."""
+    """Describes the move of an item to another rank."""
 
     item: int  # its place among the sender's own items
     sender: int
@@ -16,10 +16,10 @@ class Move:
 
 
 def balancing_moves(costs_of_ranks: Sequence[Sequence[int]]) -> list[Move]:
-    """Moves after which no rank's load can be lowered by moving one item from the fullest rank to the emptiest.
+    """Choose moves, each from the rank with the most work to the rank with the least, until no such move helps.
 
-    `costs_of_ranks`: for each rank the tokens of its items. The same on every rank, since it depends on nothing else;
-    few items move, since each starts at home.
+    `costs_of_ranks`: for each rank the tokens of its items. Every rank computes the same moves from it. Few items move,
+    because each starts at its own rank.
     """
     held = [[(cost, rank, item) for item, cost in enumerate(costs)] for rank, costs in enumerate(costs_of_ranks)]
     loads = [sum(costs) for costs in costs_of_ranks]

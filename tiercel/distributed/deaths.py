@@ -1,4 +1,4 @@
-"""What to say of ranks that ended without a word: which came first, what ended it, what is known of the cause."""
+"""Describe ranks that ended without a message: which ended first, by which signal, and the probable cause."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -8,34 +8,35 @@ from pathlib import Path
 from tiercel.distributed.notes import FINAL_FAULTS
 from tiercel.reliability.stall import innermost_frames
 
-RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does so by itself"
+RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does this automatically"
 CAUSES = {
     signal.SIGFPE: (
-        "compiled code divided an integer by zero. Known of bfloat16 products with an old cuBLAS on some cards: "
-        "`tiercel doctor` tries each dtype's products here; upgrade torch, or set model.dtype: float32"
+        "compiled code divided an integer by zero. This is known of bfloat16 products with an old cuBLAS on some "
+        "cards: `tiercel doctor` tries each dtype's products here; upgrade torch, or set model.dtype: float32"
     ),
     signal.SIGILL: (
-        "an instruction that this processor lacks: torch, or another package, was built for another one. `tiercel "
-        "doctor` says at which step and for which model.dtype; install a build for this processor, or set "
+        "the processor does not have an instruction: torch, or another package, was built for another processor. "
+        "`tiercel doctor` says at which step and for which model.dtype; install a build for this processor, or set "
         "ATEN_CPU_CAPABILITY=default"
     ),
     signal.SIGSEGV: (
-        "compiled code touched memory that is not its own. Mostly packages that were not built for each other: "
+        "compiled code used memory that is not its own. The cause is mostly packages that do not fit together: "
         "`tiercel doctor` compares their versions and tries each dtype's products"
     ),
     signal.SIGBUS: (
-        "a file mapped into memory lost its place: /dev/shm or the disk is full, or a model file was changed or cut "
-        "while it was read. Make room in /dev/shm (`df /dev/shm`; --shm-size of a container), or lower data.workers"
+        "a file mapped into memory could not be read or written: /dev/shm or the disk is full, or a model file was "
+        "changed or cut while it was read. Free some space in /dev/shm (`df /dev/shm`; --shm-size of a container), or "
+        "lower data.workers"
     ),
-    signal.SIGABRT: "compiled code gave up; its last words stand above",
+    signal.SIGABRT: "compiled code ended the process; its message is above",
 }
 OOM_REMEDY = "lower data.workers or --nproc"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
-    """A rank that ended without a word. `code`: its exit code, or minus its signal; `was_ended`: by the launcher
-    itself, since another had ended; `stack`: what the rank wrote as the signal came."""
+    """Describes a rank that ended without a message. `code`: its exit code, or minus its signal. `was_ended`: the
+    launcher ended it, because another rank had ended. `stack`: the stack that the rank wrote when the signal came."""
 
     rank: int
     code: int
@@ -44,7 +45,8 @@ class Death:
 
 
 def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], kills_now: Mapping[Path, int]) -> str:
-    """The message. `kills_...`: the kernel's counts of processes killed for want of memory, by file."""
+    """Write the message. `kills_before`, `kills_now`: how many processes the kernel has killed because memory ran out,
+    by file."""
     fell = [death for death in deaths if not death.was_ended] or list(deaths)
     numbers = {-death.code for death in fell}
     parts = [f"{_end_of(death)}{_why(death, kills_before, kills_now)}" for death in fell]
@@ -61,7 +63,7 @@ def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], k
 
 
 def _of_the_signal(stack: str) -> str:
-    """The stack of the thread that the signal came to, where it is one of Python's; else all."""
+    """Return the stack of the thread that got the signal, where it is a Python thread; otherwise the whole text."""
     head, mark, tail = stack.partition("Current thread")
     return mark + tail.partition("\n\n")[0] if mark else head
 
@@ -73,7 +75,7 @@ def _end_of(death: Death) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Most of the real-time signals have no name."""
+    """Name a signal. Most real-time signals have only a number."""
     known = {each.value: each.name for each in signal.Signals}
     return known.get(number, f"signal {number}")
 
@@ -86,26 +88,26 @@ def _why(death: Death, before: Mapping[Path, int], now: Mapping[Path, int]) -> s
 
 
 def memory_verdict(before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
-    """Whether the kernel killed for want of memory meanwhile, by its own counts."""
+    """Say whether the kernel has killed processes meanwhile because memory ran out, from its own counts."""
     for file, count in now.items():
         if count > before.get(file, count):
             return (
-                f"the kernel killed for want of memory (oom_kill in {file} went from {before[file]} to {count}); "
+                f"the kernel killed it for lack of memory (oom_kill in {file} went from {before[file]} to {count}); "
                 f"{OOM_REMEDY}"
             )
     if not now:
-        return f"mostly the system short of memory; {OOM_REMEDY}"
+        return f"this mostly means that memory ran out; {OOM_REMEDY}"
     files = ", ".join(map(str, now))
     return (
-        f"not by the kernel for want of memory, whose counts (oom_kill in {files}) did not change: another process "
-        "sent it, such as a scheduler at its limit or a `kill -9`"
+        f"the kernel did not kill it for lack of memory (oom_kill in {files} did not change): another process sent the "
+        "signal, such as a scheduler at its limit or a `kill -9`"
     )
 
 
 def memory_kills(root: Path = Path("/")) -> dict[Path, int]:
-    """The kernel's counts of processes killed for want of memory, by the file that has them: of this process's cgroup,
-    of either version, and of the machine. Empty where none can be read."""
-    groups = {"": "", "memory": ""}  # path by controller; version 2 has none
+    """Read how many processes the kernel has killed because memory ran out, by file: in this process's cgroup, of
+    version 1 or 2, and on the machine. Empty where no count can be read."""
+    groups = {"": "", "memory": ""}  # path by controller; in version 2 the controller is empty
     try:
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,8 +1,8 @@
-"""`--nproc N`: this command again as N ranks, by torch's own elastic launcher.
+"""Run a command with `--nproc N` as N ranks, with torch's elastic launcher.
 
-A failed rank ends all of them, and with restarts left they start anew and go on from the newest checkpoint. What
-would only fail again, a wrong recipe say, is not tried again: a rank notes its exit code in a file that the next
-attempt reads, for the launcher itself knows none but its own.
+A failed rank ends all ranks. Where restarts are left, they start again and go on from the newest checkpoint. A failure
+that would come again, such as a wrong recipe, is not tried again: a rank writes its exit code into a file, which the
+ranks of the next attempt read, because the launcher does not pass it on.
 """
 
 import os
@@ -23,13 +23,13 @@ from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, Training
 
 def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_timeout: float) -> None:
     """Run `python -m tiercel ARGUMENTS` as ranks on this machine. Raises ElsewhereError with the exit code of the rank
-    that failed first, which has said why, and TrainingError where a rank was killed and could not."""
+    that failed first and has printed why, and TrainingError where a rank was killed and could not print it."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # A store that lives on after a restart still has the addresses of ranks that are gone.
+    # A shared store would keep the addresses of ended ranks after a restart.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with TemporaryDirectory(prefix="tiercel-") as notes:
@@ -44,7 +44,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
             local_addr="127.0.0.1",
             max_restarts=max_restarts,
             logs_specs=DefaultLogsSpecs(log_dir=notes),
-            signals_to_handle="SIGQUIT",  # the others are handed on below, once, and ranks take the time they need
+            signals_to_handle="SIGQUIT",  # the others are passed on below, and ranks have time to save
         )
         kills = memory_kills()
         try:
@@ -57,9 +57,9 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
 
 
 def failure_of(oversight: Oversight, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
-    """What to tell of ranks that failed; `failures`: torch's, by rank; `kills`: the kernel's counts of kills for want
-    of memory, before. One that ended without a word, by a signal say, is named, even if another has noted meanwhile
-    that it lost it; one that the launcher ended is not."""
+    """Make the error for ranks that failed. `failures`: those of torch, by rank. `kills`: the counts of `memory_kills`
+    before the start. A rank that ended without a message, by a signal for example, is named, even if another rank has
+    noted an error about it. A rank that the launcher ended is not."""
     notes = oversight.notes
     code = noted_code(notes)
     deaths = oversight.deaths(
@@ -77,8 +77,8 @@ def failure_of(oversight: Oversight, failures: Mapping[int, Any], kills: Mapping
 
 @contextmanager
 def _signals_handed_on(notes: Path) -> Iterator[None]:
-    """SIGTERM and SIGINT go to every rank, each time they come: the first saves and ends, the second ends. After one
-    no attempt follows."""
+    """Pass SIGTERM and SIGINT on to every rank, each time they come: at the first a rank saves and ends, at the second
+    it ends at once. After such a signal there is no further attempt."""
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         (notes / "stopped").touch()
@@ -95,9 +95,9 @@ def _signals_handed_on(notes: Path) -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. A rank ends without taking the interpreter down: threads of gloo that still hold tensors ask
-    for it then and abort the process ("terminate called without an active exception"), and the launcher would take that
-    for a failure of a run whose files are all written. https://github.com/pytorch/pytorch/pull/179291"""
+    """End this process. A rank ends without shutting the interpreter down: threads of gloo that still have tensors
+    would use it then and abort the process ("terminate called without an active exception"). The launcher would take
+    that for a failure, although all files of the run are written. https://github.com/pytorch/pytorch/pull/179291"""
     if "RANK" not in os.environ:
         sys.exit(code)
     sys.stdout.flush()

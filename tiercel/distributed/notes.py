@@ -1,5 +1,5 @@
-"""What ranks note for the launcher of `--nproc` that started them, in a directory of its own: process ids, why they
-end, what they do. Imports nothing heavy, for it is a rank's first act."""
+"""Write notes of a rank for the launcher of `--nproc`, in a directory of the launcher: process ids, why ranks end, what
+they do. This file imports nothing heavy, because a rank uses it first."""
 
 import faulthandler
 import json
@@ -14,19 +14,19 @@ from tiercel.errors import EXIT_STALL, EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER
 from tiercel.reliability.stall_files import CALL
 
 NOTES = "TIERCEL_LAUNCH_NOTES"  # the directory; set for ranks that tiercel's own launcher started
-FINAL_CODES = (EXIT_USER, EXIT_TERMINATED)  # starting again would end in the same way
+FINAL_CODES = (EXIT_USER, EXIT_TERMINATED)  # another attempt would end in the same way
 FINAL_FAULTS = {
     "Floating point exception": signal.SIGFPE,
     "Illegal instruction": signal.SIGILL,
-}  # by faulthandler's words
+}  # by their names in faulthandler
 PARENT_CHECK_SECONDS = 1.0
 SIGNS = "signs"
 STALLED = f"{SIGNS}/{CALL}"
 
 
 def start_notes() -> int | None:
-    """A rank's first act: its process id for the launcher, and a file for the stack of a signal that ends it. An exit
-    code where an earlier attempt found that nothing would be won by another."""
+    """Write the process id for the launcher, and open a file for the stack of a signal that ends this rank. Returns an
+    exit code where an earlier attempt has found that another one would fail too, otherwise None."""
     if NOTES not in os.environ:
         if "RANK" in os.environ:
             faulthandler.enable()
@@ -43,7 +43,7 @@ def start_notes() -> int | None:
 
 
 def note_code(code: int) -> None:
-    """Note why this rank ends, unless another one was first; and that it has said so itself."""
+    """Write why this rank ends, unless another rank was first, and that this rank has printed its reason."""
     if NOTES in os.environ:
         with suppress(OSError):
             told_file(Path(os.environ[NOTES]), os.getpid()).touch()
@@ -52,8 +52,7 @@ def note_code(code: int) -> None:
 
 
 def note_error(text: str) -> None:
-    """Hand torchrun what a rank said, so that it stands at the end of torchrun's own words, where it has a place for
-    that."""
+    """Write a rank's message into torchrun's error file, so that torchrun prints it at the end of its own message."""
     if NOTES not in os.environ and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         told = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
         with suppress(OSError):
@@ -61,22 +60,22 @@ def note_error(text: str) -> None:
 
 
 def told_file(notes: Path, process: int) -> Path:
-    """There where a rank has said why it ends."""
+    """Return the file that exists where a rank has printed why it ends."""
     return notes / f"{process}.told"
 
 
 def stack_file(notes: Path, process: int) -> Path:
-    """Where faulthandler writes the fault that ends a rank, and its stack."""
+    """Return the file into which faulthandler writes the signal that ends a rank, and its stack."""
     return notes / f"{process}.stack"
 
 
 def signs_directory() -> Path | None:
-    """Where ranks tell each other what they do; None where another launcher started them, or none."""
+    """Return the directory of the ranks' signs of life; None where tiercel's launcher did not start them."""
     return Path(os.environ[NOTES]) / SIGNS if NOTES in os.environ else None
 
 
 def noted_code(notes: Path) -> int | None:
-    """Why the ranks end, by the first of them that said so."""
+    """Return the exit code that the first ended rank has written; None where none has."""
     if (notes / "stopped").exists():
         return EXIT_TERMINATED
     if (notes / STALLED).exists():
@@ -87,7 +86,7 @@ def noted_code(notes: Path) -> int | None:
 
 
 def final_code(notes: Path) -> int | None:
-    """The exit code of an attempt after which another would end in the same way."""
+    """Return the exit code of an attempt, where another one would end in the same way; otherwise None."""
     code = noted_code(notes)
     if code in FINAL_CODES:
         return code
@@ -95,8 +94,8 @@ def final_code(notes: Path) -> int | None:
 
 
 def final_faults(notes: Path) -> dict[int, int]:
-    """By process, signals that ended ranks and would only come again. A rank that said why it ends lost a process of
-    its own, which shares the file."""
+    """Return, by process id, the signals that ended ranks and would come again. A rank that has printed why it ends is
+    left out: its file is from a child process."""
     return {
         int(file.stem): number
         for file in notes.glob("*.stack")
@@ -107,7 +106,8 @@ def final_faults(notes: Path) -> dict[int, int]:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ranks have sessions of their own, so a killed launcher would leave them."""
+    """End this rank when the launcher has ended. Ranks have their own sessions, so they would outlive a killed
+    launcher."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_SECONDS)
     os._exit(EXIT_TRAINING)

@@ -1,4 +1,4 @@
-"""AdamW, clipping, and the optimiser's state as tensors."""
+"""Build AdamW, clip gradients, and save and restore the optimiser's state as tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,15 +15,15 @@ STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
 
 
 def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.AdamW:
-    """AdamW over all trained parameters at a time."""
+    """Build AdamW over all trained parameters; `foreach` updates them together."""
     groups = parameter_groups(policy, optim)
     return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, foreach=True)
 
 
 def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
-    """Weight decay on matrices only; norms and biases keep their scale. What is sharded is a group apart, for no
-    operation takes it together with what is whole. `share`: the group's rate for each unit of optim.lr. Raises
-    ModelError where a part has a rate, but no trained parameter."""
+    """Group the parameters for the optimiser. Only matrices have weight decay, not norms and biases. Sharded parameters
+    have their own groups, because no operation takes them together with whole ones. `share`: the group's learning rate
+    divided by optim.lr. Raises ModelError where a part has a learning rate but no trained parameter."""
     rates = {part: rate for part, rate in optim.part_lr if rate is not None}
     groups: dict[tuple[bool, bool, float], list[nn.Parameter]] = {}
     trained_parts = set()
@@ -33,7 +33,7 @@ def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
         key = parameter.ndim > 1, isinstance(parameter, DTensor), rates.get(part, optim.lr) / optim.lr
         groups.setdefault(key, []).append(parameter)
     if idle := sorted(set(rates) - trained_parts):
-        raise ModelError(f"optim.part_lr.{idle[0]}: nothing of {idle[0]} is trained; remove it")
+        raise ModelError(f"optim.part_lr.{idle[0]}: no parameter of {idle[0]} is trained; remove it")
     return [
         {"params": members, "weight_decay": optim.weight_decay if is_matrix else 0.0, "share": share}
         for (is_matrix, _, share), members in sorted(groups.items(), key=lambda entry: entry[0], reverse=True)
@@ -41,19 +41,19 @@ def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Every group's share of the schedule's `rate`."""
+    """Set the learning rate of every group to its share of `rate`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["share"]
 
 
 def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> Tensor:
-    """L2 norm of all gradients together, fp32."""
+    """Compute the L2 norm of all gradients together, fp32."""
     norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in parameters.values() if p.grad is not None]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
 
 
 def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale all gradients so that their norm, which is `norm`, is at most `max_norm`."""
+    """Scale all gradients, whose norm is `norm`, to a norm of at most `max_norm`."""
     scale = min(1.0, max_norm / (norm + 1e-6))
     for parameter in parameters.values():
         if parameter.grad is not None:
@@ -61,7 +61,7 @@ def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm
 
 
 def optimizer_tensors(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The state as `NAME.exp_avg` and so on, in the order of the names."""
+    """Return the state as `NAME.step`, `NAME.exp_avg` and `NAME.exp_avg_sq`, in the order of the names."""
     return {
         f"{name}.{key}": optimizer.state[parameter][key]
         for name, parameter in parameters.items()
@@ -73,7 +73,7 @@ def optimizer_tensors(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.
 def restore_optimizer(
     optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """The inverse of `optimizer_tensors`. Raises RunError where the names differ."""
+    """Restore the state from the result of `optimizer_tensors`. Raises RunError for names of unknown parameters."""
     require_known_states(tensors, parameters)
     for name, parameter in parameters.items():
         if f"{name}.step" in tensors:
@@ -84,7 +84,7 @@ def restore_optimizer(
 
 
 def require_known_states(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raises RunError where a checkpoint has moments of a parameter that is not trained here."""
+    """Raise RunError where a checkpoint has the state of a parameter that is not trained here."""
     known = {f"{name}.{key}" for name in parameters for key in STATE_NAMES}
     if unknown := sorted(set(tensors) - known):
         raise RunError(f"optimizer.safetensors has state of unknown parameters, such as {unknown[0]}")

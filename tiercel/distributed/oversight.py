@@ -1,7 +1,7 @@
-"""The launcher's own watch over the ranks of one machine: what they cannot say of themselves.
+"""Watch the ranks of one machine from the launcher, for cases in which the ranks themselves cannot report.
 
-A thread that finds the ranks' processes, gives each its first sign before Python has begun in it, notes when each
-ended, speaks where no rank can, and ends those that outlive a stall, as a stopped one does.
+A thread finds the processes of the ranks, writes the first sign of each before Python has started in it, notes when
+each ended, reports a stall where no rank can, and ends processes that are left after a stall, such as stopped ones.
 """
 
 import os
@@ -23,24 +23,25 @@ from tiercel.reliability.stall import Sign, diagnosis
 from tiercel.reliability.stall_files import SignFiles, process_state
 
 LOOK_SECONDS = 0.2
-SECONDS_TO_SPEAK = 2.0  # for ranks, before the launcher does so for them
-SECONDS_TO_END = 1.0  # for ranks, once the first has ended after a stall was called out
-SECONDS_LOST = 3.0  # between two looks, where something suspended this process
-LAUNCHER_PATIENCE = 29.0  # seconds; torch's launcher kills what has not ended half a minute after it asked
+SECONDS_TO_SPEAK = 2.0  # that ranks have to report a stall, before the launcher does
+SECONDS_TO_END = 1.0  # that ranks have to end after the first one has, once a stall was reported
+SECONDS_LOST = 3.0  # between two looks: then this process was suspended
+LAUNCHER_PATIENCE = 29.0  # seconds; torch's launcher kills ranks that have not ended half a minute after its signal
 
 
 class Oversight:
-    """A context manager. `stall_timeout`: seconds of silence of all ranks that are a stall."""
+    """Watches the ranks while its context is open. `stall_timeout`: seconds without a sign of any rank that count as a
+    stall."""
 
     def __init__(self, notes: Path, world_size: int, stall_timeout: float):
         self.notes = notes
         self.stall_timeout = stall_timeout
         self.files = SignFiles(notes / SIGNS, world_size)
-        self._ranks: dict[int, int] = {}  # by process, of all attempts
-        self._attempt: set[int] = set()  # processes of the last one
-        self._ends: dict[int, float] = {}  # process, of any attempt: when it was seen to have ended
+        self._ranks: dict[int, int] = {}  # rank by process, of all attempts
+        self._attempt: set[int] = set()  # processes of the last attempt
+        self._ends: dict[int, float] = {}  # by process, of all attempts: the time at which it was seen to have ended
         self._killed: set[int] = set()
-        self._awake_since = 0.0  # the ranks may have been suspended with this process
+        self._awake_since = 0.0  # end of a suspension of this process, in which the ranks may have been suspended too
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="oversight", daemon=True)
 
@@ -55,8 +56,8 @@ class Oversight:
         self._thread.join()
 
     def deaths(self, ended: Mapping[int, tuple[int, int]]) -> list[Death]:
-        """What is known of the ends of ranks that said nothing, each with its process and its exit code. After a signal
-        that would only come again these are the ranks that it came to, of whichever attempt."""
+        """Describe ranks that ended without a message. `ended`: by rank, its process and its exit code. After a signal
+        that would come again, the ranks that got it are described, of any attempt."""
         if faults := final_faults(self.notes):
             ended = {self._ranks[process]: (process, -number) for process, number in faults.items()}
         first = min((self._ends[process] for process in self._attempt & self._ends.keys()), default=0.0)
@@ -66,7 +67,7 @@ class Oversight:
         ]
 
     def _was_ended(self, process: int, code: int, first: float) -> bool:
-        """Whether this launcher ended it; `first`: when the first rank ended."""
+        """Whether the launcher ended a process. `first`: when the first rank ended."""
         if code == -signal.SIGKILL:
             return process in self._killed or self._ends.get(process, first) - first >= LAUNCHER_PATIENCE
         return code == -signal.SIGTERM
@@ -105,7 +106,7 @@ class Oversight:
                 self._kill(living)
 
     def _begin(self, process: int, rank: int) -> None:
-        """A new rank: its sign until it gives its own."""
+        """Write the first sign of a new rank, which is valid until the rank writes its own."""
         self._ranks[process] = rank
         sign = Sign(
             rank=rank,
@@ -122,8 +123,8 @@ class Oversight:
             self.files.write(sign)
 
     def _signs(self) -> list[Sign]:
-        """Read the ranks' signs, as silent as its file is old, but for the time that ranks have to speak
-        themselves; those that left the watch have none."""
+        """Read the signs of the ranks that are watched. A rank counts as silent for the age of its file, less the time
+        that ranks have to report a stall themselves."""
         signs = []
         for rank, sign in enumerate(self.files.read()):
             since = max(self._awake_since, self.files.moment(rank) or time.time())
@@ -145,7 +146,7 @@ class Oversight:
 
 
 def started_ranks() -> dict[int, int]:
-    """Ranks by process id, of this process's children."""
+    """Find the ranks among this process's children: rank by process id."""
     found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
@@ -156,7 +157,7 @@ def started_ranks() -> dict[int, int]:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return _fields(process)[0] != "Z"
     except (OSError, IndexError):
@@ -164,5 +165,5 @@ def is_running(process: int) -> bool:
 
 
 def _fields(process: int) -> list[str]:
-    """Read /proc's stat from the state on: state, parent, ..."""
+    """Read the fields of /proc/PROCESS/stat from the state on: state, parent, ..."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -1,6 +1,7 @@
-"""This process among the others: who it is, and what ranks tell each other beside gradients.
+"""The rank of this process, and the collectives of ranks other than those of gradients.
 
-Messages are pickled by torch.distributed. Ranks trust each other as processes of one user; no file is read so.
+torch.distributed pickles the messages. Ranks trust each other, because they are processes of one user. No file is
+unpickled.
 """
 
 import math
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """One of `world_size` processes. Every method is a collective: all ranks call it, in the same order."""
+    """Is one of `world_size` processes. Every method is a collective: all ranks call it, in the same order."""
 
     rank: int = 0
     world_size: int = 1
@@ -37,8 +38,8 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: T, *, anywhere: bool = False) -> list[T]:
-        """Every rank's value, in the order of the ranks. Raises StallError where a rank is at another place of the code
-        than the others, so that it gave them the value of another collective; not where it may be `anywhere`."""
+        """Return every rank's value, in the order of the ranks. Raises StallError where a rank is at another place in
+        the code, so that its value is that of another collective. `anywhere`: do not check the places."""
         if self.world_size == 1 or self.pulse.strike("collective"):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
@@ -62,7 +63,7 @@ class Ranks:
         )
 
     def gather_to_first(self, value: T) -> list[T]:
-        """Every rank's value on rank 0, nothing elsewhere."""
+        """Return every rank's value on rank 0, and an empty list on the others."""
         if self.world_size == 1:
             return [value]
         found: list[Any] | None = [None] * self.world_size if self.is_first else None
@@ -71,32 +72,37 @@ class Ranks:
         return found or []
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name; a rank may lack a name. Rounded once, so the ranks' order does not matter."""
+        """Add up the values of each name. A rank may lack a name. The sum is rounded once, so it does not depend on the
+        order of the ranks."""
         every = self.gather({name: float(value) for name, value in values.items()})
         names = sorted({name for each in every for name in each})
         return {name: _sum([each.get(name, 0.0) for each in every]) for name in names}
 
     def mean(self, name: str, total: float, count: int) -> dict[str, float]:
-        """The sum of all ranks' totals over that of their counts, by its name; nothing where there is nothing."""
+        """Divide the sum of all ranks' totals by the sum of their counts. Returns {name: mean}, empty where the counts
+        are 0."""
         sums = self.sum({"total": total, "count": count})
         return {name: sums["total"] / sums["count"]} if sums["count"] else {}
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The largest value by name; a rank may lack a name."""
+        """Return the largest value of each name. A rank may lack a name."""
         return largest_by_name(self.gather(dict(values)))
 
     def total(self, value: int) -> int:
+        """Return the sum of all ranks' values."""
         return sum(self.gather(value))
 
     def largest(self, value: int) -> int:
+        """Return the largest value of all ranks."""
         return max(self.gather(value))
 
     def any(self, value: bool) -> bool:
+        """Whether the value of any rank is true."""
         return any(self.gather(value))
 
     def together(self, action: Callable[[], T]) -> T:
-        """Each rank's own result, once all have one. Where the action failed on a rank, all ranks stop: the first of
-        those raises its TiercelError, the others ElsewhereError."""
+        """Run an action on all ranks and return each rank's own result. Where it fails on a rank, all ranks raise: the
+        first failed rank its TiercelError, the others ElsewhereError."""
         if self.world_size == 1:
             return action()
         result: list[T] = []
@@ -114,7 +120,7 @@ class Ranks:
         raise ElsewhereError(failed[0], codes[failed[0]] or EXIT_USER)
 
     def in_turns(self, action: Callable[[], T]) -> T:
-        """Each rank's own result; on each machine one rank after the other acts."""
+        """Run an action on one rank of each machine after the other, and return each rank's own result."""
         own, turns = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         result: list[T] = []
         for turn in range(max(self.gather(turns))):
@@ -122,7 +128,7 @@ class Ranks:
         return result[0]
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """Rank 0's result of an action that it alone performs, on every rank."""
+        """Run an action on rank 0 only and return its result on every rank."""
         if self.world_size == 1:
             return action()
         outcome = [self.together(lambda: action() if self.is_first else None)]
@@ -131,8 +137,8 @@ class Ranks:
         return outcome[0]  # type: ignore[return-value]
 
     def send(self, moves: Sequence[tuple[int, int]], payloads: Mapping[int, Any]) -> dict[int, Any]:
-        """Hand objects from rank to rank. `moves`: (sender, receiver), the same sequence on every rank; `payloads`: by
-        number of the move, those that this rank sends. Returns, by number, those that it received."""
+        """Send objects from rank to rank. `moves`: (sender, receiver), the same sequence on every rank. `payloads`: the
+        objects that this rank sends, by the number of the move. Returns the objects that it received, by number."""
         received: dict[int, Any] = {}
         for number, (sender, receiver) in enumerate(moves):
             if self.rank == sender == receiver:
@@ -148,12 +154,12 @@ class Ranks:
         return received
 
     def add_up(self, tensor: torch.Tensor, what: str) -> None:
-        """Every rank's tensor, summed in place."""
+        """Sum the tensors of all ranks in place. `what`: a name for messages."""
         if self.world_size == 1 or self.pulse.strike(what):
             return
         with self.pulse.collective(f"sum of {what} ({code_place(_calling_frame())})"):
             dist.all_reduce(tensor)
-            if tensor.is_cuda:  # NCCL's call returns before the others have come; this is where the rank waits
+            if tensor.is_cuda:  # NCCL's call returns at once; the rank waits for the others here
                 torch.cuda.current_stream().synchronize()
 
 
@@ -161,13 +167,13 @@ ALONE = Ranks()
 
 
 def largest_by_name(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The largest value of each name; not all need have it."""
+    """Return the largest value of each name. Some mappings may lack a name."""
     names = sorted({name for each in every for name in each})
     return {name: max(each[name] for each in every if name in each) for name in names}
 
 
 def _calling_frame() -> FrameType:
-    """The call outside this file that asked for a collective."""
+    """Return the frame outside this file that called a collective."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
@@ -175,7 +181,8 @@ def _calling_frame() -> FrameType:
 
 
 def _require_one_place(rank: int, signs: Sequence[Sign]) -> None:
-    """Ranks that meet in a collective at different places of the code have lost each other."""
+    """Raise on all ranks where they meet in a collective at different places in the code: StallError on the first, and
+    ElsewhereError on the others."""
     if all(sign.position == signs[0].position for sign in signs):
         return
     if rank > 0:
@@ -188,14 +195,14 @@ def _require_one_place(rank: int, signs: Sequence[Sign]) -> None:
 
 
 def _sum(values: Sequence[float]) -> float:
-    """Exactly rounded; NaN and infinities pass through."""
+    """Add up values, rounded once. With NaN or infinite values the sum is NaN or infinite."""
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 @contextmanager
 def joined_ranks(timeout_seconds: float, pulse: Pulse) -> Iterator[Ranks]:
-    """Join the ranks that a launcher started, or stay alone. A collective that waits longer than the timeout fails:
-    NCCL on GPU, gloo for what lies on the CPU."""
+    """Join the ranks that a launcher started; without a launcher this rank is alone. GPU tensors use NCCL, CPU tensors
+    gloo. A collective fails where it waits longer than the timeout."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
         yield Ranks(pulse=pulse)
         return
@@ -209,7 +216,8 @@ def joined_ranks(timeout_seconds: float, pulse: Pulse) -> Iterator[Ranks]:
 
 
 def require_group(device: torch.device) -> None:
-    """A group of one, where nobody launched this process: FSDP2 and DeepSpeed want one in any case."""
+    """Make a process group of one rank where no launcher started this process: FSDP2 and DeepSpeed always need a
+    group."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(device.type == "cuda"), store=dist.HashStore(), rank=0, world_size=1)
 

@@ -1,4 +1,4 @@
-"""Every rank holds everything; gradients are summed by one all_reduce of a flat buffer. One rank is the same alone."""
+"""Strategies in which every rank has all weights. Gradients are summed by one all_reduce of a flat buffer."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.models.policy import Policy
 
 FIRST_LOSS_SCALE = 2.0**16
-BUFFER_ELEMENTS = 2**28  # of a flat gradient buffer; adapters fit one, a fully trained model takes several
+BUFFER_ELEMENTS = 2**28  # of a flat gradient buffer; one is enough for adapters, full fine-tuning needs several
 
 
 class Replicated:
-    """`single` and `ddp`."""
+    """Implements `single` and `ddp`."""
 
     passes_are_private = True
 
@@ -51,7 +51,7 @@ class Replicated:
     def leave_out(self) -> None:
         self.zero_gradients()
         if self.scaler.is_enabled():
-            self.scaler.update(self.scaler.get_scale())  # else it would take the next update's for this one's
+            self.scaler.update(self.scaler.get_scale())  # so that the next update starts without this one's state
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self.scaler.scale(loss).backward()
@@ -126,11 +126,11 @@ class Replicated:
         yield
 
     def _share(self, parameter: nn.Parameter, weight: Tensor) -> Tensor:
-        """This rank's part of a whole weight."""
+        """Return this rank's part of a whole weight."""
         return weight
 
     def _on_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole copies on the CPU, one at a time, on the first rank."""
+        """Copy whole tensors to the CPU of the first rank, one at a time; empty on the other ranks."""
         kept = {}
         for name, tensor in tensors.items():
             whole = self._whole(tensor.detach())
@@ -143,14 +143,14 @@ class Replicated:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, a tied one once, and the buffers that a checkpoint holds."""
+    """Return the parameters, a tied one once, and the buffers that a checkpoint has."""
     names = set(model.state_dict())
     parameters = dict(model.named_parameters())
     return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in names}}
 
 
 def sum_over_ranks(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
-    """In place, in the order of the tensors, by flat buffers."""
+    """Sum tensors over ranks in place, in their order, in flat buffers."""
     for bunch in _bunches(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bunch])
         ranks.add_up(flat, "gradients")

@@ -1,8 +1,8 @@
-"""FSDP2: each rank holds its share of every decoder layer, gathered for the layer's pass and let go after it.
+"""FSDP2: each rank has its share of every decoder layer. A layer is gathered for its pass and freed after it.
 
-With an adapter only the frozen base is sharded; the adapter is whole on every rank and its gradient is summed as in
-`ddp`. In full fine-tuning weights, gradients and moments are sharded. The vision tower is no part of the learner and
-stays whole on every rank: sharded, each rank would have to call it as often as any other, pictures or not.
+With an adapter only the frozen base is sharded; every rank has the whole adapter, whose gradient is summed as in `ddp`.
+In full fine-tuning weights, gradients and moments are sharded. The vision tower is not part of the learner, and every
+rank has all of it: otherwise all ranks would have to call it equally often, with or without images.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from tiercel.models.policy import Policy
 
 
 class Sharded(Replicated):
-    """`fsdp2`."""
+    """Implements `fsdp2`."""
 
     passes_are_private = False
 
@@ -36,7 +36,7 @@ class Sharded(Replicated):
             named = learner.named_parameters()
             options["ignored_params"] = {p for name, p in named if p.requires_grad or ".lora_" in name}
         elif policy.needs_autocast:
-            # Autocast would keep a cast copy of every gathered weight until the backward pass.
+            # Autocast would keep a cast copy of every gathered weight until the backward pass, so FSDP2 casts.
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
             learner.autocast = learner.head_autocast = nullcontext
         self.layers = list(learner.language_model.layers)
@@ -46,7 +46,7 @@ class Sharded(Replicated):
         for module in _sharded_modules(learner):
             module.set_gradient_divide_factor(1.0)  # a sum over the ranks, not a mean
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
-        policy.model.to(policy.device)  # what is not sharded; the layers went one by one
+        policy.model.to(policy.device)  # the parts that are not sharded; the layers were moved one by one above
         super().__init__(recipe, ranks, policy, learner, start)
 
     def reduce_gradients(self) -> float:
@@ -78,7 +78,7 @@ class Sharded(Replicated):
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """FSDP2 gathers from the memory that it made, so the numbers change places in it."""
+        """Copy the reference's weights into FSDP2's own memory, from which it gathers, and the policy's back after."""
         own = {name: _local(self.parameters[name]).clone() for name in self.start}
         try:
             self._exchange(self.start)
@@ -89,7 +89,7 @@ class Sharded(Replicated):
 
     def _exchange(self, weights: Mapping[str, Tensor]) -> None:
         if weights:
-            self.learner.reset_iter_state()  # else the root may be gathered still
+            self.learner.reset_iter_state()  # otherwise the root may still be gathered
         for name, weight in weights.items():
             _local(self.parameters[name]).copy_(weight)
 
@@ -105,7 +105,7 @@ class Sharded(Replicated):
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
         yield
-        # What sampling did is no part of a pass: ranks that sampled more would prefetch otherwise than the others.
+        # Forget the passes of sampling: ranks that sampled more would prefetch in another order than the others.
         self.learner.reset_iter_state()
         for layer in self.layers:
             layer.set_reshard_after_forward(True, recurse=False)
@@ -115,7 +115,7 @@ class Sharded(Replicated):
 
 
 def _distributed(parameter: DTensor, whole: Tensor) -> DTensor:
-    """A whole value, sharded as the parameter is."""
+    """Shard a whole value as the parameter is sharded."""
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
@@ -128,6 +128,6 @@ def _sharded_modules(learner: nn.Module) -> list[FSDPModule]:
 
 
 def _square_sum(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """fp32; 0 of none."""
+    """Add up the squares of all elements, fp32; 0 without tensors."""
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
     return torch.stack(norms).square().sum() if norms else torch.zeros((), device=device)

@@ -1,7 +1,7 @@
-"""How ranks share the work: what a training loop asks of them, and which class answers to which name.
+"""How ranks share the work of training: the methods of a strategy, and the class of each name.
 
-A strategy owns what is trained: it wraps the learner, reduces gradients, updates, and gathers for saving. The same
-numbers come out of each, on any number of ranks, to rounding.
+A strategy owns the trained weights: it wraps the learner, sums gradients, updates weights, and gathers them for saving.
+All strategies give the same numbers on any number of ranks, to rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,62 +19,67 @@ from tiercel.models.policy import Policy
 
 
 class Strategy(Protocol):
-    """All ranks make the same calls in the same order."""
+    """Trains weights that ranks share. All ranks make the same calls in the same order."""
 
     ranks: Ranks
-    learner: Any  # the one to call; forward only, unless passes are private
-    passes_are_private: (
-        bool  # a pass has no collective: ranks may make different numbers, and call parts of the learner
-    )
+    learner: Any  # the wrapped learner; only its forward may be called, unless passes are private
+    # Passes have no collectives, so ranks may make different numbers of them and call parts of the learner.
+    passes_are_private: bool
 
-    def set_learning_rate(self, rate: float) -> None: ...
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next update."""
 
-    def zero_gradients(self) -> None: ...
+    def zero_gradients(self) -> None:
+        """Drop all gradients."""
 
     def leave_out(self) -> None:
-        """Forget an update's gradients, which are not finite."""
+        """Drop the gradients of an update that are not finite."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
-        """Accumulate the gradient of this rank's share of the loss, the sum of whose shares is the minibatch's loss.
-        `is_last`: no other backward pass of the update follows on this rank."""
+        """Add the gradient of this rank's share of the loss. The sum of all shares is the loss of the minibatch.
+        `is_last`: this is the last backward pass of the update on this rank."""
 
     def reduce_gradients(self) -> float:
-        """Sum gradients over the ranks; the L2 norm of the sum, not finite where a number of it is not."""
+        """Sum gradients over the ranks. Returns the L2 norm of the sum, which is not finite where a gradient is not."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """The summed gradient, before clipping, whole and on the CPU, by parameter; empty but on the first rank."""
+        """Return the summed gradient before clipping, whole and on the CPU, by parameter; empty except on the first
+        rank."""
 
     def update(self, norm: float, max_norm: float) -> bool:
-        """Clip and step. False where a float16 gradient overflowed: the loss scale is lowered instead."""
+        """Clip the gradient and update the weights. False where a float16 gradient overflowed: then the weights are not
+        changed and the loss scale is lowered."""
 
     @property
     def loss_scale(self) -> float:
-        """Of float16; 1 elsewhere."""
+        """Return the loss scale of float16; 1 for other dtypes."""
 
     def trained_weights(self) -> dict[str, Tensor]:
-        """Trained parameters, whole and on the CPU, by name; empty but on the first rank."""
+        """Return the trained parameters, whole and on the CPU, by name; empty except on the first rank."""
 
     def model_weights(self) -> dict[str, Tensor]:
-        """All parameters and buffers of the model, whole and on the CPU; empty but on the first rank."""
+        """Return all parameters and buffers of the model, whole and on the CPU; empty except on the first rank."""
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Moments and step counts as `NAME.exp_avg` and so on, whole and on the CPU; empty but on the first rank."""
+        """Return step counts and moments as `NAME.step`, `NAME.exp_avg` and `NAME.exp_avg_sq`, whole and on the CPU;
+        empty except on the first rank."""
 
     def scaler_state(self) -> dict[str, Any]:
-        """The loss scale as JSON."""
+        """Return the state of the loss scale, as JSON."""
 
     def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
-        """The inverse of `optimizer_tensors` and `scaler_state`; every rank gives all of it."""
+        """Restore the results of `optimizer_tensors` and `scaler_state`. Every rank gives all of them."""
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
-        """Inside, each trained weight in turn is what `change` made of it; afterwards all are what they were, bit for
-        bit. Every rank makes the same change."""
+        """Replace each trained weight by `change(weight)`. At the end all weights are restored, bit for bit. Every rank
+        makes the same change."""
 
     def as_reference(self) -> AbstractContextManager[None]:
-        """Inside, the policy computes what the run started from, or what its reference has moved to."""
+        """Make the policy compute with the weights of the reference: those of the start of the run, or those to which
+        the reference has moved."""
 
     def whole_policy(self) -> AbstractContextManager[None]:
-        """Inside, every rank holds all weights of the policy, so that each may sample on its own."""
+        """Gather all weights of the policy on every rank, so that each can sample by itself."""
 
 
 STRATEGIES: dict[str, type[Replicated] | type[Sharded] | type[Zero]] = {
@@ -93,6 +98,6 @@ def build_strategy(
     learner: Any,
     start: Mapping[str, Tensor] | None = None,
 ) -> Strategy:
-    """`start`: whole weights, by name, that the KL reference has in place of the policy's own; the strategy keeps its
-    share of them."""
+    """Build the strategy of that name. `start`: whole weights of the KL reference, by name, which differ from the
+    policy's; the strategy keeps its share of them. Raises EnvironmentProblem where a package is missing."""
     return STRATEGIES[name](recipe, ranks, policy, learner, start)

@@ -1,4 +1,4 @@
-"""Packages whose versions decide what a run computes."""
+"""Find the versions of the packages that decide what a run computes."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -18,7 +18,7 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Of those that are installed."""
+    """Return the versions of the packages that are installed, by name."""
     found = {}
     for package in PACKAGES:
         try:

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO: it owns what it partitions, weights, gradients and moments; saving gathers them.
+"""DeepSpeed's ZeRO: it partitions weights, gradients and moments, and saving gathers them.
 
-DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. What it was seen to do on two
-ranks, and which mistakes hang, is in docs/architecture.md.
+DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. docs/architecture.md tells what
+DeepSpeed did on two ranks, and which mistakes let it hang.
 """
 
 import math
@@ -23,7 +23,7 @@ from tiercel.models.policy import Policy
 
 
 class Zero:
-    """`deepspeed`."""
+    """Implements `deepspeed`."""
 
     passes_are_private = False
     loss_scale = 1.0
@@ -56,10 +56,10 @@ class Zero:
         set_learning_rate(self.learner.optimizer, rate)
 
     def zero_gradients(self) -> None:
-        """DeepSpeed drops them in its step."""
+        """Nothing is done: DeepSpeed drops the gradients in its step."""
 
     def leave_out(self) -> None:
-        """Refused in a recipe: DeepSpeed keeps the gradients."""
+        """Nothing is done: a recipe that needs this is refused, because DeepSpeed keeps the gradients."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self.learner.set_gradient_accumulation_boundary(is_last)
@@ -68,7 +68,7 @@ class Zero:
     def reduce_gradients(self) -> float:
         from deepspeed.utils import safe_get_full_grad, safe_get_local_grad
 
-        if self.stage < 3:  # the ranks share parameters out, but each sees every whole gradient
+        if self.stage < 3:  # every rank can read every whole gradient
             norms = [torch.linalg.vector_norm(safe_get_full_grad(p)) for p in self.parameters.values()]
             return float(torch.stack(norms).square().sum().sqrt())
         shares = [safe_get_local_grad(p) for p in self.parameters.values()]
@@ -82,7 +82,7 @@ class Zero:
         return self._on_first({name: safe_get_full_grad(p) for name, p in self.parameters.items()})
 
     def update(self, norm: float, max_norm: float) -> bool:
-        """DeepSpeed clips by itself, to the norm that its config has from the recipe."""
+        """Update the weights. DeepSpeed itself clips to the norm in its config, which comes from the recipe."""
         if math.isfinite(norm):
             self.learner.step()
         return math.isfinite(norm)
@@ -150,7 +150,7 @@ class Zero:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """A recipe that would need a copy of whole weights is refused."""
+        """Switch the adapter. A recipe that would need a copy of whole weights is refused."""
         with self.policy.as_reference():
             yield
 
@@ -165,7 +165,7 @@ class Zero:
             yield
 
     def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Both copies that DeepSpeed has of each weight: the one it updates, and the one that passes compute with."""
+        """Set both copies that DeepSpeed has of each weight: the one that it updates, and the one that passes use."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
         for name, parameter in self.parameters.items():
@@ -175,13 +175,13 @@ class Zero:
             share = self._share(parameter, weights[name])
             safe_set_local_fp32_param(parameter, share)
             parameter.ds_tensor.data.copy_(share.view_as(parameter.ds_tensor))  # type: ignore[attr-defined]
-            if parameter.numel() == weights[name].numel():  # a small one, which stays gathered
+            if parameter.numel() == weights[name].numel():  # a small parameter, which is always gathered
                 parameter.data.copy_(weights[name].view_as(parameter))
         if self.stage < 3:
             self.learner.optimizer.update_lp_params()
 
     def _share(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """This rank's part of a whole value, padded as DeepSpeed pads it."""
+        """Return this rank's part of a whole value, padded as DeepSpeed pads it."""
         size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
         padded = value.new_zeros(size * self.ranks.world_size)
         padded[: value.numel()] = value.flatten()
@@ -217,7 +217,7 @@ def _import_deepspeed(device: torch.device) -> Any:
         import deepspeed
     except ImportError as error:
         raise EnvironmentProblem(
-            f"train.strategy: deepspeed, but it cannot be imported ({error}); pip install deepspeed, or write "
-            "train.strategy: fsdp2, which needs nothing installed"
+            f"train.strategy: deepspeed, but the package cannot be imported ({error}); pip install deepspeed, or write "
+            "train.strategy: fsdp2, which needs no further package"
         ) from error
     return deepspeed

@@ -1,11 +1,10 @@
-"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`: prompts once, each completion over its prompt and itself.
+"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`: each prompt is computed once, and each completion attends to
+its prompt and to itself.
 
-`split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp; `flex` compiles
-one kernel with a block mask. The dense (T, T) mask of `PrefixLayout` is what both are tested against.
+`split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp. `flex` compiles
+one kernel with a block mask. Tests compare both with the dense (T, T) mask of `PrefixLayout`.
 
-Shape suffixes: H query heads, K key heads, E head size, T tokens with keys (the packed row), S tokens with queries
-(all of the row, or its last S where the first ones come from an earlier pass), R C completions of a bucket and their
-padded length.
+Shape suffixes: docs/shapes.md. Here R are the completions of a bucket, padded to L tokens.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from tiercel.learner.layout import PrefixLayout, Span
 
-PADDING_TOLERANCE = 1.25  # completions share a bucket while the longest is at most this many times the shortest
+PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -26,34 +25,34 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Queries that attend to a span of keys."""
+    """Describes an attention of a span of queries over a span of keys."""
 
     queries: Span
     keys: Span
-    is_causal: bool  # query i sees keys 0..i of the span; otherwise all
+    is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Completions of similar length, each causal over itself."""
+    """Describes a causal attention of completions of similar length, each over itself."""
 
-    places_RC: Tensor  # int64, place among the queries; the padding repeats the last one
-    is_padding_RC: Tensor  # bool
-    valid: Tensor  # int64, the entries of places_RC (flat) that are no padding
-    valid_places: Tensor  # int64, and those places
-    key_offset: int  # place among the keys less place among the queries
+    places_RL: Tensor  # int64, place among the queries; the padding repeats the last one
+    is_padding_RL: Tensor  # bool
+    valid: Tensor  # int64 (M,), the entries of places_RL (flattened) that are not padding
+    valid_places: Tensor  # int64 (M,), the places at these entries
+    key_offset: int  # place among the keys minus place among the queries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPlan:
-    """What to compute: blocks write, buckets are joined to what is there."""
+    """Lists what to compute: first the blocks, then the buckets, which are joined to the results of the blocks."""
 
     blocks: tuple[Block, ...]
     buckets: tuple[Bucket, ...]
 
 
 def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0) -> SplitPlan:
-    """The plan of a packed row. `first_query`: tokens at the start of the row that have keys but no queries."""
+    """Plan the attention of a packed row. `first_query`: how many tokens at the start have keys but no queries."""
     blocks: list[Block] = []
     completions: list[Span] = []
     for group in layout.groups:
@@ -70,7 +69,7 @@ def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0)
 
 
 def _similar(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans by length, cut where padding would cost more than PADDING_TOLERANCE."""
+    """Sort spans by length and start a new bucket where PADDING_TOLERANCE would be exceeded."""
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
         length = span[1] - span[0]
@@ -84,61 +83,62 @@ def _bucket(spans: Sequence[Span], key_offset: int, device: torch.device) -> Buc
     width = spans[-1][1] - spans[-1][0]
     starts_R = torch.tensor([span[0] for span in spans])
     lengths_R = torch.tensor([span[1] - span[0] for span in spans])
-    order_C = torch.arange(width)
-    places_RC = starts_R[:, None] + torch.minimum(order_C, lengths_R[:, None] - 1)
-    is_padding_RC = order_C >= lengths_R[:, None]
-    valid = (~is_padding_RC).flatten().nonzero()[:, 0]
+    order_L = torch.arange(width)
+    places_RL = starts_R[:, None] + torch.minimum(order_L, lengths_R[:, None] - 1)
+    is_padding_RL = order_L >= lengths_R[:, None]
+    valid = (~is_padding_RL).flatten().nonzero()[:, 0]
     return Bucket(
-        places_RC=places_RC.to(device),
-        is_padding_RC=is_padding_RC.to(device),
+        places_RL=places_RL.to(device),
+        is_padding_RL=is_padding_RL.to(device),
         valid=valid.to(device),
-        valid_places=places_RC.flatten()[valid].to(device),
+        valid_places=places_RL.flatten()[valid].to(device),
         key_offset=key_offset,
     )
 
 
 class SplitAttention:
-    """Three kinds of attention and no mask: prompts over themselves, completions over their prompt, and over
-    themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et al. 2022)."""
+    """Computes three kinds of attention without a mask: prompts over themselves, completions over their prompt, and
+    completions over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et
+    al. 2022)."""
 
     def __init__(self, plan: SplitPlan):
         self.plan = plan
 
-    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        return _Joined.apply(query_BHTE, key_BKTE, value_BKTE, self.plan, scale)
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        return _Joined.apply(query_BATE, key_BJTE, value_BJTE, self.plan, scale)
 
 
 class _Joined(torch.autograd.Function):
-    """The backward of every part takes the joined output and log-sum-exp, which makes its probabilities those of the
-    whole row; so the parts' gradients just add up."""
+    """Joins the parts. The backward pass of each part gets the joined output and log-sum-exp, so its probabilities are
+    those of the whole row, and the gradients of the parts are added."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
-        joined_HSE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
-        lse_HS = torch.empty(query.shape[1:3], dtype=torch.float32, device=query.device)
+        joined_ASE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
+        lse_AS = torch.empty(query.shape[1:3], dtype=torch.float32, device=query.device)
         for block in plan.blocks:
             queries, keys = slice(*block.queries), slice(*block.keys)
             output, lse = _flash(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, block.is_causal, scale=scale
             )
-            joined_HSE[:, queries], lse_HS[:, queries] = output[0], lse[0]
+            joined_ASE[:, queries], lse_AS[:, queries] = output[0], lse[0]
         for bucket in plan.buckets:
             output, lse = _flash(*_gathered(bucket, query, key, value), 0.0, True, scale=scale)
             places = bucket.valid_places
-            own_HME, own_HM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
-            prompt_HM = lse_HS[:, places]
-            both_HM = torch.logaddexp(own_HM, prompt_HM)
-            prompt_HME = joined_HSE[:, places] * (prompt_HM - both_HM).exp()[..., None]
-            joined_HSE[:, places] = prompt_HME + own_HME * (own_HM - both_HM).exp()[..., None]
-            lse_HS[:, places] = both_HM
-        output = joined_HSE[None].to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, lse_HS)
+            own_AME, own_AM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
+            prompt_AM = lse_AS[:, places]
+            both_AM = torch.logaddexp(own_AM, prompt_AM)
+            prompt_AME = joined_ASE[:, places] * (prompt_AM - both_AM).exp()[..., None]
+            joined_ASE[:, places] = prompt_AME + own_AME * (own_AM - both_AM).exp()[..., None]
+            lse_AS[:, places] = both_AM
+        output = joined_ASE[None].to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse_AS)
         ctx.plan, ctx.scale = plan, scale
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse_HS = ctx.saved_tensors
+        query, key, value, output, lse_AS = ctx.saved_tensors
         gradient = gradients[0].to(query.dtype)
         sums = [torch.zeros(t.shape[1:], dtype=torch.float32, device=t.device) for t in (query, key, value)]
         for block in ctx.plan.blocks:
@@ -149,19 +149,19 @@ class _Joined(torch.autograd.Function):
                 key[:, :, keys],
                 value[:, :, keys],
                 output[:, :, queries],
-                lse_HS[None, :, queries],
+                lse_AS[None, :, queries],
                 0.0,
                 block.is_causal,
                 scale=ctx.scale,
             )
             for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
-                total[:, places].add_(part[0])  # `+=` would copy the sum onto itself
+                total[:, places].add_(part[0])  # `+=` would copy the sum once more
         for bucket in ctx.plan.buckets:
             rows = _gathered(bucket, query, key, value)
-            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RC), _rows(output[0], bucket.places_RC)
-            rows_lse = lse_HS[:, bucket.places_RC].transpose(0, 1)
-            # A padded place repeats a real one, whose gradient must not count twice.
-            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RC[:, None, :, None], 0.0)
+            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RL), _rows(output[0], bucket.places_RL)
+            rows_lse = lse_AS[:, bucket.places_RL].transpose(0, 1)
+            # A padded place repeats a real one; its gradient must not be counted twice.
+            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RL[:, None, :, None], 0.0)
             parts = _flash_backward(rows_gradient, *rows, rows_output, rows_lse, 0.0, True, scale=ctx.scale)
             offsets = (0, bucket.key_offset, bucket.key_offset)
             for total, part, offset in zip(sums, parts, offsets, strict=True):
@@ -170,23 +170,24 @@ class _Joined(torch.autograd.Function):
         return d_query, d_key, d_value, None, None
 
 
-def _rows(tensor_HTE: Tensor, places_RC: Tensor) -> Tensor:
-    """(R, H, C, E) rows of a bucket."""
-    return tensor_HTE[:, places_RC].transpose(0, 1)
+def _rows(tensor_ATE: Tensor, places_RL: Tensor) -> Tensor:
+    """Gather the rows (R, A, L, E) of a bucket."""
+    return tensor_ATE[:, places_RL].transpose(0, 1)
 
 
 def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    key_places_RC = bucket.places_RC + bucket.key_offset
-    return _rows(query[0], bucket.places_RC), _rows(key[0], key_places_RC), _rows(value[0], key_places_RC)
+    key_places_RL = bucket.places_RL + bucket.key_offset
+    return _rows(query[0], bucket.places_RL), _rows(key[0], key_places_RL), _rows(value[0], key_places_RL)
 
 
-def _flat(tensor_RHC: Tensor) -> Tensor:
-    """(R, H, C, ...) as (H, R * C, ...)."""
-    return tensor_RHC.transpose(0, 1).flatten(1, 2)
+def _flat(tensor_RAL: Tensor) -> Tensor:
+    """Reshape (R, A, L, ...) to (A, R * L, ...)."""
+    return tensor_RAL.transpose(0, 1).flatten(1, 2)
 
 
 class FlexAttention:
-    """PyTorch's FlexAttention (Dong et al. 2024) with a block mask, compiled on GPU. It has no backward on CPU."""
+    """Runs PyTorch's FlexAttention (Dong et al. 2024) with a block mask, compiled on GPU. It has no backward pass on
+    CPU."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
         from torch.nn.attention.flex_attention import create_block_mask
@@ -202,8 +203,8 @@ class FlexAttention:
         self.mask = create_block_mask(sees, None, None, queries, layout.length, device=device)
         self.attend = _compiled_flex() if device.type == "cuda" else _eager_flex()
 
-    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        return self.attend(query_BHTE, key_BKTE, value_BKTE, block_mask=self.mask, scale=scale, enable_gqa=True)
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        return self.attend(query_BATE, key_BJTE, value_BJTE, block_mask=self.mask, scale=scale, enable_gqa=True)
 
 
 def _eager_flex() -> Any:

@@ -1,8 +1,4 @@
-"""From scored groups or conversations to microbatches under a token budget.
-
-Shape suffixes: G scorable completions of a group, C tokens of one continuation (in `Continuation`) or completions of
-a microbatch (in `PolicyBatch`), N scored tokens of a microbatch.
-"""
+"""Make microbatches under a token budget from scored groups or conversations. Shape suffixes: docs/shapes.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +17,15 @@ from tiercel.types import Completion, EncodedConversation, EncodedImage, Encoded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageGroup:
-    """A group's completions that are learnt from."""
+    """Holds the completions of a group that have an advantage."""
 
     item: PackItem
     advantages_G: Tensor  # fp32
-    sampler_logprobs: tuple[Tensor, ...]  # per completion, fp32 (C,)
-    old_logprobs: tuple[Tensor, ...] | None = None  # likewise, of the learner's policy; None: not computed yet
+    sampler_logprobs: tuple[Tensor, ...]  # fp32 (L,) of each completion, from the engine that sampled it
+    old_logprobs: tuple[Tensor, ...] | None = None  # fp32 (L,), from the learner's policy; None: not computed yet
 
     def part(self, start: int, stop: int) -> "AdvantageGroup":
-        """Some of the completions, with the whole prompt."""
+        """Return a group of the completions from `start` to before `stop`, with the whole prompt."""
         return AdvantageGroup(
             item=replace(self.item, continuations=self.item.continuations[start:stop]),
             advantages_G=self.advantages_G[start:stop],
@@ -40,27 +36,27 @@ class AdvantageGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyBatch:
-    """One microbatch of a policy update."""
+    """Holds one microbatch of a policy update."""
 
     packed: PackedTokens
-    advantages_C: Tensor  # fp32, one per completion
+    advantages_C: Tensor  # fp32
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
-    old_logprobs_N: Tensor | None = None  # fp32, of the learner's policy; None: not computed yet
+    old_logprobs_N: Tensor | None = None  # fp32, from the learner's policy; None: not computed yet
     totals: Totals  # of the whole minibatch over all ranks
     prompt_ids: tuple[str, ...]
-    row_of_C: tuple[str, ...]  # whose id to name where a completion's number is not finite
+    row_of_C: tuple[str, ...]  # id of each completion's row, for messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyUnit:
-    """Microbatches that go through the learner together: one, or the parts of a group that none can hold."""
+    """Holds microbatches that are run together: one, or the parts of a group that is too large for one."""
 
-    prefix: PackedTokens | None  # the prompt that the parts share, to be run once
+    prefix: PackedTokens | None  # the prompt that the parts share, which is run once
     batches: tuple[PolicyBatch, ...]
 
     @property
     def images(self) -> tuple[EncodedImage, ...]:
-        """Pictures whose features the unit's passes take."""
+        """Return the images whose vision features the passes of the unit need."""
         return self.batches[0].packed.images if self.prefix is None else self.prefix.images
 
 
@@ -69,8 +65,8 @@ def advantage_groups(
     advantages: Sequence[Sequence[float | None]],
     old_logprobs: Mapping[int, Sequence[Tensor]] | None = None,
 ) -> list[AdvantageGroup]:
-    """Groups with their completions that have an advantage; a group without any is left out. `old_logprobs`: where they
-    were computed already, by the prompt's index, for every completion that has a total."""
+    """Make groups of the completions that have an advantage. A group without any is left out. `old_logprobs`: by the
+    prompt's index, for every completion that has a total, where they were computed before."""
     groups = []
     for group, values in zip(scored, advantages, strict=True):
         prompt = group.group.prompt
@@ -88,7 +84,7 @@ def advantage_groups(
             AdvantageGroup(
                 item=group_item(prompt, [completion for completion, _, _ in learnt]),
                 advantages_G=torch.tensor([value for _, value, _ in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.logprobs_C for completion, _, _ in learnt),
+                sampler_logprobs=tuple(completion.logprobs_L for completion, _, _ in learnt),
                 old_logprobs=None if old_logprobs is None else known_old,
             )
         )
@@ -96,12 +92,12 @@ def advantage_groups(
 
 
 def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> PackItem:
-    """A prompt with completions of it, all tokens of which are scored."""
+    """Make an item of a prompt and its completions. All tokens of the completions are scored."""
     continuations = tuple(
         Continuation(
-            token_ids_C=completion.token_ids_C,
-            positions_DC=completion_positions(prompt.positions_DP, len(completion.token_ids_C)),
-            is_scored_C=torch.ones(len(completion.token_ids_C), dtype=torch.bool),
+            token_ids_L=completion.token_ids_L,
+            positions_DL=completion_positions(prompt.positions_DP, len(completion.token_ids_L)),
+            is_scored_L=torch.ones(len(completion.token_ids_L), dtype=torch.bool),
         )
         for completion in completions
     )
@@ -109,13 +105,13 @@ def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> Pack
 
 
 def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-    """Groups with an advantage other than 0. The others add exactly nothing to a loss without another term; the
-    minibatch's totals still count them."""
+    """Keep the groups that have an advantage other than 0. The others add exactly 0 to a loss that has no further term.
+    The totals of the minibatch still count them."""
     return [group for group in groups if bool(group.advantages_G.any())]
 
 
 def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
-    """This rank's share of the minibatch's normalisers."""
+    """Count tokens, completions and groups: this rank's share of the minibatch's normalisers."""
     return Totals(
         tokens=sum(len(logprobs) for group in groups for logprobs in group.sampler_logprobs),
         completions=sum(len(group.sampler_logprobs) for group in groups),
@@ -126,8 +122,9 @@ def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
 def policy_units(
     groups: Sequence[AdvantageGroup], totals: Totals, form: str, budget: int, may_run_prefix: bool
 ) -> list[PolicyUnit]:
-    """Microbatches of whole groups, in order. A group larger than the budget is cut between completions; its parts
-    share one pass over the prompt where the form can and `may_run_prefix`, else each carries the prompt."""
+    """Make microbatches of whole groups, in order. A group larger than `budget` tokens is cut between completions. Its
+    parts share one pass over the prompt where the form can do that and `may_run_prefix` is true; otherwise each part
+    has the prompt. Raises DataError for a completion that does not fit with its prompt."""
     units: list[PolicyUnit] = []
     fitting: list[AdvantageGroup] = []
 
@@ -141,7 +138,7 @@ def policy_units(
         parts = _cut(group, form, budget)
         if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
             flush()
-            packed_bins([part.item for part in parts], form, budget)  # refuses a completion that fits nowhere
+            packed_bins([part.item for part in parts], form, budget)  # raises for a completion that does not fit
             prefix = pack([replace(group.item, continuations=())])
             units.append(PolicyUnit(prefix=prefix, batches=tuple(_policy_batch([part], totals) for part in parts)))
         else:
@@ -151,8 +148,8 @@ def policy_units(
 
 
 def empty_item(dimensions: int, token_id: int) -> PackItem:
-    """Two tokens and none of them scored: what a rank computes so that all ranks make as many passes. Its loss is 0
-    and hangs on the graph, so that its backward pass visits every layer."""
+    """Make an item of two tokens, none of them scored. A rank computes it so that all ranks make the same number of
+    passes. Its loss is 0 and is part of the graph, so that its backward pass runs through every layer."""
     row = Row(id="(none)", messages=(), columns={}, file="", line=0)
     prompt = EncodedPrompt(
         row=row,
@@ -163,15 +160,15 @@ def empty_item(dimensions: int, token_id: int) -> PackItem:
         images=(),
     )
     continuation = Continuation(
-        token_ids_C=torch.tensor([token_id]),
-        positions_DC=torch.ones(dimensions, 1, dtype=torch.int64),
-        is_scored_C=torch.zeros(1, dtype=torch.bool),
+        token_ids_L=torch.tensor([token_id]),
+        positions_DL=torch.ones(dimensions, 1, dtype=torch.int64),
+        is_scored_L=torch.zeros(1, dtype=torch.bool),
     )
     return PackItem(prompt=prompt, continuations=(continuation,))
 
 
 def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
-    """`empty_item` as a unit of a minibatch."""
+    """Make a unit of `empty_item`."""
     batch = PolicyBatch(
         packed=pack([item]),
         advantages_C=torch.zeros(1),
@@ -196,24 +193,24 @@ def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBat
 
 
 def _old_logprobs(groups: Sequence[AdvantageGroup]) -> Tensor | None:
-    """(N,); None unless every group has them."""
+    """Return the old logprobs (N,), or None where a group has none."""
     rows = [row for group in groups for row in group.old_logprobs or ()]
     return None if any(group.old_logprobs is None for group in groups) else torch.cat(rows)
 
 
 def conversation_item(conversation: EncodedConversation) -> PackItem:
-    """An SFT conversation: its prompt with one continuation."""
+    """Make an item of an SFT conversation: its prompt with one continuation."""
     continuation = Continuation(
-        token_ids_C=conversation.token_ids_C,
-        positions_DC=conversation.positions_DC,
-        is_scored_C=conversation.is_scored_C,
+        token_ids_L=conversation.token_ids_L,
+        positions_DL=conversation.positions_DL,
+        is_scored_L=conversation.is_scored_L,
     )
     return PackItem(prompt=conversation.prompt, continuations=(continuation,))
 
 
 def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[int]]:
-    """Places of the items, in order, cut where the budget of tokens would be exceeded. Raises DataError for an item
-    that does not fit alone."""
+    """Divide the items, in order, into bins of at most `budget` tokens. Returns the places of the items of each bin.
+    Raises DataError for an item that does not fit alone."""
     bins: list[list[int]] = []
     room = 0
     for i, item in enumerate(items):
@@ -233,7 +230,7 @@ def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[
 
 
 def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
-    """The group itself where it fits, else runs of its completions, each with the prompt."""
+    """Return the group itself where it fits, otherwise parts of it, each with the prompt."""
     if packed_length(group.item, form) <= budget:
         return [group]
     bounds = [0]

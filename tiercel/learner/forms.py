@@ -1,4 +1,4 @@
-"""Which form of the policy pass runs: `learner.form` judged against the device and the model."""
+"""Choose the form of the policy pass from `learner.form`, the device and the model."""
 
 import torch
 
@@ -6,24 +6,23 @@ from tiercel.errors import ModelError
 from tiercel.learner.layout import PackItem
 
 AUTO = {"cpu": "split", "cuda": "flex"}
-FORM_NAMES = ("split", "flex", "dense", "repeated")
-CONTINUES_A_PREFIX = ("split", "flex")  # forms that can run completions after their prompt's own pass
+CONTINUES_A_PREFIX = ("split", "flex")  # forms that can run completions after a separate pass of their prompt
 
 
 def chosen_form(asked: str, device: torch.device, obstacle: str | None) -> str:
-    """The form to run. `obstacle`: why the model cannot share prompts (`shared_prefix_obstacle`); `auto` then takes
-    `repeated`. Raises ModelError for a form that this device or model cannot compute."""
+    """Choose the form to run. `obstacle`: why the model cannot share prompts (see `shared_prefix_obstacle`); `auto` is
+    then `repeated`. Raises ModelError for a form that this device or model cannot compute."""
     if asked == "auto":
         return "repeated" if obstacle else AUTO.get(device.type, "dense")
     if asked != "repeated" and obstacle:
         raise ModelError(f"learner.form: {asked} runs a prompt once, but this model cannot: {obstacle}; use repeated")
     if asked == "split" and device.type != "cpu":
-        raise ModelError(f"learner.form: split runs on CPU only, and this is {device.type}; use flex")
+        raise ModelError(f"learner.form: split runs on CPU only, and the device is {device.type}; use flex")
     if asked == "flex" and device.type == "cpu":
         raise ModelError("learner.form: flex has no backward pass on CPU; use split")
     return asked
 
 
 def packed_length(item: PackItem, form: str) -> int:
-    """Tokens that an item costs in a form."""
+    """Count the tokens that a form computes for an item."""
     return item.repeated_length if form == "repeated" else item.shared_length

@@ -1,6 +1,6 @@
-"""The head: log-probabilities of given tokens without logits of the whole batch.
+"""The head: log-probabilities of given tokens, without the logits of the whole batch.
 
-Shape suffixes: N scored tokens, H hidden size, V vocabulary, M tokens of a chunk, W words of a chunk of the vocabulary.
+Shape suffixes: docs/shapes.md. Here M are the tokens of a chunk.
 """
 
 from dataclasses import dataclass
@@ -11,26 +11,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = 2**24  # elements of the largest logits tensor of a trained head
-TILE = {"cpu": (512, 4096)}  # tokens and words of a frozen head's tile; on CPU it stays in the last cache
+TILE = {"cpu": (512, 4096)}  # tokens and words of a frozen head's tile; on CPU it fits into the last cache
 GPU_TILE = (4096, 16384)
-NEVER = -1e30  # a placeholder's logit: its probability is exactly 0 and 0 * NEVER is still 0
+NEVER = -1e30  # a placeholder's logit: its probability is exactly 0, and 0 * NEVER is 0
 
 
 class TokenScores(NamedTuple):
-    """Result of a learner's pass over a microbatch. A tuple, since FSDP2 and DeepSpeed look for tensors in those."""
+    """Holds the result of a learner's pass over a microbatch. It is a tuple because FSDP2 and DeepSpeed look for
+    tensors in tuples."""
 
     logprobs_N: Tensor  # fp32, with gradient where the pass has one
-    entropy_N: Tensor  # fp32, nats; detached unless its gradient was asked for
+    entropy_N: Tensor  # fp32, in nats; detached unless its gradient was asked for
 
 
 class TokenHead(nn.Module):
-    """Log-softmax(h W^T / temperature) at the target tokens, vision placeholders excluded.
+    """Computes log-softmax(h W^T / temperature) at the target tokens, without vision placeholders.
 
     A frozen head goes over the vocabulary once, in tiles with a running maximum (Milakov & Gimelshein 2018), and
     keeps d logp_n / d h_n, which is (W[y_n] - sum_v p_nv W[v]) / temperature: N x H numbers instead of N x V, exact
-    for any loss of logp. The entropy comes free: the mean logit is h_n . sum_v p_nv W[v] / temperature.
-    A trained head recomputes each chunk in the backward pass, since its weight needs a gradient too; so does the
-    gradient of the entropy, which that Jacobian does not give.
+    for any loss of logp. The same sums give the entropy, since the mean logit is h_n . sum_v p_nv W[v] / temperature.
+    A trained head recomputes each chunk in the backward pass, because its weight needs a gradient too. A gradient of
+    the entropy is computed in the same way, because this Jacobian does not give it.
     """
 
     def __init__(self, linear: nn.Linear, placeholder_ids: tuple[int, ...]):
@@ -53,13 +54,14 @@ class TokenHead(nn.Module):
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """At least one, though it be empty: a trained head takes part in the backward pass in any case."""
+    """Divide the tokens into chunks. Without tokens there is one empty chunk, because a trained head must be part of
+    every backward pass."""
     size = max(1, LOGITS_PER_CHUNK // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, max(1, tokens), size)]
 
 
 def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, temperature: float, excluded: list[int]) -> Tensor:
-    """fp32 (M, V)."""
+    """Compute the logprobs (M, V), fp32, of all words."""
     logits_MV = (hidden_MH @ weight_VH.T).float() / temperature
     if excluded:
         logits_MV = logits_MV.index_fill(1, torch.tensor(excluded, device=logits_MV.device), NEVER)
@@ -96,7 +98,7 @@ class _KeptJacobian(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SoftmaxSums:
-    """Of one chunk of tokens, over the whole vocabulary; fp32."""
+    """Holds sums over the whole vocabulary for one chunk of tokens, fp32."""
 
     target_logits_M: Tensor
     lse_M: Tensor
@@ -136,7 +138,8 @@ def _online_softmax(
 
 
 def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, temperature: float, excluded: list[int]) -> None:
-    """fp32 logits over temperature; `excluded` words of this chunk at NEVER, others of that list are elsewhere."""
+    """Write logits / temperature, fp32, into `out`. `excluded` numbers count from the first word of this tile; those
+    outside it belong to another tile."""
     if weight_WH.dtype == torch.float32 and hidden_MH.dtype == torch.float32:
         torch.mm(hidden_MH, weight_WH.T, out=out)
     else:

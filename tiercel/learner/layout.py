@@ -1,6 +1,6 @@
-"""Packed rows `[P1 | c11 .. c1G | P2 | c21 ..]`: which token sees which, and which state scores which token.
+"""Packed rows `[P1 | c11 .. c1G | P2 | c21 ..]`: which token attends to which, and which state predicts which token.
 
-Shape suffixes: T packed tokens, N scored tokens, D position dimensions.
+Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Span = tuple[int, int]  # start and stop in the packed row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSpans:
-    """One prompt and the completions that continue it."""
+    """Gives the spans of a prompt and of the completions that continue it."""
 
     prompt: Span
     completions: tuple[Span, ...]
@@ -24,13 +24,15 @@ class GroupSpans:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixLayout:
-    """A completion's token sees its own prompt and its own earlier tokens; a prompt's token sees earlier ones."""
+    """Tells which tokens attend to which: a token of a completion to its prompt and to the earlier tokens of its
+    completion, a token of a prompt to the earlier tokens of the prompt."""
 
     groups: tuple[GroupSpans, ...]
     length: int  # T
 
     def segments(self) -> tuple[Tensor, Tensor]:
-        """Two int64 (T,): each token's group, and its completion's number from 1 on (0 for a prompt's token)."""
+        """Return two tensors, int64 (T,): each token's group, and the number of its completion in the group, counted
+        from 1 (0 for a token of the prompt)."""
         group_T = torch.zeros(self.length, dtype=torch.int64)
         segment_T = torch.zeros(self.length, dtype=torch.int64)
         for number, group in enumerate(self.groups):
@@ -41,7 +43,7 @@ class PrefixLayout:
         return group_T, segment_T
 
     def dense_mask(self, device: torch.device) -> Tensor:
-        """Bool (1, 1, T, T), true where the row's token sees the column's."""
+        """Return the mask, bool (1, 1, T, T): true where the token of the row attends to the token of the column."""
         group_T, segment_T = self.segments()
         order_T = torch.arange(self.length)
         sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
@@ -51,46 +53,46 @@ class PrefixLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """Tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation. C tokens."""
+    """Holds tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation."""
 
-    token_ids_C: Tensor  # int64
-    positions_DC: Tensor  # int64
-    is_scored_C: Tensor  # bool
+    token_ids_L: Tensor  # int64
+    positions_DL: Tensor  # int64
+    is_scored_L: Tensor  # bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackItem:
-    """A prompt and its continuations, the unit of packing."""
+    """Holds a prompt and its continuations, the unit of packing."""
 
     prompt: EncodedPrompt
     continuations: tuple[Continuation, ...]
 
     @property
     def shared_length(self) -> int:
-        """Tokens with the prompt once."""
-        return len(self.prompt.token_ids_P) + sum(len(c.token_ids_C) for c in self.continuations)
+        """Count the tokens, with the prompt once."""
+        return len(self.prompt.token_ids_P) + sum(len(c.token_ids_L) for c in self.continuations)
 
     @property
     def repeated_length(self) -> int:
-        """Tokens with the prompt once per continuation."""
+        """Count the tokens, with the prompt once for each continuation."""
         return self.shared_length + (len(self.continuations) - 1) * len(self.prompt.token_ids_P)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedTokens:
-    """One microbatch for the learner."""
+    """Holds one microbatch for the learner."""
 
     layout: PrefixLayout
     token_ids_T: Tensor  # int64
     positions_DT: Tensor  # int64
     images: tuple[EncodedImage, ...]  # in the order of their placeholders
-    scoring_N: Tensor  # int64, the packed place whose state predicts the token
-    targets_N: Tensor  # int64, the token predicted
-    continuation_of_N: Tensor  # int64, which continuation a scored token belongs to
+    scoring_N: Tensor  # int64, the place in the pack whose state predicts the token
+    targets_N: Tensor  # int64, the predicted token
+    continuation_of_N: Tensor  # int64, the number of the token's continuation
 
 
 def pack(items: Sequence[PackItem]) -> PackedTokens:
-    """Lay groups end to end. Continuations are numbered in the order of the items; an item may have none."""
+    """Put groups end to end. Continuations are numbered in the order of the items. An item may have none."""
     nothing = torch.empty(0, dtype=torch.int64)
     ids: list[Tensor] = []
     positions: list[Tensor] = []
@@ -105,15 +107,15 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
         start = prompt_span[1]
         spans: list[Span] = []
         for continuation in item.continuations:
-            span = (start, start + len(continuation.token_ids_C))
-            ids.append(continuation.token_ids_C)
-            positions.append(continuation.positions_DC)
-            places_C = torch.arange(span[0] - 1, span[1] - 1)
-            places_C[0] = prompt_span[1] - 1  # the prompt's last state scores every first token
-            scored_C = continuation.is_scored_C
-            scoring.append(places_C[scored_C])
-            targets.append(continuation.token_ids_C[scored_C])
-            owners.append(torch.full((int(scored_C.sum()),), count))
+            span = (start, start + len(continuation.token_ids_L))
+            ids.append(continuation.token_ids_L)
+            positions.append(continuation.positions_DL)
+            places_L = torch.arange(span[0] - 1, span[1] - 1)
+            places_L[0] = prompt_span[1] - 1  # the last state of the prompt predicts every first token
+            scored_L = continuation.is_scored_L
+            scoring.append(places_L[scored_L])
+            targets.append(continuation.token_ids_L[scored_L])
+            owners.append(torch.full((int(scored_L.sum()),), count))
             spans.append(span)
             start = span[1]
             count += 1

@@ -1,9 +1,7 @@
 """The policy pass: embeddings, decoder and head as one module that a strategy can wrap.
 
-Everything that touches a weight happens inside `Learner.forward`, but for `Learner.run_prefix`, which only strategies
-that keep the module whole may call. Shape suffixes: T packed tokens, P prompt tokens, S tokens after the prompt,
-N scored tokens, K vision tokens (key heads in `key_BKTE`), H hidden size, D position dimensions, R rows of the
-repeated form, L their length.
+All weights are used inside `Learner.forward`. The exception is `Learner.run_prefix`, which only strategies that keep
+the module whole may call. Shape suffixes: docs/shapes.md.
 """
 
 from contextlib import nullcontext
@@ -20,7 +18,8 @@ from tiercel.models.policy import Policy
 
 
 class Learner(nn.Module):
-    """Per-token logprobs of packed groups under the current policy. `form` is one of forms.FORM_NAMES."""
+    """Computes logprobs of the scored tokens of packed groups under the current policy. `form`: a result of
+    forms.chosen_form."""
 
     def __init__(self, policy: Policy, form: str, gradient_checkpointing: bool):
         super().__init__()
@@ -32,12 +31,12 @@ class Learner(nn.Module):
         self.embedding = policy.model.get_input_embeddings()
         head = policy.model.get_output_embeddings()
         self.head = TokenHead(head, policy.family.placeholder_ids)
-        # A head in half precision sums in float32 where it must; autocast would round that.
+        # A head in half precision computes its sums in float32; autocast would round them.
         self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            # Reentrant checkpointing needs embeddings that require a gradient, and transformers makes them so in any
-            # case, the frozen vision tower's too; nothing here may go backward through that.
+            # For reentrant checkpointing transformers makes all embeddings require a gradient, those of a frozen vision
+            # tower too. That is not needed here, and no backward pass may run through the tower.
             policy.model.disable_input_require_grads()
 
     @property
@@ -52,9 +51,9 @@ class Learner(nn.Module):
         prefix: PrefixPass | None = None,
         entropy_gradient: bool = False,
     ) -> TokenScores:
-        """`features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass
-        over the prompt of the batch's one group, where that was run before; images are its affair then.
-        `entropy_gradient`: the entropy has one too."""
+        """Compute logprobs and entropy of the N scored tokens. `features_KH`: vision features of `batch.images`, in
+        their order; None without images. `prefix`: the pass over the prompt of the batch's only group, where it was run
+        before; then `features_KH` is None. `entropy_gradient`: the entropy has a gradient too."""
         with self.autocast():
             if prefix is not None:
                 hidden_NH = self._states_after(batch, prefix)
@@ -68,7 +67,7 @@ class Learner(nn.Module):
             return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient)
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
-        """One pass over a prompt without its completions (`pack` of an item without continuations)."""
+        """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""
         recording = RecordingAttention(self._attention(prompt))
         with self.autocast():
             embeddings_PH = self._embedded(prompt, features_KH)
@@ -79,14 +78,14 @@ class Learner(nn.Module):
         token_ids_T = batch.token_ids_T.to(self.device)
         embeddings_TH = self.embedding(token_ids_T)
         if self.trains_vision and torch.is_grad_enabled() and not embeddings_TH.requires_grad:
-            embeddings_TH.requires_grad_()  # a pass without pictures has a backward pass as any other
+            embeddings_TH.requires_grad_()  # so that a pass without images has a backward pass too
         if features_KH is None:
             return embeddings_TH
         is_vision_T = self.family.is_placeholder(token_ids_T)
         return self.family.with_features(embeddings_TH, is_vision_T, features_KH)
 
     def _decoded(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
-        """Hidden states (T, H) of the packed row: prompts once."""
+        """Compute hidden states (T, H) of the packed row, each prompt once."""
         if self.form == "dense":
             return self.language_model(
                 **self.family.decoder_inputs(embeddings_TH[None]),
@@ -109,7 +108,7 @@ class Learner(nn.Module):
         ).last_hidden_state[0]
 
     def _states_after(self, batch: PackedTokens, prefix: PrefixPass) -> Tensor:
-        """Hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
+        """Compute the hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
         length = batch.layout.groups[0].prompt[1]
         embeddings_SH = self.embedding(batch.token_ids_T[length:].to(self.device))
         attention = ContinuedAttention(self._attention(batch, first_query=length), prefix)
@@ -118,18 +117,20 @@ class Learner(nn.Module):
         return states[(batch.scoring_N - (length - 1)).to(self.device)]
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
-        """The same (N, H) by the plain computation: one causal row per completion, its prompt repeated."""
-        places_RL, row_N, column_N = self._repeated_layout(batch)
-        hidden_RLH = self.language_model(
-            **self.family.decoder_inputs(embeddings_TH[places_RL.to(self.device)]),
-            position_ids=_position_ids(batch.positions_DT[:, places_RL].to(self.device)),
+        """Compute the hidden states (N, H) that predict the scored tokens, by one causal row for each completion, with
+        its prompt repeated."""
+        places_RU, row_N, column_N = self._repeated_layout(batch)
+        hidden_RUH = self.language_model(
+            **self.family.decoder_inputs(embeddings_TH[places_RU.to(self.device)]),
+            position_ids=_position_ids(batch.positions_DT[:, places_RU].to(self.device)),
             attention_mask=None,
             use_cache=False,
         ).last_hidden_state
-        return hidden_RLH[row_N.to(self.device), column_N.to(self.device)]
+        return hidden_RUH[row_N.to(self.device), column_N.to(self.device)]
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Packed places (R, L) of the repeated rows, and row and column (N,) there of each scoring place."""
+        """Return the places (R, U) in the pack of the tokens of each repeated row, and for each scored token the row
+        (N,) and the column (N,) of the state that predicts it."""
         rows = [
             torch.cat([torch.arange(*group.prompt), torch.arange(*completion)])
             for group in batch.layout.groups
@@ -139,10 +140,10 @@ class Learner(nn.Module):
         for number, row in enumerate(rows):
             mine = batch.continuation_of_N == number
             column_N[mine] = torch.searchsorted(row, batch.scoring_N[mine])
-        places_RL = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
-        return places_RL, batch.continuation_of_N, column_N
+        places_RU = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
+        return places_RU, batch.continuation_of_N, column_N
 
 
 def _position_ids(positions: Tensor) -> Tensor:
-    """Positions (D, rows, length) as transformers takes them: three dimensions whole, a single one bare."""
+    """Convert positions (D, rows, length) to the form of transformers: (rows, length) where D is 1."""
     return positions if positions.shape[0] == 3 else positions[0]

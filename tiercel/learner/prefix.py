@@ -1,9 +1,8 @@
-"""A prompt's pass apart from its completions', for groups that no microbatch can hold.
+"""A separate pass for a prompt, for groups that are too large for one microbatch.
 
-The prompt runs once. Its keys, values and last state are cut from the graph; every microbatch of completions leaves
-its gradients there, and one backward pass through the prompt at the end takes their sum: the same gradient as that
-of the whole group, to rounding. Shape suffixes: B = 1 rows, H query heads (hidden size in `last_state_H`), K key
-heads, P prompt tokens, S tokens after it, E head size.
+The prompt is run once. Its keys, values and last state are detached from the graph. Every microbatch of completions
+adds its gradients to them, and at the end one backward pass through the prompt takes the sums. The gradient equals that
+of the whole group, to rounding. Shape suffixes: docs/shapes.md; B is 1 here.
 """
 
 from collections.abc import Mapping
@@ -15,21 +14,21 @@ from tiercel.models.attention import AttentionForm
 
 
 class RecordingAttention:
-    """A form that also keeps each layer's keys and values."""
+    """Computes `form` and keeps the keys and values of each layer."""
 
     def __init__(self, form: AttentionForm):
         self.form = form
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        self.keys.setdefault(layer, key_BKTE)  # activation checkpointing calls a second time
-        self.values.setdefault(layer, value_BKTE)
-        return self.form(layer, query_BHTE, key_BKTE, value_BKTE, scale)
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        self.keys.setdefault(layer, key_BJTE)  # activation checkpointing calls this a second time
+        self.values.setdefault(layer, value_BJTE)
+        return self.form(layer, query_BATE, key_BJTE, value_BJTE, scale)
 
 
 class PrefixPass:
-    """What completions need of their prompt, by layer, and the way back into it."""
+    """Holds what completions need of their prompt: keys and values by layer, and the last state."""
 
     def __init__(self, keys: Mapping[int, Tensor], values: Mapping[int, Tensor], last_state_H: Tensor):
         self._outputs = [*keys.values(), *values.values(), last_state_H]
@@ -38,7 +37,7 @@ class PrefixPass:
         self.last_state_H = _leaf(last_state_H)
 
     def backward(self) -> None:
-        """Carry the gradients that have gathered here through the prompt."""
+        """Run the backward pass through the prompt with the gradients that completions have left here."""
         leaves = [*self.keys.values(), *self.values.values(), self.last_state_H]
         pairs = [
             (output, leaf.grad)
@@ -50,16 +49,16 @@ class PrefixPass:
 
 
 class ContinuedAttention:
-    """A form over the prompt's keys and values, from its own pass, and those of the tokens that follow it."""
+    """Computes `form` over the keys and values of the prompt, from `prefix`, and those of the tokens after it."""
 
     def __init__(self, form: AttentionForm, prefix: PrefixPass):
         self.form = form
         self.prefix = prefix
 
-    def __call__(self, layer: int, query_BHSE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, scale: float) -> Tensor:
-        key_BKTE = torch.cat([self.prefix.keys[layer], key_BKSE], dim=2)
-        value_BKTE = torch.cat([self.prefix.values[layer], value_BKSE], dim=2)
-        return self.form(layer, query_BHSE, key_BKTE, value_BKTE, scale)
+    def __call__(self, layer: int, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor, scale: float) -> Tensor:
+        key_BJTE = torch.cat([self.prefix.keys[layer], key_BJSE], dim=2)
+        value_BJTE = torch.cat([self.prefix.values[layer], value_BJSE], dim=2)
+        return self.form(layer, query_BASE, key_BJTE, value_BJTE, scale)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The table of docs/families.md, made from FAMILIES: `python -m tiercel.models.catalogue docs/families.md`."""
+"""Make the table of docs/families.md from FAMILIES: `python -m tiercel.models.catalogue docs/families.md`."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from tiercel.documents import write_table
 from tiercel.models.loading import FAMILIES
 from tiercel.types import CoordinateSpace
 
-NAME = "families"
+TABLE = "families"  # its name in the document
 SPACES: dict[CoordinateSpace, str] = {
     "resized_pixels": "pixels of the resized image",
     "thousandths": "0 to 1000 of each side",
@@ -16,7 +16,7 @@ SPACES: dict[CoordinateSpace, str] = {
 
 
 def table() -> str:
-    """Every family in a row."""
+    """Return the table, in Markdown: one row for each family."""
     lines = [
         "| name | models | boxes that it writes | positions | size of an image | what else is its own |",
         "|---|---|---|---|---|---|",
@@ -30,4 +30,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    write_table(Path(sys.argv[1]), NAME, table())
+    write_table(Path(sys.argv[1]), TABLE, table())

@@ -1,7 +1,6 @@
-"""InternVL3: square tiles and a thumbnail, each of the same number of tokens between <img> and </img>, 1-D positions.
+"""InternVL3: square tiles and a thumbnail with the same number of tokens each, between <img> and </img>; 1-D positions.
 
-Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size, V tiles of all
-images, S tokens of a tile.
+Shape suffixes: docs/shapes.md. D is 1.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits,
 
 
 class InternVL(Family):
-    """InternVL3 writes boxes in thousandths of each side."""
+    """Knows InternVL3, which writes boxes in thousandths of each side."""
 
     name = "internvl"
     serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
@@ -45,7 +44,7 @@ class InternVL(Family):
         self.refuse_limits(limits)
         processor = self.checkpoint.image_processor
         (width, height), tile = size, (processor.size["width"], processor.size["height"])
-        # Whatever crop_to_patches says: InternVL's whole processor sets it to true, published checkpoints to false.
+        # crop_to_patches is ignored: InternVL's processor always uses true, but published checkpoints say false.
         columns, rows = get_optimal_tiled_canvas(
             (height, width), tile[::-1], processor.min_patches, processor.max_patches
         )
@@ -70,21 +69,21 @@ class InternVL(Family):
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [[*tiles(image.views[0], *image.plan.grid), *image.views[1:]] for image in images]
-        pixels_V = self.checkpoint.image_processor(
+        pixels_I = self.checkpoint.image_processor(
             images=[picture_image(tile) for of_image in tiles_of for tile in of_image],
             do_resize=False,
             crop_to_patches=False,
             return_tensors="pt",
         )["pixel_values"]
         weight = next(model.model.vision_tower.parameters())
-        features_VSH = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype)).pooler_output
-        by_image = features_VSH.split([len(of_image) for of_image in tiles_of])
-        return [of_image_VSH.flatten(0, 1) for of_image_VSH in by_image]
+        features_IKH = model.model.get_image_features(pixels_I.to(weight.device, weight.dtype)).pooler_output
+        by_image = features_IKH.split([len(of_image) for of_image in tiles_of])
+        return [of_image_IKH.flatten(0, 1) for of_image_IKH in by_image]
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model
 
 
 def _tile_count(rows: int, columns: int) -> int:
-    """Tiles of a canvas, and the thumbnail where they are several."""
+    """Count the tiles of a canvas, with the thumbnail where there are several tiles."""
     return rows * columns + (rows * columns > 1)

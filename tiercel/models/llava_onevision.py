@@ -1,9 +1,8 @@
-"""LLaVA-OneVision: the picture squashed to one tile, then on a canvas of tiles; padding's features are cut off, large
-grids are shrunk, each row of features ends with a newline; 1-D positions.
+"""LLaVA-OneVision: an image in the size of one tile, then the image on a canvas of tiles; 1-D positions.
 
-Each picture of a prompt goes on its own canvas, as in transformers' processor for a flat list of images and in vLLM.
-Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size (of pictures:
-height, width), V tiles of all images.
+The features of the canvas' padding are cut off, large grids of features are made smaller, and each row of features ends
+with a newline. Each image of a prompt has its own canvas, as in transformers' processor for a flat list of images and
+in vLLM. Shape suffixes: docs/shapes.md. D is 1.
 """
 
 import math
@@ -22,11 +21,11 @@ from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
-SHRINKS_ABOVE = 1.1  # features are shrunk where a side would be longer than this times the longest that it may be
+SHRINKS_ABOVE = 1.1  # the grid is made smaller where its sides are more than this times too long
 
 
 class LlavaOnevision(Family):
-    """LLaVA-OneVision writes boxes in fractions of each side."""
+    """Knows LLaVA-OneVision, which writes boxes in fractions of each side."""
 
     name = "llava_onevision"
     serves = "LLaVA-OneVision, such as `llava-hf/llava-onevision-qwen2-0.5b-ov-hf`"
@@ -65,7 +64,8 @@ class LlavaOnevision(Family):
         )
 
     def _feature_grid(self, size: Size, grid: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of features of the canvas, without those of its padding, shrunk to the most there may be."""
+        """Count the rows and columns of the canvas' features without those of its padding, reduced to the allowed
+        number."""
         config, (width, height) = self.checkpoint.config, size
         side = config.vision_config.image_size // config.vision_config.patch_size
         rows, columns = grid[0] * side, grid[1] * side
@@ -75,14 +75,14 @@ class LlavaOnevision(Family):
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
         if not rows or not columns:
             raise DataError(
-                f"image of {width} x {height} pixels: too narrow, nothing of it is left on its canvas", field="images"
+                f"image of {width} x {height} pixels: too narrow, it has no features left on its canvas", field="images"
             )
         most = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
         ratio = math.sqrt(rows * columns / (most * side**2))
         return (int(rows // ratio), int(columns // ratio)) if ratio > SHRINKS_ABOVE else (rows, columns)
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        """The picture as it lies on the canvas, without the padding; then squashed to one tile."""
+        """Resize the image to its size on the canvas, without padding, and to the size of one tile."""
         resample = self.checkpoint.image_processor.resample
         plan, tile = self.plan_image(image.size, limits), self.checkpoint.config.vision_config.image_size
         views = tuple(picture_tensor(image.resize(size, resample)) for size in (plan.processed_size, (tile, tile)))
@@ -95,7 +95,7 @@ class LlavaOnevision(Family):
         return torch.arange(len(token_ids_P))[None]
 
     def _tiles(self, image: EncodedImage) -> list[Tensor]:
-        """The squashed picture, then the tiles of the canvas, the picture in its middle."""
+        """Return the view of one tile, then the tiles of the canvas, which has the picture in its middle."""
         picture, squashed = image.views
         tile = self.checkpoint.config.vision_config.image_size
         (rows, columns), (height, width) = image.plan.grid, picture.shape[:2]
@@ -104,8 +104,8 @@ class LlavaOnevision(Family):
         return [squashed, *tiles(pad(picture, (0, 0, left, right, above, below)), rows, columns)]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        # A list within a list is several pictures of one prompt, which the processor leaves whole.
-        pixels_V = self.checkpoint.image_processor(
+        # A list in a list means several images of one prompt, which the processor does not cut.
+        pixels_I = self.checkpoint.image_processor(
             images=[[picture_image(tile) for image in images for tile in self._tiles(image)]],
             do_resize=False,
             return_tensors="pt",
@@ -113,7 +113,7 @@ class LlavaOnevision(Family):
         weight = model.model.image_newline
         sizes = torch.tensor([image.plan.original_size[::-1] for image in images])
         return list(
-            model.model.get_image_features(pixels_V.to(weight.device, weight.dtype), image_sizes=sizes).pooler_output
+            model.model.get_image_features(pixels_I.to(weight.device, weight.dtype), image_sizes=sizes).pooler_output
         )
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:

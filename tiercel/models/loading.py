@@ -1,4 +1,5 @@
-"""Checkpoints from a local directory or a hub: config and tokenizer first, weights apart. No code of theirs is run."""
+"""Load checkpoints from a local directory or a hub: config and tokenizer first, weights separately. No code of a
+checkpoint is run."""
 
 import json
 from collections.abc import Collection
@@ -31,12 +32,13 @@ SMALLER = (
     "write a narrower model.dtype, take a smaller checkpoint or a machine with more memory, or share the model over "
     "several GPUs by train.strategy: fsdp2 (`tiercel plan` says what fits)"
 )
-INDEX = "model.safetensors.index.json"  # of weights in several files
+INDEX = "model.safetensors.index.json"  # lists the files where weights are in several
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
 
 def resolve(source: Source) -> Path:
-    """The checkpoint's local directory, fetched from its hub where the path is a model id."""
+    """Return the checkpoint's local directory. Where the path is a model id, it is downloaded from its hub. Raises
+    ModelError where the hub has no such model, and EnvironmentProblem where it cannot be downloaded."""
     path = Path(source.path).expanduser()
     if path.is_dir():
         return path
@@ -58,7 +60,7 @@ def resolve(source: Source) -> Path:
 
 
 def family_class(path: Path) -> type[Family]:
-    """The family that config.json names. Raises ModelError for remote code and for unknown architectures."""
+    """Find the family that config.json names. Raises ModelError for remote code and for unknown architectures."""
     config = read_config(path)
     model_type = config.get("model_type")
     if model_type == "ovis":
@@ -74,8 +76,8 @@ def family_class(path: Path) -> type[Family]:
 
 
 def load_family(model: Model, template: str | None = None) -> Family:
-    """Config, tokenizer and image processor; no weights. `template` is a file with a chat template. Raises ModelError
-    where one of them cannot be read."""
+    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template. Raises
+    ModelError where one of them cannot be read."""
     path = resolve(model)
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
@@ -84,11 +86,11 @@ def load_family(model: Model, template: str | None = None) -> Family:
             f"model.{key}: {chosen.name} cuts images into tiles of one size and has no such limit; remove it"
         )
     try:
-        # Said aloud, for transformers would otherwise ask at the terminal whether to run a tokenizer's own code.
+        # Without trust_remote_code=False, transformers would ask at the terminal whether to run a tokenizer's code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         image_processor = chosen.image_processor_class.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # of broken files tokenizers raises Exception itself
+    except Exception as error:  # tokenizers raises Exception itself for broken files
         raise ModelError(
             f"{path}: config, tokenizer or image processor cannot be read: {type(error).__name__}: {error}"
         ) from error
@@ -106,9 +108,9 @@ def load_family(model: Model, template: str | None = None) -> Family:
 def load_weights(
     family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None
 ) -> HuggingFaceModel:
-    """The Hugging Face model in evaluation mode, nothing trainable; `path` in place of the checkpoint's own weights.
-    Raises ModelError where they are no safetensors files that can be read, lack some of the model's weights, or do not
-    fit into memory."""
+    """Load the Hugging Face model in evaluation mode, with no parameter trainable. `path`: a directory with other
+    weights than the checkpoint's. Raises ModelError where the weights are not safetensors files that can be read, are
+    incomplete, or do not fit into memory."""
     directory = path or Path(family.checkpoint.path)
     require_safetensors(directory)
     with memory_to_load(directory, SMALLER):
@@ -134,19 +136,20 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     model, found = loaded
     if missing := found["missing_keys"]:
         raise ModelError(
-            f"{directory} has no weights for {named_few(missing)}, and transformers would draw them at random; the "
-            "files are incomplete, or config.json belongs to another model"
+            f"{directory} has no weights for {named_few(missing)}, and transformers would make random ones; the "
+            "files are incomplete, or config.json is that of another model"
         )
     model.requires_grad_(False)
-    # Nothing here generates by it, and some published ones are refused by transformers' own check when saved.
+    # It is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
     return model.to(device).eval()
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises ModelError where it is none, or too large for memory."""
-    with memory_to_load(file, "free some memory, or put the file there that belongs there"):
+    """Read the tensors of a safetensors file to the CPU. Raises ModelError where it cannot be read or does not fit
+    into memory."""
+    with memory_to_load(file, "free some memory, or put the right file there"):
         return _tensors(file)
 
 
@@ -156,17 +159,17 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
-        raise ModelError(f"{file} is no safetensors file that can be read: {error}") from error
+        raise ModelError(f"{file} cannot be read as a safetensors file: {error}") from error
 
 
 def named_few(names: Collection[str]) -> str:
-    """The first few in order, and how many more."""
+    """List the first few names in order, and say how many more there are."""
     shown = sorted(names)[:SHOWN_NAMES]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Raises ModelError where there is no config.json that can be read."""
+    """Read config.json. Raises ModelError where there is none or it cannot be read."""
     file = path / "config.json"
     if not file.is_file():
         raise ModelError(f"model.path: {path} has no config.json")
@@ -174,35 +177,35 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def require_no_code(path: Path, config: dict[str, Any]) -> None:
-    """Raises ModelError where a config.json asks to run code of the checkpoint's own."""
+    """Raise ModelError where a config.json asks to run code of the checkpoint."""
     if "auto_map" in config:
         raise ModelError(
-            f"{path}: config.json asks to run code of its own (auto_map), and tiercel runs none; use a checkpoint "
-            "in transformers' own format"
+            f"{path}: config.json asks to run code of the checkpoint (auto_map), and tiercel never runs such code; use "
+            "a checkpoint in transformers' own format"
         )
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Raises ModelError where a file of the checkpoint is no JSON object."""
+    """Read a JSON object from a file of the checkpoint. Raises ModelError where the file has none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file} holds no JSON object")
+        raise ModelError(f"{file} is JSON, but not a JSON object")
     return content
 
 
 def require_safetensors(directory: Path) -> None:
-    """Raises ModelError where an index sends its reader to files of another kind, or elsewhere."""
+    """Raise ModelError where an index names files of another kind or in another directory."""
     if not (directory / INDEX).is_file():
         return
     files = read_json(directory / INDEX).get("weight_map")
     for file in files.values() if isinstance(files, dict) else [files]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelError(
-                f"{directory / INDEX} names {file!r}; weights are read from .safetensors files beside it, and from "
-                "nothing else"
+                f"{directory / INDEX} names {file!r}; weights are read only from .safetensors files in the same "
+                "directory"
             )
 
 
@@ -217,11 +220,11 @@ def _chat_template(path: Path, tokenizer, template: str | None) -> str:
     legacy = path / "chat_template.json"
     if legacy.is_file() and isinstance(found := read_json(legacy).get("chat_template"), str):
         return found
-    raise ModelError(f"{path} has no chat template; give data.template a file with one")
+    raise ModelError(f"{path} has no chat template; set data.template to a file that has one")
 
 
 def _end_token_ids(path: Path, tokenizer) -> tuple[int, ...]:
-    """The tokenizer's end token first, then the others of generation_config.json."""
+    """Return the tokenizer's end token, then the others of generation_config.json."""
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     file = path / "generation_config.json"
     if file.is_file():

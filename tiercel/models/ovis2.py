@@ -1,7 +1,6 @@
-"""Ovis2: square tiles, a visual vocabulary, five indicator tokens with embeddings of their own, 1-D positions.
+"""Ovis2: square tiles, a visual vocabulary, five indicator tokens with their own embeddings, 1-D positions.
 
-Shape suffixes: P prompt tokens, D = 1 position dimension, K vision tokens of an image, H hidden size,
-V tiles of all images, S tokens of an image's tiles, I indicators.
+Shape suffixes: docs/shapes.md. D is 1; M are those of an image's K vision tokens that are not indicators.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_tok
 
 
 class Ovis2(Family):
-    """Ovis2 has no fixed habit for boxes; tiercel asks for fractions of each side, as Ovis2.5 writes them."""
+    """Knows Ovis2, which has no fixed form for boxes. tiercel uses fractions of each side, as Ovis2.5 does."""
 
     name = "ovis2"
     serves = "Ovis2 in transformers' own form, such as `thisisiron/Ovis2-2B-hf`"
@@ -80,7 +79,7 @@ class Ovis2(Family):
         return canvas_and_thumbnail(image, self.plan_image(image.size, limits), tile, processor.resample)
 
     def _layout(self, grid: tuple[int, ...]) -> list[int | None]:
-        """One entry per token: None for a tile's feature, else the number of an indicator."""
+        """List the tokens of an image: None for a token of a tile, otherwise the number of an indicator."""
         rows, columns = grid
         tile: list[int | None] = [None] * self.tokens_per_tile
         layout: list[int | None] = [START, *tile, GRID]
@@ -105,32 +104,32 @@ class Ovis2(Family):
         return torch.arange(len(token_ids_P))[None]
 
     def _tiles(self, image: EncodedImage) -> list[Image.Image]:
-        """Tiles in the model's order: the thumbnail, then the canvas row by row."""
+        """Return the tiles in the model's order: the thumbnail, then the canvas row by row."""
         canvas, *thumbnail = image.views
         return [picture_image(view) for view in (*thumbnail, *tiles(canvas, *image.plan.grid))]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [self._tiles(image) for image in images]
-        pixels_V = self.checkpoint.image_processor(
+        pixels_I = self.checkpoint.image_processor(
             images=[tile for of_image in tiles_of for tile in of_image],
             do_resize=False,
             crop_to_patches=False,
             return_tensors="pt",
         )["pixel_values"]
         weight = next(model.model.vision_tower.parameters())
-        output = model.model.get_image_features(pixels_V.to(weight.device, weight.dtype))
+        output = model.model.get_image_features(pixels_I.to(weight.device, weight.dtype))
         by_image = output.pooler_output.split([len(of_image) for of_image in tiles_of])
         return [
-            self._with_indicators(image, tile_features_VSH.flatten(0, 1), output.visual_indicator_features)
-            for image, tile_features_VSH in zip(images, by_image, strict=True)
+            self._with_indicators(image, tile_features_IKH.flatten(0, 1), output.visual_indicator_features)
+            for image, tile_features_IKH in zip(images, by_image, strict=True)
         ]
 
-    def _with_indicators(self, image: EncodedImage, tile_features_SH: Tensor, indicators_IH: Tensor) -> Tensor:
-        """Tile features and indicator embeddings in the order of the image's tokens."""
+    def _with_indicators(self, image: EncodedImage, tile_features_MH: Tensor, indicators_5H: Tensor) -> Tensor:
+        """Put tile features and indicator embeddings into the order of the image's tokens."""
         layout = torch.tensor([-1 if entry is None else entry for entry in self._layout(image.plan.grid)])
-        layout_K = layout.to(tile_features_SH.device)
-        features_KH = indicators_IH.to(tile_features_SH.dtype)[layout_K.clamp(min=0)]
-        return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_SH)
+        layout_K = layout.to(tile_features_MH.device)
+        features_KH = indicators_5H.to(tile_features_MH.dtype)[layout_K.clamp(min=0)]
+        return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_MH)
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model

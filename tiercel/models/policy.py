@@ -1,4 +1,4 @@
-"""The policy: a family, its weights, an adapter or full fine-tuning, and the reference it started from."""
+"""The policy: a family, its weights, an adapter or full fine-tuning, and the reference."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,23 +21,23 @@ from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
-WHOLE_FILE = "trained_whole.safetensors"  # beside an adapter: weights by their names in the model, float32
+WHOLE_FILE = "trained_whole.safetensors"  # in the adapter's directory: weights by their names in the model, float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """What is trained. `model` is the Hugging Face model, with PEFT's layers in place where there is an adapter."""
+    """Holds the trained model. `model`: the Hugging Face model, with PEFT's layers where there is an adapter."""
 
     family: Family
     model: HuggingFaceModel
     peft: PeftModel | None  # None: full fine-tuning
-    reference_adapter: str | None  # the reference where it is not the base: lora.init's, or one that moves
+    reference_adapter: str | None  # name of the reference's adapter (lora.init's, or one that moves); None: the base
     reference_moves: bool = False
     compute_dtype: torch.dtype
     device: torch.device
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that the optimiser moves, by name, in the order of the names."""
+        """Return the parameters that the optimiser changes, by name, in the order of the names."""
         named = self.model.named_parameters()
         return dict(sorted((name, parameter) for name, parameter in named if parameter.requires_grad))
 
@@ -48,44 +48,42 @@ class Policy:
             self.family.part_of(base_name(name)) in ("vision", "projector") for name in self.trained_parameters()
         )
 
-    @property
-    def head_is_frozen(self) -> bool:
-        return not self.model.get_output_embeddings().weight.requires_grad
-
     def vision_features(self, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """For each image features (K, H), computed in the recipe's dtype. Raises ModelError where they are not as many
-        as the image has places."""
+        """Compute features (K, H) of each image in the recipe's dtype. Raises ModelError where their number is not that
+        of the image's placeholders."""
         with self.autocast():
             features = self.family.vision_features(self.model, images)
         for image, features_KH in zip(images, features, strict=True):
             if len(features_KH) != (places := self.family.feature_count(image.plan)):
                 raise ModelError(
                     f"the model makes {len(features_KH)} features of a picture of {image.plan.processed_size} "
-                    f"pixels that has {places} places in the prompt; its config and its image processor disagree"
+                    f"pixels that has {places} placeholders in the prompt; the checkpoint's config and its image "
+                    "processor do not fit together"
                 )
         return features
 
     @property
     def needs_autocast(self) -> bool:
-        """Adapters, and in full fine-tuning all weights, are float32 and compute in the recipe's dtype."""
+        """Whether float32 weights (of an adapter, or all in full fine-tuning) compute in a narrower dtype."""
         has_float32 = self.peft is not None or next(self.model.parameters()).dtype == torch.float32
         return has_float32 and self.compute_dtype in (torch.bfloat16, torch.float16)
 
     def autocast(self, *, keeps_casts: bool = True) -> torch.autocast:
-        """What every forward pass runs in. `keeps_casts`: weights are cast once, not at every use, which no captured
-        graph may rely on."""
+        """Return the context in which every forward pass runs. `keeps_casts`: weights are cast once and not at every
+        use. A captured graph must not use this."""
         enabled = self.needs_autocast
         return torch.autocast(
             self.device.type, dtype=self.compute_dtype, enabled=enabled, cache_enabled=enabled and keeps_casts
         )
 
     def whole_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of the trained parameters that are no adapter's."""
+        """Return the trained parameters that are not part of an adapter."""
         return {name: parameter for name, parameter in self.trained_parameters().items() if ".lora_" not in name}
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """The adapter off, or the reference's in its place. What is trained whole is the strategy's to exchange."""
+        """Switch to the reference: turn the adapter off, or replace it by that of the reference. Weights that are
+        trained whole are exchanged by the strategy, not here."""
         if self.peft is None:
             yield
             return
@@ -101,15 +99,16 @@ class Policy:
 
 
 def base_name(name: str) -> str:
-    """A parameter's name in the model without PEFT's layers."""
+    """Return a parameter's name in the model without PEFT's layers."""
     return re.sub(r"\.(lora_[A-Z]\w*\.\w+|base_layer)(?=\.)", "", name)
 
 
 def build_policy(
     recipe: BaseRecipe, device: torch.device, weights: Path | None = None, *, stays_on_cpu: bool = False
 ) -> Policy:
-    """Load the checkpoint and make trainable what the recipe says. `weights`: a model directory to go on from in
-    full fine-tuning. `stays_on_cpu`: a strategy moves the parts to the device, which may not hold the whole."""
+    """Load the checkpoint and make the recipe's parameters trainable. `weights`: in full fine-tuning, a model directory
+    to continue from. `stays_on_cpu`: leave the weights on the CPU, where a strategy moves their shares to the device.
+    Raises ModelError where checkpoint and recipe do not fit together."""
     family = load_family(recipe.model, recipe.data.template)
     place = torch.device("cpu") if stays_on_cpu else device
     if recipe.lora is not None and whole_parts(recipe):
@@ -122,20 +121,20 @@ def build_policy(
 
 
 def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
-    """Frozen weights lie in the dtype that computes; trained ones in float32."""
+    """Return the dtype of the loaded weights: the recipe's where they are frozen, float32 where they are trained."""
     return DTYPES[recipe.model.dtype] if recipe.lora is not None else torch.float32
 
 
 def _lower_precision(family: Family, model: HuggingFaceModel, whole: tuple[Part, ...], dtype: torch.dtype) -> None:
-    """Bring what stays frozen to the dtype that computes."""
+    """Convert the parts that stay frozen to `dtype`."""
     for name, parameter in model.named_parameters():
         if family.part_of(name) not in whole:
             parameter.data = parameter.data.to(dtype)
 
 
 def starting_weights(policy: Policy, recipe: BaseRecipe, weights: Path | None = None) -> dict[str, Tensor]:
-    """Copies, where the weights lie and in the dtype that computes, of those that are trained whole as the run started,
-    where a KL penalty compares with them; else none. `weights`: as in `build_policy`."""
+    """Copy the weights that are trained whole, as they were at the start of the run, where a KL penalty needs them;
+    otherwise return an empty dict. The copies have the recipe's dtype. `weights`: as in `build_policy`."""
     if not keeps_start(recipe):
         return {}
     dtype = policy.compute_dtype
@@ -145,7 +144,7 @@ def starting_weights(policy: Policy, recipe: BaseRecipe, weights: Path | None = 
 
 
 def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, device: torch.device) -> Policy:
-    """A loaded model with the recipe's adapter, or with what it does not freeze trainable."""
+    """Add the recipe's adapter to a loaded model, or make all parts trainable that the recipe does not freeze."""
     reference_adapter = None
     peft = None
     moves = isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.sync_every is not None
@@ -168,7 +167,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
 
 
 def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path | None) -> Policy:
-    """A checkpoint and perhaps an adapter, for evaluation and prediction; nothing is trained."""
+    """Load a checkpoint, with an adapter if one is given, for evaluation and prediction. No parameter is trainable."""
     family = load_family(recipe.model, recipe.data.template)
     compute_dtype = DTYPES[recipe.model.dtype]
     model = load_weights(family, compute_dtype, device)
@@ -189,16 +188,16 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
 
 
 def leave_casting_to_autocast(model: HuggingFaceModel) -> None:
-    """PEFT would lift every adapter's input to the float32 of its weights: products several times as slow on a GPU, and
-    a copy of each input kept for the backward pass."""
+    """Stop PEFT from converting the input of every adapter to float32, the dtype of its weights: on a GPU the products
+    would be several times as slow, and a copy of each input would be kept for the backward pass."""
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
 
 
 def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
-    """A regular expression for PEFT: the linear layers of a part (never the head), or the user's own. Raises
-    ModelError where nothing matches."""
+    """Make the regular expression of the adapted layers for PEFT: the linear layers of a part without the head, or
+    those that the user's own expression matches. Raises ModelError where no layer matches."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if targets in (*PARTS, "all"):
         chosen = [
@@ -208,7 +207,8 @@ def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
     else:
         chosen = [name for name in linear if re.fullmatch(targets, name)]
         matched = sum(re.fullmatch(targets, name) is not None for name, _ in model.named_modules())
-        pattern = targets if matched == len(chosen) else "|".join(map(re.escape, chosen))  # PEFT takes linear ones only
+        # PEFT refuses layers that are not linear.
+        pattern = targets if matched == len(chosen) else "|".join(map(re.escape, chosen))
     if not chosen:
         examples = ", ".join(linear[:3])
         raise ModelError(f"lora.targets: {targets!r} matches no linear layer; names look like {examples}")
@@ -216,12 +216,12 @@ def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
 
 
 def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, directory: Path) -> PeftModel:
-    """The adapter of `lora.init` to train, and once more, frozen, as the reference. Raises ModelError where the recipe
-    describes another."""
+    """Load the adapter of `lora.init` twice: to train it, and frozen as the reference. Raises ModelError where it is
+    not the adapter that the recipe describes."""
     if (directory / WHOLE_FILE).is_file():
         raise ModelError(
-            f"lora.init: {directory} belongs to weights that its run trained whole; `tiercel export RUN --merge` makes "
-            "a model of both: take that as model.path, without lora.init"
+            f"lora.init: {directory} needs weights that its run trained whole; `tiercel export RUN --merge` makes a "
+            "model of both: set model.path to that model and remove lora.init"
         )
     pattern = lora_targets(family, model, lora.targets)
     asked = {name for name, module in model.named_modules() if re.fullmatch(pattern, name)}
@@ -260,7 +260,7 @@ def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int)
 
 
 def _add_copy(peft: PeftModel) -> None:
-    """A frozen copy of a fresh adapter, which the reference starts from: it adds nothing yet, as the adapter itself."""
+    """Add a frozen copy of a fresh adapter as the start of the reference. Neither changes the model's output yet."""
     with torch.random.fork_rng():
         peft.add_adapter(REFERENCE, peft.peft_config["default"])
     named = dict(peft.named_parameters())
@@ -272,7 +272,9 @@ def _add_copy(peft: PeftModel) -> None:
 
 def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:
     if not (directory / "adapter_config.json").is_file() or not (directory / "adapter_model.safetensors").is_file():
-        raise ModelError(f"{directory} is no adapter: it needs adapter_config.json and adapter_model.safetensors")
+        raise ModelError(
+            f"{directory} is not an adapter: adapter_config.json or adapter_model.safetensors is missing there"
+        )
     with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
         return _adapted(model, directory)
 
@@ -287,8 +289,8 @@ def _adapted(model: HuggingFaceModel, directory: Path) -> PeftModel:
 
 
 def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
-    """Give the model the weights that a run trained whole, where the adapter's directory has any, and return their
-    names. Raises ModelError where they are not the model's."""
+    """Load the weights that a run trained whole into the model, where the adapter's directory has any, and return
+    their names. Raises ModelError where they are those of another model."""
     if not (directory / WHOLE_FILE).is_file():
         return set()
     parameters = dict(model.named_parameters())
@@ -301,7 +303,8 @@ def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
 
 
 def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> None:
-    """Train the parts whole that the recipe says. Raises ModelError where a part has no parameters, or an adapter."""
+    """Make the parts trainable that the recipe trains whole. Raises ModelError where a part has no parameters, or has
+    an adapter too."""
     parts = {name: family.part_of(base_name(name)) for name, _ in model.named_parameters()}
     whole = whole_parts(recipe)
     named, remedy = (set(recipe.freeze), "take it out of") if recipe.lora is None else (set(whole), "add it to")

@@ -1,7 +1,4 @@
-"""Rows to token ids: chat template, image placeholders, turns.
-
-Shape suffixes: P prompt tokens, C tokens after the prompt, D position dimensions.
-"""
+"""Convert rows to token ids: chat template, image placeholders, turns. Shape suffixes: docs/shapes.md."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +13,7 @@ from tiercel.geometry import from_original
 from tiercel.models.family import Family
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
-# A template is a program: it divides, looks up and calls what it likes.
+# A template is a program, which can fail in any of these ways.
 TEMPLATE_FAULTS = (
     TemplateError,
     ArithmeticError,
@@ -29,14 +26,14 @@ TEMPLATE_FAULTS = (
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """The messages, opened by the recipe's system message where they have none of their own."""
+    """Put the recipe's system message before the messages where they have none."""
     if system is None or (messages and messages[0].role == "system"):
         return tuple(messages)
     return Message(role="system", content=system), *messages
 
 
 def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Message, ...]:
-    """The row's messages, each <bbox> mark written in the family's coordinate space."""
+    """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space."""
     if not row.boxes:
         return row.messages
     boxes = iter(zip(row.boxes, row.box_images, strict=True))
@@ -56,7 +53,8 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
 
 
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """The chat template's text; each image is `family.image_marker`. Raises DataError where the template fails."""
+    """Render messages with the chat template; each image is `family.image_marker`. Raises DataError where the template
+    fails."""
     conversation = []
     for message in messages:
         if family.video_marker is None and "<video>" in message.content:
@@ -80,7 +78,8 @@ def render(family: Family, messages: Sequence[Message], add_generation_prompt: b
 
 
 def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int]:
-    """Ids of rendered text with every image marker replaced by its image's tokens. Raises DataError."""
+    """Tokenise rendered text, with each image marker replaced by the tokens of its image. Raises DataError where the
+    number of markers is not that of the plans, and where the text has one of the model's own vision tokens."""
     pieces = _markers(family).split(text)
     if len(pieces) - 1 != len(plans):
         raise DataError(
@@ -102,12 +101,13 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
 
 
 def _markers(family: Family) -> re.Pattern[str]:
-    """What the chat template writes where an image or a video goes."""
+    """Return an expression for the texts that the chat template writes at the place of an image or a video."""
     return re.compile("|".join(map(re.escape, filter(None, (family.image_marker, family.video_marker)))))
 
 
 def prompt_messages(row: Row, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Everything up to the last user turn: what GRPO and evaluation sample after."""
+    """Return the messages up to the last user turn, after which GRPO and evaluation sample. Raises DataError where
+    there is no user turn."""
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last_user is None:
         raise DataError("no user turn to sample after", field="messages")
@@ -115,17 +115,17 @@ def prompt_messages(row: Row, messages: Sequence[Message]) -> tuple[Message, ...
 
 
 def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
-    """Tokens of the row's prompt, from the image headers alone."""
+    """Count the tokens of the row's prompt. `plans` come from the images' headers. Raises DataError."""
     messages = prompt_messages(row, with_system(with_boxes(row, plans, family), system))
     return len(token_ids(family, render(family, messages, True), plans[: _image_count(messages)]))
 
 
 def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
-    """Tokens of the whole conversation, from the image headers alone."""
-    messages = _to_last_learnt(with_system(with_boxes(row, plans, family), system))
+    """Count the tokens of the whole conversation. `plans` come from the images' headers. Raises DataError."""
+    messages = _to_last_trained(with_system(with_boxes(row, plans, family), system))
     ids = token_ids(family, render(family, messages, False), plans[: _image_count(messages)])
     ends = set(family.checkpoint.end_token_ids)
-    while ids and ids[-1] not in ends and not ends.isdisjoint(ids):  # what follows the last turn is not trained on
+    while ids and ids[-1] not in ends and not ends.isdisjoint(ids):  # text after the last turn is not trained on
         ids.pop()
     return len(ids)
 
@@ -139,7 +139,8 @@ def encode_prompt(
     system: str | None,
     max_prompt_tokens: int,
 ) -> EncodedPrompt:
-    """The prompt to sample after. It is whole or refused with its length (DataError), never cut."""
+    """Encode the prompt to sample after. It is never cut: raises DataError where it is longer than
+    `max_prompt_tokens`."""
     plans = [image.plan for image in images]
     messages = prompt_messages(row, with_system(with_boxes(row, plans, family), system))
     images = tuple(images[: _image_count(messages)])
@@ -166,82 +167,103 @@ def encode_conversation(
     system: str | None,
     max_prompt_tokens: int,
 ) -> EncodedConversation:
-    """The conversation for SFT, as far as its last turn that is learnt: such turns, end tokens included, are scored.
+    """Encode a conversation for SFT, up to the last assistant turn that is trained on. The tokens of the turns that are
+    trained on are scored, with their end tokens.
 
-    Text before and after each turn is tokenised apart, so that a turn's tokens are those that sampling would
-    have met. A template that rewrites earlier turns is refused.
+    Text before and after each turn is tokenised separately, so that a turn has the tokens that sampling would give.
+    Raises DataError for a template that changes earlier turns, for a conversation without an assistant turn, and for
+    one longer than `max_prompt_tokens`.
     """
     plans = [image.plan for image in images]
     messages = with_system(with_boxes(row, plans, family), system)
     if _image_count(messages) != len(images):
         raise DataError(f"{len(images)} images for {_image_count(messages)} image places", field="images")
-    messages = _to_last_learnt(messages)
+    messages = _to_last_trained(messages)
     images = images[: _image_count(messages)]
-    ids: list[int] = []
-    scored: list[bool] = []
-    prompt_length = text_length = image_count = 0
-    prompt_text = ""
-
-    def append(text: str, is_scored: bool) -> None:
-        nonlocal image_count
-        count = len(_markers(family).findall(text))
-        piece = token_ids(family, text, plans[image_count : image_count + count])
-        image_count += count
-        ids.extend(piece)
-        scored.extend([is_scored] * len(piece))
-
-    full_text = render(family, messages, add_generation_prompt=False)
+    found = _TurnTokens(family, plans, render(family, messages, add_generation_prompt=False))
     for number, message in enumerate(messages):
-        if message.role != "assistant":
-            continue
-        before = render(family, messages[:number], add_generation_prompt=True)
-        after = render(family, messages[: number + 1], add_generation_prompt=False)
-        if not (full_text.startswith(after) and after.startswith(before)):
-            raise DataError(
-                "the chat template changes earlier turns when later ones follow; give data.template one that does not",
-                field="messages",
-            )
-        append(before[text_length:], False)
-        if not prompt_text:
-            prompt_text, prompt_length = before, len(ids)
-        turn, end, rest = _split_turn(family, after[len(before) :])
-        append(turn, message.is_trained)
-        ids.append(end)
-        scored.append(message.is_trained)
-        append(rest, False)
-        text_length = len(after)
-    if not prompt_text:
+        if message.role == "assistant":
+            found.add_turn(messages, number)
+    if not found.prompt_text:
         raise DataError("no assistant turn to train on", field="messages")
-    if image_count != len(images):
-        raise DataError(f"{len(images)} images for {image_count} image places", field="images")
-    while not scored[-1]:  # what a template writes after the last turn predicts nothing
-        ids.pop()
-        scored.pop()
-    token_ids_T = _checked(ids, max_prompt_tokens)
+    if found.image_count != len(images):
+        raise DataError(f"{len(images)} images for {found.image_count} image places", field="images")
+    found.drop_unscored_end()
+    token_ids_T = _checked(found.ids, max_prompt_tokens)
     positions_DT = family.positions(token_ids_T, plans)
+    start = found.prompt_length
     prompt = EncodedPrompt(
         row=row,
         index=index,
-        text=prompt_text,
-        token_ids_P=token_ids_T[:prompt_length],
-        positions_DP=positions_DT[:, :prompt_length],
+        text=found.prompt_text,
+        token_ids_P=token_ids_T[:start],
+        positions_DP=positions_DT[:, :start],
         images=tuple(images),
     )
     return EncodedConversation(
         prompt=prompt,
-        token_ids_C=token_ids_T[prompt_length:],
-        positions_DC=positions_DT[:, prompt_length:],
-        is_scored_C=torch.tensor(scored[prompt_length:]),
+        token_ids_L=token_ids_T[start:],
+        positions_DL=positions_DT[:, start:],
+        is_scored_L=torch.tensor(found.is_scored[start:]),
     )
 
 
+class _TurnTokens:
+    """Collects the tokens of a conversation, assistant turn by assistant turn, and which of them are scored."""
+
+    def __init__(self, family: Family, plans: Sequence[ImagePlan], text: str):
+        self.family = family
+        self.plans = plans
+        self.text = text  # of the whole conversation
+        self.ids: list[int] = []
+        self.is_scored: list[bool] = []
+        self.prompt_text = ""  # all text before the first assistant turn
+        self.prompt_length = 0  # tokens of it
+        self.image_count = 0
+        self._text_length = 0
+
+    def add_turn(self, messages: Sequence[Message], number: int) -> None:
+        """Add the text before the assistant turn at `number`, the turn, and the template's text after it."""
+        before = render(self.family, messages[:number], add_generation_prompt=True)
+        after = render(self.family, messages[: number + 1], add_generation_prompt=False)
+        if not (self.text.startswith(after) and after.startswith(before)):
+            raise DataError(
+                "the chat template changes earlier turns when later ones follow; set data.template to one that does "
+                "not",
+                field="messages",
+            )
+        self._add(before[self._text_length :], is_scored=False)
+        if not self.prompt_text:
+            self.prompt_text, self.prompt_length = before, len(self.ids)
+        is_trained = messages[number].is_trained
+        turn, end, rest = _split_turn(self.family, after[len(before) :])
+        self._add(turn, is_scored=is_trained)
+        self.ids.append(end)
+        self.is_scored.append(is_trained)
+        self._add(rest, is_scored=False)
+        self._text_length = len(after)
+
+    def _add(self, text: str, *, is_scored: bool) -> None:
+        count = len(_markers(self.family).findall(text))
+        ids = token_ids(self.family, text, self.plans[self.image_count : self.image_count + count])
+        self.image_count += count
+        self.ids += ids
+        self.is_scored += [is_scored] * len(ids)
+
+    def drop_unscored_end(self) -> None:
+        """Remove the tokens that the template writes after the last turn: no scored token follows them."""
+        while not self.is_scored[-1]:
+            self.ids.pop()
+            self.is_scored.pop()
+
+
 def completion_positions(positions_DP: Tensor, length: int) -> Tensor:
-    """Positions (D, length) of text that follows a prompt: on from one past its largest position."""
+    """Compute the positions (D, length) of text after a prompt. They begin at the prompt's largest position plus 1."""
     return (positions_DP.max() + 1 + torch.arange(length)).expand(positions_DP.shape[0], -1)
 
 
 def _split_turn(family: Family, text: str) -> tuple[str, int, str]:
-    """An assistant turn's text, its end token's id, and what the template writes after it."""
+    """Split an assistant turn into its text, the id of its end token, and the template's text after it."""
     for end in family.checkpoint.end_token_ids:
         token = family.tokenizer.convert_ids_to_tokens(end)
         turn, found, rest = text.rpartition(token)
@@ -250,10 +272,10 @@ def _split_turn(family: Family, text: str) -> tuple[str, int, str]:
     return text, family.checkpoint.end_token_ids[0], ""
 
 
-def _to_last_learnt(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What follows the last turn that is learnt teaches nothing."""
-    learnt = [number for number, message in enumerate(messages) if message.role == "assistant" and message.is_trained]
-    return messages[: learnt[-1] + 1] if learnt else messages
+def _to_last_trained(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Drop the turns after the last one that is trained on."""
+    trained = [number for number, message in enumerate(messages) if message.role == "assistant" and message.is_trained]
+    return messages[: trained[-1] + 1] if trained else messages
 
 
 def _image_count(messages: Sequence[Message]) -> int:

@@ -1,8 +1,8 @@
-"""Qwen3-VL: Qwen2-VL's images and positions, and DeepStack: features of earlier vision layers enter the decoder too,
-each added to the hidden states after one of its first layers (https://arxiv.org/abs/2406.04334).
+"""Qwen3-VL: the images and positions of Qwen2-VL, and DeepStack (https://arxiv.org/abs/2406.04334): features of earlier
+vision layers are added to the hidden states after the first layers of the decoder.
 
-Features of an image lie side by side in one row per token: S = 1 + number of DeepStack layers of them. Shape suffixes:
-K vision tokens of an image, H hidden size, W = S x H.
+A vision token has one row of features: those of the last layer and of each DeepStack layer, side by side. Shape
+suffixes: docs/shapes.md. Z is (1 + number of DeepStack layers) x H.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan
 
 
 class Qwen3VL(Qwen2VL):
-    """Qwen3-VL writes boxes in thousandths of each side."""
+    """Knows Qwen3-VL, which writes boxes in thousandths of each side."""
 
     name = "qwen3_vl"
     video_marker = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -33,7 +33,8 @@ class Qwen3VL(Qwen2VL):
     }
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
-        """Each layer of a video follows its time in words, and stands between vision tokens of its own."""
+        """Return the tokens of an image or a video. Each layer of a video's grid has its time as text before it, and
+        a start and an end token."""
         if plan.fps is None:
             return super().image_token_ids(plan)
         config = self.checkpoint.config
@@ -54,7 +55,7 @@ class Qwen3VL(Qwen2VL):
         counts = [len(of_image) for of_image in output.pooler_output]
         deeper = [
             torch.cat(list(of_layer)).split(counts) if isinstance(of_layer, (tuple, list)) else of_layer.split(counts)
-            for of_layer in output.deepstack_features  # by image only in newer versions of transformers
+            for of_layer in output.deepstack_features  # newer versions of transformers split them by image
         ]
         return [torch.cat(of_image, dim=1) for of_image in zip(output.pooler_output, *deeper, strict=True)]
 
@@ -62,12 +63,13 @@ class Qwen3VL(Qwen2VL):
     def feature_layers(self) -> int:
         return 1 + len(self.checkpoint.config.vision_config.deepstack_visual_indexes)
 
-    def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KW: Tensor) -> Tensor:
-        widened = pad(embeddings, (0, features_KW.shape[1] - embeddings.shape[-1]))
-        return super().with_features(widened, is_vision, features_KW)
+    def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KZ: Tensor) -> Tensor:
+        widened = pad(embeddings, (0, features_KZ.shape[1] - embeddings.shape[-1]))
+        return super().with_features(widened, is_vision, features_KZ)
 
     def decoder_inputs(self, embeddings: Tensor) -> dict[str, Any]:
-        """Text takes part with zeros, so that rows may be repeated, padded and cut without regard to what they hold."""
+        """Return the arguments of the decoder's forward pass. Text tokens have zeros as DeepStack features, so that any
+        row can be repeated, padded and cut."""
         first, *deeper = embeddings.split(self.checkpoint.config.text_config.hidden_size, dim=-1)
         if not deeper:
             return super().decoder_inputs(first)

@@ -1,7 +1,6 @@
-"""Qwen2-VL and Qwen2.5-VL: native resolution, M-RoPE, one placeholder token per merged patch.
+"""Qwen2-VL and Qwen2.5-VL: native resolution, M-RoPE, one placeholder token for each merged patch.
 
-Shape suffixes: P prompt tokens, D = 3 position dimensions (time, height, width), K vision tokens of an image,
-H hidden size.
+Shape suffixes: docs/shapes.md. D is 3: time, height, width.
 """
 
 import math
@@ -19,11 +18,11 @@ from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import picture_image, picture_tensor, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
-PAIR = 2  # frames of one layer of a video's grid
+PAIR = 2  # frames in one layer of a video's grid
 
 
 class Qwen2VL(Family):
-    """Qwen2-VL writes boxes in thousandths of each side."""
+    """Knows Qwen2-VL, which writes boxes in thousandths of each side."""
 
     name = "qwen2_vl"
     serves = "Qwen2-VL, such as `Qwen/Qwen2-VL-2B-Instruct`"
@@ -70,7 +69,9 @@ class Qwen2VL(Family):
         )
 
     def _pixels(self, limits: PixelLimits | None) -> tuple[int, int]:
-        """The row's limits where it has any. An engine that resizes again by the recipe's must find nothing to do."""
+        """Return the smallest and the largest number of pixels: the row's where it has any, otherwise the recipe's.
+        Raises DataError where those of the row are outside the recipe's: an engine that resizes again by the recipe's
+        limits must not change the image."""
         size = self.checkpoint.image_processor.size
         least, most = self.min_pixels or size["shortest_edge"], self.max_pixels or size["longest_edge"]
         if limits is None:
@@ -78,8 +79,8 @@ class Qwen2VL(Family):
         for key, given in (("min_pixels", limits.least), ("max_pixels", limits.most)):
             if given is not None and not least <= given <= most:
                 raise DataError(
-                    f"is {given}, outside of model.min_pixels {least} to model.max_pixels {most}; widen those, or "
-                    "remove the row's",
+                    f"is {given}, not between model.min_pixels {least} and model.max_pixels {most}; widen these, or "
+                    f"remove the row's {key}",
                     field=key,
                 )
         return limits.least or least, limits.most or most
@@ -90,7 +91,7 @@ class Qwen2VL(Family):
         return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
-        """Two frames make one layer of the grid; an odd last one stands twice."""
+        """Plan a video. Two frames make one layer of the grid; a last frame without a second one is used twice."""
         try:
             picture = self._planned(size, limits.least or 1, limits.most or 1)
         except DataError as error:
@@ -112,13 +113,16 @@ class Qwen2VL(Family):
         return [config.video_token_id] * (math.prod(plan.grid) // merge_size**2)
 
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:
-        """For each run of placeholders of an image or video the times of its layers, in positions."""
+        """Return the times of the layers, in positions, of each run of placeholders of an image or video."""
         return [list(range(plan.grid[0]))]
 
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        """Text advances all three dimensions by one; an image spans its grid, and what follows goes on past its largest
-        position, as completions do. (Qwen's own rule. After a video whose time is its longest side, transformers 5 goes
-        on past its width or height when it trains, and past its time when it generates.)"""
+        """Compute positions (3, P). Each text token adds one to all three dimensions. An image covers its grid, and the
+        text after it begins at the image's largest position plus 1, as completions do.
+
+        This is Qwen's own rule. For a video whose longest side is its time, transformers 5 begins after the width or
+        height in training, and after the time in generation.
+        """
         merge_size = self.checkpoint.config.vision_config.spatial_merge_size
         is_vision = self.is_placeholder(token_ids_P).tolist()
         pieces: list[Tensor] = []
@@ -147,15 +151,15 @@ class Qwen2VL(Family):
         return list(self._vision_output(model, images).pooler_output)
 
     def _vision_output(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> Any:
-        """What transformers' tower answers: among the rest `pooler_output`, by image."""
+        """Run the vision tower. The result of transformers has `pooler_output`, features by image, and others."""
         weight = next(model.model.visual.parameters())
         patches = torch.cat([self._patches(image) for image in images])
         grids = torch.tensor([image.plan.grid for image in images])
         return model.model.get_image_features(patches.to(weight.device, weight.dtype), grids.to(weight.device))
 
     def _patches(self, image: EncodedImage) -> Tensor:
-        """What the tower takes of an image or a video. The processor puts a picture into both halves of each of its
-        patches; a layer of a video has one frame's in the first and the next frame's in the second."""
+        """Return the patches of an image or a video for the tower. The processor writes the same picture into both
+        halves of each patch; in a layer of a video the first half has one frame and the second half the next one."""
         pictures = [picture_image(view) for view in image.views]
         pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")["pixel_values"]
         if image.plan.fps is None:
@@ -174,7 +178,7 @@ def _resized(image: Image.Image, size: Size, resample: Any) -> Image.Image:
 
 
 class Qwen25VL(Qwen2VL):
-    """Qwen2.5-VL writes boxes in pixels of the resized image."""
+    """Knows Qwen2.5-VL, which writes boxes in pixels of the resized image."""
 
     name = "qwen2_5_vl"
     serves = "Qwen2.5-VL, such as `Qwen/Qwen2.5-VL-3B-Instruct`"
@@ -182,7 +186,7 @@ class Qwen25VL(Qwen2VL):
     coordinate_space: ClassVar[CoordinateSpace] = "resized_pixels"
 
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:
-        """Layers of a video stand as far apart as their times do."""
+        """Return the layers' times, in positions. The distance of a video's layers follows their times in seconds."""
         if plan.fps is None:
             return super().grid_times(plan)
         apart = self.checkpoint.config.vision_config.tokens_per_second * PAIR / plan.fps

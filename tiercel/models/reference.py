@@ -1,4 +1,4 @@
-"""A reference that moves: an adapter of its own, which follows the policy's at intervals."""
+"""A reference that moves: a second adapter, which follows that of the policy at intervals."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +16,11 @@ FILE = "reference.safetensors"
 
 
 def move_reference(policy: Policy, kl: Kl, step: int) -> None:
-    """After every `kl.sync_every` steps: each matrix of the reference becomes (1 - mix) itself + mix the policy's.
+    """After every `kl.sync_every` steps, set each matrix of the reference to
+    (1 - mix) * reference + mix * policy, with mix = `kl.sync_mix`.
 
-    TR-DPO (Gorbatovski et al. 2024), with LoRA's matrices in place of whole weights: exact for a mix of 1, which is a
-    copy; below it the product of mixed matrices is not the mix of the products.
+    This is TR-DPO (Gorbatovski et al. 2024) with LoRA's matrices instead of whole weights. It is exact for a mix of 1,
+    which is a copy. Below 1 the product of mixed matrices is not the mix of the products.
     """
     if kl.sync_every is None or step % kl.sync_every:
         return
@@ -29,14 +30,14 @@ def move_reference(policy: Policy, kl: Kl, step: int) -> None:
 
 
 def save_reference(policy: Policy, directory: Path) -> None:
-    """Nothing is written where the reference does not move."""
+    """Write the reference's matrices into `directory`; write no file where the reference does not move."""
     if policy.reference_moves:
         tensors = {name: reference.detach().cpu().contiguous() for name, _, reference in _pairs(policy)}
         save_file(tensors, directory / FILE)
 
 
 def restore_reference(policy: Policy, directory: Path) -> None:
-    """Raises ModelError where the checkpoint has no such reference."""
+    """Read what `save_reference` wrote. Raises ModelError where the file is missing or has other layers."""
     if not policy.reference_moves:
         return
     tensors = read_tensors(directory / FILE)
@@ -49,7 +50,8 @@ def restore_reference(policy: Policy, directory: Path) -> None:
 
 
 def _pairs(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Each LoRA matrix's name in the policy, its tensor there and in the reference, in the order of the names."""
+    """Yield each LoRA matrix: its name in the policy, its tensor in the policy and its tensor in the reference, in the
+    order of the names."""
     named = dict(policy.model.named_parameters())
     for name in sorted(named):
         if ".lora_" in name and ".default." in name:

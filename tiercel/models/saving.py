@@ -1,4 +1,4 @@
-"""Writing and reading what is trained: an adapter directory, or a whole model."""
+"""Write and read the trained weights: an adapter directory, or a whole model."""
 
 import json
 import shutil
@@ -31,8 +31,8 @@ TOKENIZER_FILES = (
 
 
 def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> Path:
-    """`directory`/adapter of an adapter, `directory`/model of full fine-tuning. `weights`: whole tensors by their
-    names in the policy's model, where that may hold parts of them only."""
+    """Write `directory`/adapter, or `directory`/model in full fine-tuning, and return its path. `weights`: whole
+    tensors by their names in the policy's model, for strategies that leave only parts of them in the model."""
     if policy.peft is None:
         save_model(policy, directory / "model", weights)
         return directory / "model"
@@ -41,7 +41,7 @@ def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
 
 
 def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """PEFT's own two files, the same bytes for the same weights, and one more of the weights that are trained whole."""
+    """Write PEFT's two files, and a third where some weights are trained whole. Equal weights give equal bytes."""
     assert policy.peft is not None
     directory.mkdir(parents=True, exist_ok=True)
     named = None if weights is None else {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
@@ -59,7 +59,7 @@ def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
 
 
 def restore_adapter(policy: Policy, directory: Path) -> None:
-    """Copy a saved adapter's weights into the policy's. Raises ModelError where the names differ."""
+    """Copy a saved adapter's weights into the policy. Raises ModelError where the names differ."""
     assert policy.peft is not None
     tensors = read_tensors(directory / "adapter_model.safetensors")
     names = {
@@ -80,21 +80,21 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
 
 
 def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """A whole Hugging Face directory: weights, config, tokenizer, processors."""
+    """Write a whole Hugging Face directory: weights, config, tokenizer, processors."""
     directory.mkdir(parents=True, exist_ok=True)
     policy.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
     copy_tokenizer_files(Path(policy.family.checkpoint.path), directory)
 
 
 def copy_tokenizer_files(source: Path, directory: Path) -> None:
-    """Everything beside the weights, byte for byte."""
+    """Copy the files of tokenizer and processors, byte for byte."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, directory / name)
 
 
 def _plain(value: Any) -> Any:
-    """JSON for a value of PEFT's config; sets are sorted, for their order differs between processes."""
+    """Convert a value of PEFT's config to JSON. Sets are sorted, because their order differs between processes."""
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, dict):

@@ -108,7 +108,7 @@ class Composition:
 
         size = self.completion_tokens
         continuation = Continuation(
-            token_ids_C=ids(size), positions_DC=positions(size), is_scored_C=torch.ones(size, dtype=torch.bool)
+            token_ids_L=ids(size), positions_DL=positions(size), is_scored_L=torch.ones(size, dtype=torch.bool)
         )
         prompt = EncodedPrompt(
             row=Row(id="", messages=(), columns={}, file="", line=0),

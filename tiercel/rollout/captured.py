@@ -1,8 +1,8 @@
-"""The shared decoder with its step as a captured CUDA graph: one launch per token in place of thousands.
+"""The shared decoder with its step as a captured CUDA graph: one launch for each token instead of thousands.
 
-A graph repeats the same kernels on the same memory, so all that changes from token to token lies in tensors: how many
-tokens there are, the positions, the drawn ids. Rows leave only when more than half of them have ended, for every new
-number of rows is a new capture. Shape suffixes as in `decoding`.
+A graph repeats the same kernels on the same memory. So everything that changes from token to token is in tensors: the
+number of tokens, the positions, the drawn ids. Rows are removed only when more than half of them have ended, because
+every new number of rows needs a new capture. Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ WARM_UP_STEPS = 2  # libraries choose their kernels and allocate their workspace
 
 
 class CapturedStep:
-    """A step replayed from a graph; its input and output stay where they were at capture."""
+    """Replays a step from a graph. Input and output have the memory that they had at the capture."""
 
     def __init__(self, step: Step, token_ids_R: Tensor):
         self.token_ids_R = token_ids_R.clone()
@@ -35,7 +35,8 @@ class CapturedStep:
 
 
 class CapturedDecoder(SharedDecoder):
-    """Captures at the first token after the number of rows has changed. `capture` is `CapturedStep` but in tests."""
+    """Captures its step at the first token after the number of rows has changed. `capture`: another function only in
+    tests."""
 
     patience = 0.5
     keeps_casts = False
@@ -56,8 +57,8 @@ class CapturedDecoder(SharedDecoder):
             self._warm_up(token_ids_R)
             try:
                 self.captured = self.capture(self._eager_step, token_ids_R)
-            except RuntimeError as error:  # what CUDA raises for an operation that no graph can hold
-                warn(f"decoding goes on without a CUDA graph, slower: {error}", RuntimeWarning, stacklevel=2)
+            except RuntimeError as error:  # from CUDA, for an operation that a graph cannot have
+                warn(f"decoding continues without a CUDA graph, which is slower: {error}", RuntimeWarning, stacklevel=2)
                 self.captured = self._eager_step
         return self.captured(token_ids_R)
 
@@ -71,7 +72,7 @@ class CapturedDecoder(SharedDecoder):
         return super().step(token_ids_R)
 
     def _warm_up(self, token_ids_R: Tensor) -> None:
-        """Steps whose traces are undone: what they wrote to memory is overwritten by the next."""
+        """Run steps and reset the positions after each. The next step overwrites the memory that they wrote."""
         assert isinstance(self.attention, StaticDecodeAttention)
         positions_R, length_1 = self.positions_R.clone(), self.attention.length_1.clone()
         for _ in range(WARM_UP_STEPS if token_ids_R.is_cuda else 1):
@@ -81,27 +82,27 @@ class CapturedDecoder(SharedDecoder):
 
 
 class StaticDecodeAttention(DecodeAttention):
-    """Over memory of one size: how much of it counts is a tensor."""
+    """Computes decode attention over memory of a fixed size. A tensor tells how much of it is in use."""
 
     def __init__(self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
         super().__init__(prefilled, lengths_B, group_size, max_new_tokens)
-        self.length = max_new_tokens  # all of it moves when rows leave
-        self.order_C = torch.arange(max_new_tokens, device=lengths_B.device)
+        self.length = max_new_tokens  # `keep` copies all of it
+        self.order_L = torch.arange(max_new_tokens, device=lengths_B.device)
         self.length_1 = torch.full((1,), -1, device=lengths_B.device)  # place of the newest token
         for memory in (*self.own_keys, *self.own_values):
-            memory.zero_()  # what is not seen is multiplied by 0, and must be a number
+            memory.zero_()  # masked values are multiplied by 0, so they must be finite
 
     def look_at_new_token(self) -> None:
-        """One place more of every row counts from here on."""
+        """Add one place of every row to those in use."""
         self.length_1 += 1
-        sees_C = self.order_C <= self.length_1
+        sees_L = self.order_L <= self.length_1
         dtype = self.own_keys[0].dtype
-        self.bias_111C = torch.zeros_like(sees_C, dtype=dtype).masked_fill(~sees_C, -torch.inf)[None, None, None]
+        self.bias_111L = torch.zeros_like(sees_L, dtype=dtype).masked_fill(~sees_L, -torch.inf)[None, None, None]
 
     def over_own(
-        self, layer: int, query_RKQE: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float
+        self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         own_key, own_value = self.own_keys[layer], self.own_values[layer]
-        own_key.index_copy_(2, self.length_1, key_RK1E)
-        own_value.index_copy_(2, self.length_1, value_RK1E)
-        return attention(query_RKQE, own_key, own_value, self.bias_111C, scale)
+        own_key.index_copy_(2, self.length_1, key_RJ1E)
+        own_value.index_copy_(2, self.length_1, value_RJ1E)
+        return attention(query_RJQE, own_key, own_value, self.bias_111L, scale)

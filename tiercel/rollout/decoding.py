@@ -1,10 +1,8 @@
-"""Prefill and one-token steps of the local engine: what each layer remembers, and how a new token looks at it.
+"""Prefill and one-token steps of the local engine: the keys and values of each layer, and the attention of a new token.
 
-`SharedDecoder` keeps a prompt's keys and values once for its whole group; `RepeatedDecoder` is transformers' own cache
-with the prompt repeated, for models that cannot share and as the oracle of the tests. Shape suffixes: B prompts of a
-batch, P their longest length, R rows being decoded, M rows of the prompt that has most of them, C new tokens so far,
-V vocabulary, H hidden size (query heads in `query_BHTE`), K key heads, Q query heads of one key head, E head size,
-D position dimensions.
+`SharedDecoder` keeps a prompt's keys and values once for its whole group. `RepeatedDecoder` uses the cache of
+transformers with the prompt repeated, for models that cannot share prompts and for comparison in tests. Shape suffixes:
+docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
 """
 
 from collections.abc import Sequence
@@ -25,33 +23,33 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Decoder(Protocol):
-    """The memory of one batch of prompts, each with `group_size` rows, which leave when they have ended."""
+    """Decodes one batch of prompts, each with `group_size` rows. Rows are removed when they have ended."""
 
-    patience: float  # rows that have ended stay until they are more than this share of the batch
-    keeps_casts: bool  # what autocast has cast stays cast from token to token
+    patience: float  # rows that have ended are removed once they are more than this fraction of the batch
+    keeps_casts: bool  # autocast may keep cast weights from token to token
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
-        """Logits (B, V) after each prompt."""
+        """Run the prompts. Returns the logits (B, V) after each."""
 
     def step(self, token_ids_R: Tensor) -> Tensor:
-        """Logits (R, V) after one more token in every row."""
+        """Add one token to every row. Returns the logits (R, V) after it."""
 
     def keep(self, kept: Tensor) -> None:
-        """Only these rows go on, by their places among the present ones."""
+        """Keep only these rows, given by their places among the present ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedPrompts:
-    """Prompts of a batch, padded on the right."""
+    """Holds the prompts of a batch, padded on the right."""
 
     embeddings_BPH: Tensor
-    positions: Tensor  # as transformers takes them
+    positions: Tensor  # (D, B, P), or (B, P) where D is 1, as in transformers
     lengths_B: Tensor
     starts_B: Tensor  # first position after each prompt
 
 
 class BaseDecoder:
-    """What the decoders share: prompts in, positions, logits out."""
+    """Has the common parts of the decoders: padded prompts, positions, logits."""
 
     patience = 0.0
     keeps_casts = True
@@ -65,6 +63,7 @@ class BaseDecoder:
         self.head = policy.model.get_output_embeddings()
 
     def padded(self, prompts: Sequence[EncodedPrompt]) -> PaddedPrompts:
+        """Pad the prompts to the longest, with their vision features in place."""
         device = self.policy.device
         ids_BP = nn.utils.rnn.pad_sequence([p.token_ids_P for p in prompts], batch_first=True).to(device)
         positions = [p.positions_DP.T for p in prompts]
@@ -85,14 +84,16 @@ class BaseDecoder:
         )
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Logits (R, V)."""
+        """Compute the logits (R, V)."""
         return self.head(hidden_RH)
 
     def logits_after(self, prompts: PaddedPrompts, hidden_BPH: Tensor) -> Tensor:
+        """Compute the logits (B, V) at the last token of each prompt."""
         order_B = torch.arange(len(hidden_BPH), device=hidden_BPH.device)
         return self.logits(hidden_BPH[order_B, prompts.lengths_B - 1])
 
     def new_positions(self, positions_R: Tensor) -> Tensor:
+        """Return the positions of one new token in every row, equal in all dimensions."""
         return self._position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
 
     def _position_ids(self, positions_DBP: Tensor) -> Tensor:
@@ -100,28 +101,29 @@ class BaseDecoder:
 
 
 class PrefillAttention:
-    """Causal attention of padded prompts, whose padding comes last and is seen by nothing; keeps keys and values."""
+    """Computes causal attention of padded prompts and keeps keys and values. Padding comes last, so that no real token
+    attends to it."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []  # by layer
         self.values: list[Tensor] = []
 
-    def __call__(self, layer: int, query_BHTE: Tensor, key_BKTE: Tensor, value_BKTE: Tensor, scale: float) -> Tensor:
-        self.keys.append(key_BKTE)
-        self.values.append(value_BKTE)
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        self.keys.append(key_BJTE)
+        self.values.append(value_BJTE)
         return scaled_dot_product_attention(
-            query_BHTE, key_BKTE, value_BKTE, is_causal=True, scale=scale, enable_gqa=True
+            query_BATE, key_BJTE, value_BJTE, is_causal=True, scale=scale, enable_gqa=True
         )
 
 
 class DecodeAttention:
-    """One new token in every row: over its prompt, together with the prompt's other rows, and over the row's own
-    tokens; the two are joined by their log-sum-exp."""
+    """Computes the attention of one new token in every row: over its prompt, in one product for all rows of the prompt,
+    and over the row's own new tokens. The two results are joined by their log-sum-exp."""
 
     def __init__(self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
         self.prompt_keys, self.prompt_values = prefilled.keys, prefilled.values
         self.lengths_B = lengths_B
-        self.length = 0  # tokens that every row has so far
+        self.length = 0  # new tokens of every row so far
         rows = len(lengths_B) * group_size
         key = self.prompt_keys[0]
         self.prompt_of_R = torch.arange(len(lengths_B), device=key.device).repeat_interleave(group_size)
@@ -131,7 +133,7 @@ class DecodeAttention:
         self._arrange()
 
     def keep(self, kept: Tensor) -> None:
-        """Rows that go on, and the prompts that still have any."""
+        """Keep only these rows, and the prompts that still have rows."""
         prompts, self.prompt_of_R = self.prompt_of_R[kept].unique_consecutive(return_inverse=True)
         for memory in (self.own_keys, self.own_values):
             for layer, own in enumerate(memory):
@@ -146,9 +148,10 @@ class DecodeAttention:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Where each row stands among its prompt's rows, and which prompts are padded; anew when rows have left."""
+        """Compute the place of each row among the rows of its prompt, and the mask of the prompts' padding. Called
+        again when rows have been removed."""
         counts_B = torch.bincount(self.prompt_of_R, minlength=len(self.lengths_B))
-        self.most = int(counts_B.max())  # M
+        self.most = int(counts_B.max())  # rows of the prompt that has most of them
         firsts_B = counts_B.cumsum(0) - counts_B
         ranks_R = torch.arange(len(self.prompt_of_R), device=counts_B.device) - firsts_B[self.prompt_of_R]
         slots_R = self.prompt_of_R * self.most + ranks_R
@@ -159,32 +162,33 @@ class DecodeAttention:
         bias_BP = torch.zeros_like(sees_BP, dtype=self.prompt_keys[0].dtype).masked_fill(~sees_BP, -torch.inf)
         self.bias_B11P = None if bool(sees_BP.all()) else bias_BP[:, None, None]
 
-    def __call__(self, layer: int, query_RH1E: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float) -> Tensor:
-        rows, heads, _, size = query_RH1E.shape
-        query_RKQE = query_RH1E.view(rows, key_RK1E.shape[1], -1, size)
-        own_RKQE, own_lse_RKQ = self.over_own(layer, query_RKQE, key_RK1E, value_RK1E, scale)
-        prompt_RKQE, prompt_lse_RKQ = self._over_prompts(layer, query_RKQE, scale)
-        weight_RKQ1 = torch.sigmoid(own_lse_RKQ - prompt_lse_RKQ)[..., None].to(own_RKQE.dtype)
-        return torch.lerp(prompt_RKQE, own_RKQE, weight_RKQ1).reshape(rows, heads, 1, size)
+    def __call__(self, layer: int, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float) -> Tensor:
+        rows, heads, _, size = query_RA1E.shape
+        query_RJQE = query_RA1E.view(rows, key_RJ1E.shape[1], -1, size)
+        own_RJQE, own_lse_RJQ = self.over_own(layer, query_RJQE, key_RJ1E, value_RJ1E, scale)
+        prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE, scale)
+        weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
+        return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
 
     def over_own(
-        self, layer: int, query_RKQE: Tensor, key_RK1E: Tensor, value_RK1E: Tensor, scale: float
+        self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Remember the new token; output and log-sum-exp of every row over its own tokens."""
+        """Store the key and value of the new token. Returns output and log-sum-exp of every row over its own tokens."""
         own_key, own_value = self.own_keys[layer], self.own_values[layer]
-        own_key[:, :, self.length] = key_RK1E[:, :, 0]
-        own_value[:, :, self.length] = value_RK1E[:, :, 0]
+        own_key[:, :, self.length] = key_RJ1E[:, :, 0]
+        own_value[:, :, self.length] = value_RJ1E[:, :, 0]
         seen = slice(0, self.length + 1)
-        return attention(query_RKQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
+        return attention(query_RJQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
 
-    def _over_prompts(self, layer: int, query_RKQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of every row over its prompt: all rows of a prompt are queries of one attention."""
-        _, key_heads, queries, size = query_RKQE.shape
+    def _over_prompts(self, layer: int, query_RJQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp of every row over its prompt. All rows of a prompt are queries of one
+        attention."""
+        _, key_heads, queries, size = query_RJQE.shape
         prompts = len(self.lengths_B)
-        slots = query_RKQE
+        slots = query_RJQE
         if self.slots_R is not None:
-            slots = query_RKQE.new_zeros(prompts * self.most, key_heads, queries, size)
-            slots[self.slots_R] = query_RKQE
+            slots = query_RJQE.new_zeros(prompts * self.most, key_heads, queries, size)
+            slots[self.slots_R] = query_RJQE
         query = slots.view(prompts, self.most, key_heads, queries, size).transpose(1, 2)
         output, lse = attention(
             query.reshape(prompts, key_heads, self.most * queries, size),
@@ -199,7 +203,8 @@ class DecodeAttention:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Output (..., queries, E) and log-sum-exp (..., queries) of attention whose scores `bias` is added to."""
+    """Compute attention with `bias` added to the scores. Returns output (..., queries, E) and log-sum-exp (...,
+    queries)."""
     if query.device.type == "cpu":
         if bias is not None:
             bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
@@ -213,7 +218,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
 
 
 class SharedDecoder(BaseDecoder):
-    """Prompts once per group; new tokens in memory laid out before the first."""
+    """Runs each prompt once for its group. The memory of all new tokens is allocated before the first one."""
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         padded = self.padded(prompts)
@@ -230,6 +235,7 @@ class SharedDecoder(BaseDecoder):
     def make_attention(
         self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int
     ) -> DecodeAttention:
+        """Make the attention of the steps. Subclasses have their own."""
         return DecodeAttention(prefilled, lengths_B, group_size, max_new_tokens)
 
     def step(self, token_ids_R: Tensor) -> Tensor:
@@ -248,7 +254,7 @@ class SharedDecoder(BaseDecoder):
 
 
 class RepeatedDecoder(BaseDecoder):
-    """transformers' own cache, each prompt's part of it repeated for every row."""
+    """Decodes with the cache of transformers. Each prompt's keys and values are repeated for every row."""
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         padded = self.padded(prompts)

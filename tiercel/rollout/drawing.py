@@ -1,8 +1,8 @@
-"""Draws that depend on nothing but the logits and (seed, position, token id).
+"""Draw tokens with noise that depends only on (seed, position, token id).
 
-Each token's noise is a hash of those three (Salmon et al. 2011, counter-based random numbers); the drawn token is the
-argmax of logits plus Gumbel noise (Gumbel 1954), computed as a race. So neither the neighbours in a batch nor the rank
-nor the order of the calls matters. Shape suffixes: R rows being decoded, V vocabulary.
+Each token's noise is a hash of these three (Salmon et al. 2011, counter-based random numbers). The drawn token is the
+argmax of logits plus Gumbel noise (Gumbel 1954), computed as a race. So the other rows of the batch, the rank and the
+order of the calls do not matter. Shape suffixes: docs/shapes.md.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ def _signed(value: int) -> int:
 
 
 def _mix(value: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64, with wrap-around and logical shifts."""
+    """Compute the finaliser of splitmix64 on int64, with wrap-around and logical shifts."""
     value = (value ^ _shifted(value, 30)) * _signed(_MULTIPLIERS[0])
     value = (value ^ _shifted(value, 27)) * _signed(_MULTIPLIERS[1])
     return value ^ _shifted(value, 31)
@@ -33,16 +33,17 @@ def _shifted(value: Tensor, bits: int) -> Tensor:
 
 
 def sampling_seed(run_seed: int, index: int) -> int:
-    """Seed of the first sample of the prompt at `index` in the global order; sample i adds i. Below 2**48."""
+    """Compute the seed of the first sample of the prompt at `index` in the global order, below 2**48. The seed of
+    sample i is i larger."""
     key = torch.tensor([_signed((run_seed * 0x9E3779B97F4A7C15 + index) & _MASK)])
     return int(_shifted(_mix(_mix(key) + 1), 16))
 
 
 def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
-    """int64 (R,): one token drawn from each row, with probability proportional to its weight.
+    """Draw one token from each row, with probability proportional to its weight. Returns int64 (R,).
 
-    The largest weight over Exp(1) noise wins, which is the argmax of log weight plus Gumbel noise (-log of that noise)
-    with one logarithm less for every token.
+    The token with the largest weight / noise wins, where the noise is Exp(1). This is the argmax of log weight plus
+    Gumbel noise (-log of that noise), with one logarithm less for every token.
     """
     rows, vocabulary = weights_RV.shape
     best_R = torch.full((rows,), -1.0, device=weights_RV.device)
@@ -58,14 +59,9 @@ def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
     return drawn_R
 
 
-def gumbel_noise(seeds_R: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
-    """fp32 (R, V) of standard Gumbel noise."""
-    return _Noise(seeds_R, positions_R, vocabulary).of(slice(0, vocabulary)).log_().neg_()
-
-
 class _Noise:
-    """Exp(1) noise of some rows, by blocks of the vocabulary. Within a row the hash is one to one, so no two tokens
-    share theirs; 32-bit words, since that is what processors multiply many at a time."""
+    """Makes the Exp(1) noise of some rows, for a block of the vocabulary at a time. In a row the hash is one to one, so
+    no two tokens have the same. It uses 32-bit words, because processors multiply many of these at a time."""
 
     def __init__(self, seeds_R: Tensor, positions_R: Tensor, vocabulary: int):
         row_keys_R1 = _mix(_mix(seeds_R) + positions_R)[:, None]
@@ -74,20 +70,20 @@ class _Noise:
         self.token_keys_V = _token_keys(vocabulary, seeds_R.device)
 
     def of(self, block: slice) -> Tensor:
-        """fp32 (R, width of the block)."""
+        """Return the noise of a block of the vocabulary, fp32 (R, width of the block)."""
         bits = self.token_keys_V[block] ^ self.added_R1
         bits *= self.factor_R1
         bits = _shifted_into(bits, 15).mul_(_LAST_FACTOR)
         bits >>= 1
         bits &= 0x7FFFFFFF
-        # Small u decides who wins, and there float32 is fine-grained: -log(1 - u).
+        # Small u decides which token wins. -log(1 - u) keeps the precision that float32 has there.
         u = bits.float().add_(0.5).mul_(-(2.0**-31)).clamp_(min=2.0**-24 - 1)
         return u.log1p_().neg_()
 
 
 @cache
 def _token_keys(vocabulary: int, device: torch.device) -> Tensor:
-    """int32 (V,): murmur3's finaliser (Appleby 2011) of each token's number, one to one."""
+    """Compute the finaliser of murmur3 (Appleby 2011) of each token's number, one to one, int32 (V,)."""
     keys_V = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         keys_V = _shifted_into(keys_V, shift).mul_(factor - (1 << 32))
@@ -95,23 +91,24 @@ def _token_keys(vocabulary: int, device: torch.device) -> Tensor:
 
 
 def _shifted_into(words: Tensor, bits: int) -> Tensor:
-    """words ^ (words >>> bits) on int32, in place."""
+    """Compute words ^ (words >>> bits) on int32, in place."""
     return words.bitwise_xor_((words >> bits).bitwise_and_((1 << (32 - bits)) - 1))
 
 
 def _low_word(value: Tensor) -> Tensor:
-    """The low 32 bits of int64, as int32."""
+    """Return the low 32 bits of int64, as int32."""
     low = value & 0xFFFFFFFF
     return torch.where(low >= 1 << 31, low - (1 << 32), low).int()
 
 
 def _block_width(rows: int, device: torch.device) -> int:
-    """On CPU a block's words stay in the caches; elsewhere few launches count."""
+    """Choose how many words a block has. On CPU a block fits into the caches; on GPU one block saves launches."""
     return max(1, ELEMENTS_IN_CACHE // rows) if device.type == "cpu" else 2**30
 
 
 def filtered(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits with all but the k likeliest, and all outside the nucleus (Holtzman et al. 2020), at minus infinity."""
+    """Set logits (R, V) to minus infinity, except those of the `top_k` likeliest tokens (0: all), and those in the
+    nucleus of `top_p` (Holtzman et al. 2020)."""
     if 0 < top_k < logits_RV.shape[-1]:
         kth_R1 = logits_RV.topk(top_k).values[:, -1:]
         logits_RV = logits_RV.masked_fill(logits_RV < kth_R1, -torch.inf)

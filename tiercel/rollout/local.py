@@ -1,7 +1,7 @@
-"""The `local` engine: the trained model itself samples. One prefill per prompt, its KV shared by the group.
+"""The `local` engine: the trained model itself samples. Each prompt has one prefill; its group shares keys and values.
 
-Shape suffixes: B prompts of a batch, R rows being decoded (B x group size at first), V vocabulary, C tokens of a
-completion.
+Shape suffixes: docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded (B x group size at
+first).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +24,23 @@ from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group
 
 PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
-TOKENS_IN_FLIGHT = 2**18  # prompt and completion tokens, over all rows, whose KV is held at a time
+TOKENS_IN_FLIGHT = 2**18  # tokens of prompts and completions, over all rows, whose keys and values fit at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sequences:
-    """What was decoded so far, in rows that never move; -1 fills what is not there yet."""
+    """Holds the tokens decoded so far. Its rows are all rows of the batch, also those that have ended."""
 
-    token_ids_RC: Tensor
-    logprobs_RC: Tensor
+    token_ids_RL: Tensor  # -1 after the last token
+    logprobs_RL: Tensor
     lengths_R: Tensor
     ended_R: Tensor
 
 
 class LocalSampler:
-    """Samples with transformers' own forward pass, in batches of prompts. `whole_policy`: inside, this rank holds all
-    weights. `weights_stay`: it holds them outside as well, so that graphs and copies of them last. `beat` hears of each
-    token."""
+    """Samples with transformers' own forward pass, in batches of prompts. `whole_policy`: a context in which this rank
+    has all weights. `weights_stay`: it always has them, so that captured graphs and copies stay valid. `beat` is called
+    for each token."""
 
     shares_weights = True
 
@@ -66,7 +66,7 @@ class LocalSampler:
         self.version = version
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """It is what the recipe says."""
+        """Nothing is checked: this engine has the recipe's own model."""
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -77,7 +77,7 @@ class LocalSampler:
         return {}
 
     def close(self) -> None:
-        """Nothing is held beside the trainer's own."""
+        """Nothing is closed: this engine has no resources of its own."""
 
     @torch.no_grad()
     def sample(
@@ -108,15 +108,15 @@ class LocalSampler:
         ]
 
     def _prefill(self, prompts: list[EncodedPrompt], params: SamplingParams) -> Tensor:
-        """Logits (B, V) after each prompt."""
+        """Run the prompts. Returns the logits (B, V) after each."""
         return self.decoder.prefill(prompts, params.group_size, params.max_new_tokens)
 
     def _decode(self, logits_RV: Tensor, seeds_R: Tensor, params: SamplingParams) -> _Sequences:
-        """Draw, look at what was drawn, go on with the rows that have not ended."""
+        """Draw tokens until every row has ended or has `max_new_tokens`."""
         device, rows = logits_RV.device, len(seeds_R)
         sequences = _Sequences(
-            token_ids_RC=torch.full((rows, params.max_new_tokens), -1, device=device),
-            logprobs_RC=torch.zeros(rows, params.max_new_tokens, device=device),
+            token_ids_RL=torch.full((rows, params.max_new_tokens), -1, device=device),
+            logprobs_RL=torch.zeros(rows, params.max_new_tokens, device=device),
             lengths_R=torch.zeros(rows, dtype=torch.int64, device=device),
             ended_R=torch.zeros(rows, dtype=torch.bool, device=device),
         )
@@ -124,14 +124,14 @@ class LocalSampler:
         live = torch.arange(rows, device=device)  # rows in the decoder's batch, as places in `sequences`
         for position in range(params.max_new_tokens):
             drawn_R, logprobs_R = self._draw(logits_RV, seeds_R[live], position, end_ids, params)
-            is_open_R = ~sequences.ended_R[live]  # a row that has ended may stay a while; what it draws is nothing
+            is_open_R = ~sequences.ended_R[live]  # rows that have ended may stay in the batch; their draws are ignored
             writing = live[is_open_R]
-            sequences.token_ids_RC[writing, position] = drawn_R[is_open_R]
-            sequences.logprobs_RC[writing, position] = logprobs_R[is_open_R]
+            sequences.token_ids_RL[writing, position] = drawn_R[is_open_R]
+            sequences.logprobs_RL[writing, position] = logprobs_R[is_open_R]
             sequences.lengths_R[writing] = position + 1
             ends_R = torch.isin(drawn_R[is_open_R], end_ids)
             if params.stop:
-                ends_R |= self._completes_a_stop(sequences.token_ids_RC[writing, : position + 1], params.stop)
+                ends_R |= self._completes_a_stop(sequences.token_ids_RL[writing, : position + 1], params.stop)
             sequences.ended_R[writing] = ends_R
             going_on = (~sequences.ended_R[live]).nonzero()[:, 0]
             if position + 1 == params.max_new_tokens or len(going_on) == 0:
@@ -146,7 +146,8 @@ class LocalSampler:
     def _draw(
         self, logits_RV: Tensor, seeds_R: Tensor, position: int, end_ids: Tensor, params: SamplingParams
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and their logprobs under log-softmax(logits / temperature) without vision placeholders."""
+        """Draw a token in each row. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
+        without vision placeholders."""
         logits_RV = logits_RV.float()
         if params.temperature != 1:
             logits_RV = logits_RV / params.temperature
@@ -168,24 +169,24 @@ class LocalSampler:
             drawn_R = race(weights_RV, seeds_R, torch.full_like(seeds_R, position))
         return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
 
-    def _completes_a_stop(self, token_ids_RC: Tensor, stop: tuple[str, ...]) -> Tensor:
+    def _completes_a_stop(self, token_ids_RL: Tensor, stop: tuple[str, ...]) -> Tensor:
         reach = max(len(text.encode()) for text in stop) + 4  # every token is a byte or more
-        texts = self.family.tokenizer.batch_decode(token_ids_RC[:, -reach:].tolist())
+        texts = self.family.tokenizer.batch_decode(token_ids_RL[:, -reach:].tolist())
         found = [any(text in tail for text in stop) for tail in texts]
-        return torch.tensor(found, device=token_ids_RC.device)
+        return torch.tensor(found, device=token_ids_RL.device)
 
     def _completions(self, sequences: _Sequences, seeds: list[int]) -> list[Completion]:
-        token_ids_RC, logprobs_RC = sequences.token_ids_RC.cpu(), sequences.logprobs_RC.cpu()
+        token_ids_RL, logprobs_RL = sequences.token_ids_RL.cpu(), sequences.logprobs_RL.cpu()
         completions = []
         ends = set(self.family.checkpoint.end_token_ids)
         rows = zip(sequences.lengths_R.tolist(), sequences.ended_R.tolist(), seeds, strict=True)
         for row, (length, ended, seed) in enumerate(rows):
-            ids_C = token_ids_RC[row, :length].clone()
-            said = ids_C[:-1] if int(ids_C[-1]) in ends else ids_C
+            ids_L = token_ids_RL[row, :length].clone()
+            said = ids_L[:-1] if int(ids_L[-1]) in ends else ids_L
             completions.append(
                 Completion(
-                    token_ids_C=ids_C,
-                    logprobs_C=logprobs_RC[row, :length].clone(),
+                    token_ids_L=ids_L,
+                    logprobs_L=logprobs_RL[row, :length].clone(),
                     text=self.family.tokenizer.decode(said.tolist()),
                     is_truncated=not ended,
                     seed=seed,
@@ -195,8 +196,9 @@ class LocalSampler:
 
 
 def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = True) -> Decoder:
-    """The fastest decoder that model and device admit. Without an adapter all weights may be cast, which is worth
-    keeping between tokens, and no captured graph may; nor may FSDP2's hooks, which wait for streams (`may_capture`)."""
+    """Choose the fastest decoder for the model and the device. A graph is captured only on a GPU with `may_capture`,
+    which is false where hooks of FSDP2 wait for streams. It is not captured where autocast casts all weights, without
+    an adapter, because these casts are kept from token to token."""
     if shared_prefix_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
     if may_capture and policy.device.type == "cuda" and (policy.peft is not None or not policy.needs_autocast):
@@ -205,7 +207,7 @@ def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = Tr
 
 
 def _batches(prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[list[int]]:
-    """Prompts in order, cut where the padded KV of all rows would exceed TOKENS_IN_FLIGHT."""
+    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens. Returns their places."""
     batches: list[list[int]] = []
     widest = 0
     for i, prompt in enumerate(prompts):

@@ -1,8 +1,8 @@
-"""Linear layers prepacked for decoding, on CPUs in float32.
+"""Prepack linear layers for decoding, on CPUs in float32.
 
-A decode step multiplies every weight by a handful of rows. BLAS then spends more time on laying the weight out for its
-kernel, again at every step, than on the product. Here oneDNN multiplies copies that lie in its own order already, with
-the adapters merged into them: in float32 that is exact to rounding, and saves three small operations a layer.
+A decode step multiplies every weight by a few rows. BLAS then needs more time to bring the weight into the order of its
+kernel, again at every step, than for the product. Here oneDNN multiplies copies that already have its order. The
+adapters are merged into the copies: in float32 that is exact to rounding, and saves three small operations a layer.
 """
 
 import platform
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tiercel.models.policy import Policy
 
-FEW_ROWS = 8  # oneDNN's order for so many suits all numbers from 1 to 32
+FEW_ROWS = 8  # oneDNN's order for 8 rows is good for 1 to 32 rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +27,8 @@ class _Copy:
 
 
 class PrepackedLinears:
-    """The decoder's linear layers and the head. `byte_limit`: what the copies may take; layers beyond it are multiplied
-    by oneDNN as they lie, which is slower. None leaves all layers alone."""
+    """Holds the decoder's linear layers and the head. `byte_limit`: bytes that the copies may take. Layers beyond it
+    are multiplied by oneDNN without a copy, which is slower. None: no layer is changed."""
 
     def __init__(self, policy: Policy, byte_limit: int | None):
         self.copied: list[nn.Module] = []
@@ -49,7 +49,8 @@ class PrepackedLinears:
 
     @contextmanager
     def of_present_weights(self) -> Iterator[None]:
-        """Inside, `in_place` has copies of the weights as they are at the start. Those of frozen layers stay."""
+        """Copy the present weights, for `in_place`. At the end the copies of trained layers are dropped; those of
+        frozen layers are kept."""
         try:
             for layer in self.copied:
                 made_from = _identity(layer)
@@ -63,7 +64,7 @@ class PrepackedLinears:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the layers multiply by oneDNN. Without gradient."""
+        """Make the layers multiply by oneDNN, without gradient."""
         with ExitStack() as undo:
             for layer, weight in self._weights():
                 layer.forward = partial(_multiply, weight, _base(layer).bias)
@@ -80,12 +81,13 @@ def _multiply(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
 
 
 def _reordered(weight: Tensor) -> Tensor:
-    """A copy in oneDNN's order. Builds of PyTorch without oneDNN have neither this operator nor the one above."""
+    """Copy a weight in oneDNN's order. Builds of PyTorch without oneDNN lack this operator and that of `_multiply`."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS)
 
 
 def _is_supported(policy: Policy) -> bool:
-    """Where it was measured. With other dtypes a merged adapter would be rounded to the dtype of the weight."""
+    """Whether prepacking is used: only where it was measured. With other dtypes a merged adapter would be rounded to
+    the dtype of the weight."""
     onednn = torch.backends.mkldnn
     return (
         policy.device.type == "cpu"
@@ -97,8 +99,8 @@ def _is_supported(policy: Policy) -> bool:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers whose forward pass is a product and a bias, adapters included."""
-    if "forward" in module.__dict__:  # another library has its own there
+    """Yield the layers whose forward pass is a product and a bias, with or without adapters."""
+    if "forward" in module.__dict__:  # another library has replaced it
         return
     if _is_mergeable(module) or (type(module) is nn.Linear and module.weight.dtype == torch.float32):
         yield module
@@ -126,7 +128,7 @@ def _base(layer: nn.Module) -> nn.Linear:
 
 @torch.no_grad()
 def _merged(layer: nn.Module) -> Tensor:
-    """The weight with all that its active adapters add."""
+    """Return the weight with its active adapters merged."""
     weight = _base(layer).weight
     if isinstance(layer, LoraLinear) and not layer.disable_adapters:
         for name in layer.active_adapters:
@@ -140,6 +142,6 @@ def _is_trained(layer: nn.Module) -> bool:
 
 
 def _identity(layer: nn.Module) -> tuple[object, ...]:
-    """Differs where a frozen layer was given other weights or another adapter."""
+    """Return a value that changes when a layer gets other weights or another adapter."""
     adapters = (layer.disable_adapters, *layer.active_adapters) if isinstance(layer, LoraLinear) else ()
     return (*adapters, *((parameter.data_ptr(), parameter._version) for parameter in layer.parameters()))

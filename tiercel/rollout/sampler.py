@@ -1,4 +1,4 @@
-"""What every engine offers, and how a completion is asked for."""
+"""The methods of every engine, and the parameters of sampling."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from tiercel.types import EncodedPrompt, Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How to sample; `greedy` takes the likeliest token and ignores temperature, top-p and top-k."""
+    """Holds the parameters of sampling. `greedy` takes the likeliest token and ignores temperature, top-p and top-k."""
 
     group_size: int
     min_new_tokens: int
@@ -25,7 +25,7 @@ class SamplingParams:
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
-    """As the recipe says."""
+    """Take the parameters from the recipe."""
     return SamplingParams(
         group_size=rollout.group_size,
         min_new_tokens=rollout.min_new_tokens,
@@ -39,7 +39,7 @@ def sampling_params(rollout: Rollout) -> SamplingParams:
 
 
 def greedy_params(rollout: Rollout) -> SamplingParams:
-    """One greedy completion per prompt, for evaluation and prediction."""
+    """Make the parameters of one greedy completion for each prompt, for evaluation and prediction."""
     return SamplingParams(
         group_size=1,
         min_new_tokens=rollout.min_new_tokens,
@@ -53,31 +53,32 @@ def greedy_params(rollout: Rollout) -> SamplingParams:
 
 
 class Sampler(Protocol):
-    """An engine that completes prompts. With ranks all of them make the same calls."""
+    """Completes prompts. All ranks make the same calls."""
 
-    shares_weights: bool  # it samples with the trainer's own weights, and needs no adapter directory
+    shares_weights: bool  # the engine uses the trainer's weights and needs no adapter directory
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Sample from this version from now on. The directory's name is the policy's, and stays until the next call."""
+        """Sample from this version from now on. The name of the directory is that of the policy. The directory must
+        stay until the next call."""
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Raises EnvironmentProblem where the engine was started otherwise than the trainer needs it."""
+        """Raise EnvironmentProblem where the engine was started with other options than the trainer needs."""
 
     def awake(self) -> AbstractContextManager[None]:
-        """Inside it can sample; outside it leaves memory to the learner."""
+        """Wrap sampling. Outside, the engine may give its memory to the learner."""
 
     def sample(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[Group, ...]:
-        """`params.group_size` completions of each prompt, sample i of a prompt drawn with its seed + i."""
+        """Sample `params.group_size` completions of each prompt. Sample i of a prompt is drawn with its seed + i."""
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[Group, ...]:
-        """Like `sample`, from each engine that stands behind this one."""
+        """Sample the same prompts as `sample` from each server behind this engine."""
 
     def metrics(self) -> dict[str, float]:
-        """What to say of the engine since the last call; summed over ranks."""
+        """Return metrics of the engine since the last call. They are summed over ranks."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free the engine's resources."""

@@ -1,4 +1,4 @@
-"""A vLLM server as the `vllm-server` engine needs it: its command line, and a process of it on this machine."""
+"""Start vLLM servers for the `vllm-server` engine: the command line, and a process on this machine."""
 
 import ctypes
 import json
@@ -31,7 +31,7 @@ DEFAULT_PORT = 8000
 
 
 def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
-    """What the recipe asks of a server, but for its address."""
+    """Make the command line of a server for the recipe, without its address."""
     assert recipe.lora is not None
     arguments = {
         "--model": family.checkpoint.path,
@@ -51,7 +51,7 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
 
 
 def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
-    """The same for a server on this machine, which may have no GPU."""
+    """Make the command line of a server on this machine, which may have no GPU."""
     arguments = server_arguments(recipe, family, images_per_prompt)
     if on_cpu := scheduling(_row_tokens(recipe)):
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(on_cpu["max_num_batched_tokens"])]
@@ -63,18 +63,18 @@ def _row_tokens(recipe: GrpoRecipe) -> int:
 
 
 def server_environment(key: str) -> dict[str, str]:
-    """Of the server, beside what it inherits."""
+    """Return the variables that a server needs in its environment."""
     return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", KEY_VARIABLE: key}
 
 
 def shell_line(arguments: Sequence[str], port: int) -> str:
-    """The same server, started by hand on another machine."""
+    """Return a shell command that starts the same server on another machine."""
     words = ["vllm", "serve", *_model_first(arguments), "--port", str(port)]
     return f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {KEY_VARIABLE}=... {shlex.join(words)}"
 
 
 def server_port(recipe: GrpoRecipe, given: int | None) -> int:
-    """The one given, else that of the recipe's first address on this machine, else vLLM's own."""
+    """Choose the port: the given one, else that of the recipe's first address on this machine, else vLLM's default."""
     if given is not None:
         return given
     local = (urlsplit(url) for url in recipe.rollout.urls)
@@ -91,8 +91,8 @@ def served(
     is_over: Callable[[], bool] = lambda: False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A server on 127.0.0.1 that answers, and is gone afterwards with all that it started. Raises EnvironmentProblem
-    where it ends before it answers."""
+    """Start a server on 127.0.0.1 and wait until it answers. At the end it is stopped, with all processes that it
+    started. Raises EnvironmentProblem where it ends before it answers, and where the port is in use."""
     if find_spec("vllm") is None:
         raise EnvironmentProblem("the package vllm is not installed here; pip install vllm")
     _require_free_port(port)
@@ -112,7 +112,7 @@ def served(
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM to the server's process group, SIGKILL to what is left of it."""
+    """Send SIGTERM to the server's process group, and later SIGKILL to the processes that are left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -123,12 +123,13 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def new_key() -> str:
-    """Make a random key, or take the user's. Raises EnvironmentProblem where the user's cannot be a key."""
+    """Take the user's key from the environment, or make a random one. Raises EnvironmentProblem where the user's cannot
+    be a key."""
     return servers_key() or secrets.token_urlsafe(24)
 
 
 def watch(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> None:
-    """Until it is over. Raises TrainingError where the server ends before."""
+    """Wait until `is_over` returns true. Raises TrainingError where the server ends before."""
     while not is_over():
         if (code := process.poll()) is not None:
             raise TrainingError(f"the vLLM server ended by itself with exit code {code}; its last lines are above")
@@ -154,21 +155,22 @@ def _wait_for_health(
 
 
 def _require_free_port(port: int) -> None:
-    """Another server there would answer for this one."""
+    """Raise EnvironmentProblem where the port is in use: another server would answer in place of this one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise EnvironmentProblem(f"127.0.0.1:{port} cannot be had: {error}; give another --port") from error
+            raise EnvironmentProblem(f"127.0.0.1:{port} cannot be used: {error}; give another --port") from error
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM when this process dies, even of SIGKILL (prctl's PR_SET_PDEATHSIG, which is 1)."""
+    """Run in the child: ask for SIGTERM when the parent ends, even by SIGKILL (PR_SET_PDEATHSIG of prctl, which is
+    1)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _model_first(arguments: Sequence[str]) -> list[str]:
-    """`vllm serve` takes the model as its first word."""
+    """Move the model to the first place, as `vllm serve` needs it."""
     place = list(arguments).index("--model")
     return [arguments[place + 1], *arguments[:place], *arguments[place + 2 :]]

@@ -1,9 +1,7 @@
-"""What both vLLM engines share: how a completion is asked for, and what is checked of an answer.
+"""Functions of both vLLM engines: the parameters of a request, and checks of an answer.
 
-vLLM gives each token's logprob among the tokens that could be drawn. Before `min_new_tokens` the end tokens could not,
-so there the number is not the policy's own, and NaN stands for "the engine cannot say".
-
-Shape suffix: C tokens of a completion.
+vLLM gives each token's logprob among the tokens that could be drawn. Before `min_new_tokens` the end tokens cannot be
+drawn, so the number is not the policy's logprob, and NaN replaces it. Shape suffixes: docs/shapes.md.
 """
 
 import json
@@ -20,19 +18,19 @@ from tiercel.models.family import Family
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
 BATCHED_TOKENS = 4096  # of one pass on a CPU
-ROUNDING = 1e-4  # by which the logprob of the only token that may be drawn differs from 0: a float32 sum over 1e5 words
-UNKNOWN = -9999.0  # what vLLM writes for a logprob that it has not, or that is minus infinity
+ROUNDING = 1e-4  # largest error of a logprob that should be 0: a float32 sum over 1e5 words
+UNKNOWN = -9999.0  # what vLLM writes for a logprob that is unknown or minus infinity
 
 
 class Impossible(ValueError):
-    """A completion that no engine can have drawn; the text names the field and what stood there."""
+    """Raised where an engine cannot have drawn a completion. The text names the field and its value."""
 
 
 def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
-    """Fields of vLLM's SamplingParams, all of them said: a checkpoint's generation_config.json would fill the gaps.
-    Sample i of the group draws with seed + i."""
+    """Return the fields of vLLM's SamplingParams. All are given, because vLLM would take missing ones from the
+    checkpoint's generation_config.json. Sample i of the group draws with seed + i."""
     return {
         "n": params.group_size,
         "seed": seed,
@@ -53,16 +51,16 @@ def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[s
 
 
 def scheduling(row_tokens: int) -> dict[str, Any]:
-    """Engine arguments where there is no GPU: a prompt is taken whole. In parts, vLLM would have to set back the dice
-    of a request with a seed, which it cannot on a CPU ("CPU Generator does not use offset"), and its engine would die.
-    """
+    """Return engine arguments for a machine without a GPU: prompts are not cut into chunks. With chunks, vLLM would
+    have to reset the random generator of a request with a seed. On a CPU it cannot ("CPU Generator does not use
+    offset"), and the engine would end."""
     if torch.cuda.is_available():
         return {}
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
 
 
 def lora_rank_limit(rank: int) -> int:
-    """The smallest `max_lora_rank` that holds the recipe's rank."""
+    """Return the smallest `max_lora_rank` of vLLM that is not below the recipe's rank."""
     return next((limit for limit in LORA_RANKS if limit >= rank), rank)
 
 
@@ -74,49 +72,49 @@ def make_completion(
     seed: int,
     params: SamplingParams,
 ) -> Completion:
-    """One completion as every engine gives it: its text is decoded here, so that all engines write it alike. Raises
-    Impossible."""
+    """Make a Completion of an engine's answer. The text is decoded here, so that it is the same from every engine.
+    Raises Impossible."""
     if not token_ids or len(token_ids) > params.max_new_tokens:
-        raise Impossible(f"token_ids: {len(token_ids)} came; at least 1 and at most {params.max_new_tokens} can")
+        raise Impossible(f"token_ids: {len(token_ids)} came; 1 to {params.max_new_tokens} are possible")
     if len(logprobs) != len(token_ids):
         raise Impossible(f"logprobs: {len(logprobs)} came for {len(token_ids)} token_ids")
-    ids_C = torch.tensor(list(token_ids), dtype=torch.int64)
-    logprobs_C = torch.tensor(list(logprobs), dtype=torch.float32)
-    _require_possible(family, ids_C, logprobs_C)
-    logprobs_C[: params.min_new_tokens] = math.nan
+    ids_L = torch.tensor(list(token_ids), dtype=torch.int64)
+    logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
+    _require_possible(family, ids_L, logprobs_L)
+    logprobs_L[: params.min_new_tokens] = math.nan
     has_end = token_ids[-1] in family.checkpoint.end_token_ids
     if finish_reason == "stop" and not has_end and not params.stop:
-        raise Impossible(f"finish_reason: 'stop' came; token_ids has no end token, but {token_ids[-1]} at its end")
+        raise Impossible(f"finish_reason: 'stop' came; token_ids ends with {token_ids[-1]}, which is not an end token")
     said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
-        token_ids_C=ids_C,
-        logprobs_C=logprobs_C,
+        token_ids_L=ids_L,
+        logprobs_L=logprobs_L,
         text=family.tokenizer.decode(said),
         is_truncated=not has_end and finish_reason != "stop",
         seed=seed,
     )
 
 
-def _require_possible(family: Family, ids_C: Tensor, logprobs_C: Tensor) -> None:
-    """Raises Impossible for the first token that cannot have been drawn."""
+def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None:
+    """Raise Impossible for the first token that cannot have been drawn."""
     ends = torch.tensor(family.checkpoint.end_token_ids)
     faults = (
-        ("token_ids", ids_C, (ids_C < 0) | (ids_C >= family.vocabulary_size), "ids are below the vocabulary's size, "
+        ("token_ids", ids_L, (ids_L < 0) | (ids_L >= family.vocabulary_size), "ids are below the vocabulary's size, "
          f"{family.vocabulary_size}"),
-        ("token_ids", ids_C, family.is_placeholder(ids_C), "it stands for a picture and is never sampled"),
-        ("token_ids", ids_C, torch.isin(ids_C, ends) & (torch.arange(len(ids_C)) + 1 < len(ids_C)),
-         "it is an end token, and others came after it"),
-        ("logprobs", logprobs_C, ~((logprobs_C > UNKNOWN) & (logprobs_C <= ROUNDING)),
+        ("token_ids", ids_L, family.is_placeholder(ids_L), "it stands for a picture and is never sampled"),
+        ("token_ids", ids_L, torch.isin(ids_L, ends) & (torch.arange(len(ids_L)) + 1 < len(ids_L)),
+         "it is an end token, but others came after it"),
+        ("logprobs", logprobs_L, ~((logprobs_L > UNKNOWN) & (logprobs_L <= ROUNDING)),
          "the logprob of a sampled token is a finite number of at most 0"),
     )  # fmt: skip
-    for field, values_C, is_wrong_C, reason in faults:
-        if bool(is_wrong_C.any()):
-            place = int(is_wrong_C.nonzero()[0])
-            raise Impossible(f"{field}[{place}]: {brief(values_C[place].item())} came; {reason}")
+    for field, values_L, is_wrong_L, reason in faults:
+        if bool(is_wrong_L.any()):
+            place = int(is_wrong_L.nonzero()[0])
+            raise Impossible(f"{field}[{place}]: {brief(values_L[place].item())} came; {reason}")
 
 
 def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:
-    """Raises EnvironmentProblem, with the likely cause, where an engine has other prompt ids than the trainer."""
+    """Raise EnvironmentProblem, with the likely cause, where an engine has other prompt ids than the trainer."""
     here = prompt.token_ids_P.tolist()
     if list(token_ids) == here:
         return
@@ -137,6 +135,6 @@ def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequen
 
 
 def pixel_limits(family: Family) -> dict[str, int]:
-    """The family's limits by the names that vLLM's --mm-processor-kwargs has for them."""
+    """Return the family's pixel limits by their names in vLLM's --mm-processor-kwargs."""
     limits = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}

@@ -1,7 +1,7 @@
-"""One vLLM server over HTTP: its answers, and its failures sorted into those that another attempt may mend and those
-that it cannot.
+"""Send requests to one vLLM server over HTTP. Failures are of two kinds: another attempt may succeed, or only the user
+can help.
 
-Calls are coroutines, so that one that is given up closes its connection at once.
+Calls are coroutines, so that a cancelled call closes its connection at once.
 """
 
 from pathlib import Path
@@ -12,26 +12,27 @@ from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, key
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_protocol import ChatAnswer, ModelList, Refusal, ServedModel
 
-KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own name for it
+KEY_VARIABLE = "VLLM_API_KEY"  # the variable that vLLM itself uses
 HEALTH_SECONDS = 5.0
 MODELS_SECONDS = 60.0
-ADAPTER_SECONDS = 60.0  # to read an adapter and take it in
-SHORT_ANSWER = 1 << 22  # bytes of all that is no completion
-LONGEST_MESSAGE = 500  # characters of a server's words
+ADAPTER_SECONDS = 60.0  # to load an adapter
+SHORT_ANSWER = 1 << 22  # bytes of any answer that is not a completion
+LONGEST_MESSAGE = 500  # characters of a server's message
 MODELS, CHAT = "/v1/models", "/v1/chat/completions"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class ServerFault(Exception):
-    """The server did not give a usable answer; another attempt, here or at another server, may get one."""
+    """Raised where the server gave no usable answer; another attempt, here or at another server, may get one."""
 
 
 class Nonsense(ServerFault):
-    """The server gave a whole answer that cannot be. One that does so again and again is of no use."""
+    """Raised where the server gave a complete answer that cannot be right. A server that does so often is not used any
+    more."""
 
 
 class AdapterMissing(ServerFault):
-    """The server does not know the policy: it was started again, mostly."""
+    """Raised where the server does not know the policy, mostly because it was started again."""
 
 
 def servers_key() -> str | None:
@@ -44,11 +45,12 @@ def servers_key() -> str | None:
 
 
 class VllmServer:
-    """An unpatched `vllm serve`. Methods raise ServerFault, and EnvironmentProblem for what only its user can mend."""
+    """Calls a `vllm serve` without changes to it. Methods raise ServerFault where another attempt may succeed, and
+    EnvironmentProblem where only the user can help."""
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float):
         address = url.rstrip("/").removesuffix("/v1")
-        self.url = redact(address)  # as messages name it
+        self.url = redact(address)  # for messages
         self._seconds = timeout_seconds
         self._client = new_client(base_url=address, headers={"Authorization": f"Bearer {key}"} if key else {})
 
@@ -56,6 +58,7 @@ class VllmServer:
         await self._client.aclose()
 
     async def is_healthy(self) -> bool:
+        """Whether the server answers /health with 200."""
         request = self._client.build_request("GET", "/health")
         try:
             reply = await ask(self._client, request, seconds=HEALTH_SECONDS, most_bytes=SHORT_ANSWER)
@@ -64,11 +67,11 @@ class VllmServer:
         return reply.status == 200
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """The base model first, then the loaded adapters."""
+        """Return the base model, then the loaded adapters."""
         return _read(MODELS, await self._request("GET", MODELS, None, MODELS_SECONDS), ModelList).data
 
     async def load(self, name: str, directory: Path) -> None:
-        """Load an adapter; one of this name that is there already is the same, for the name has its hash."""
+        """Load an adapter. One of this name that is already loaded is the same, because the name has its hash."""
         body = {"lora_name": name, "lora_path": str(directory)}
         reply = await self._request("POST", LOAD, body, ADAPTER_SECONDS)
         if reply.status < 400:
@@ -79,11 +82,11 @@ class VllmServer:
         raise EnvironmentProblem(f"{self.url}: {_load_advice(reply.status, message, directory)}")
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter; one that is not there is forgotten already."""
+        """Unload an adapter, if it is loaded."""
         await self._request("POST", UNLOAD, {"lora_name": name}, ADAPTER_SECONDS)
 
     async def complete(self, body: dict[str, Any], most_bytes: int = SHORT_ANSWER) -> ChatAnswer:
-        """The answer to a chat completion, of at most so many bytes."""
+        """Request a chat completion and return the answer, which may have at most `most_bytes`."""
         reply = await self._request("POST", CHAT, body, self._seconds, most_bytes)
         if reply.status == 404 and "does not exist" in _message(reply):
             raise AdapterMissing(f"it does not know {body['model']}")
@@ -122,7 +125,7 @@ def _read(path: str, reply: Reply, form: type[AnswerType]) -> AnswerType:
 
 
 def _message(reply: Reply) -> str:
-    """The server's own words; whatever it wrote where that is no error of vLLM's."""
+    """Return the server's error message, or the beginning of the body where it is not an error of vLLM."""
     try:
         words = reply.read(Refusal).words()
     except (NoAnswer, WrongAnswer):
@@ -131,7 +134,7 @@ def _message(reply: Reply) -> str:
 
 
 def _refuses_adapter(message: str) -> bool:
-    """vLLM answers 500 for an adapter that it will never take, too."""
+    """Whether vLLM says that it will never take this adapter, for which it may answer 500."""
     return any(words in message for words in ("max_lora_rank", "not supported", "unsupported", "No adapter found"))
 
 

@@ -1,6 +1,6 @@
-"""The `vllm` engine: vLLM in the ranks' own processes, one engine for each rank or tensor-parallel over several.
+"""The `vllm` engine: vLLM in the processes of the ranks, one engine for each rank or tensor-parallel over several.
 
-vLLM is imported when the engine is built and not before.
+vLLM is imported only when an engine is built.
 """
 
 import os
@@ -35,15 +35,16 @@ from tiercel.types import Completion, EncodedPrompt, Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """A prompt as the ranks of an engine hand it around."""
+    """Holds a prompt as the ranks of an engine send it to each other."""
 
-    token_ids: list[int]  # each picture one placeholder, which vLLM makes as many as it needs
+    token_ids: list[int]  # with one placeholder for each picture, which vLLM repeats as often as it needs
     pictures: list[Any]
     seed: int
 
 
 class ProcessSampler:
-    """Every rank of an engine asks for all prompts of its ranks, and keeps its own."""
+    """Samples with vLLM in this process. Every rank of an engine requests all prompts of the engine's ranks, and keeps
+    the completions of its own prompts."""
 
     shares_weights = False
 
@@ -67,7 +68,7 @@ class ProcessSampler:
         self.adapter = LoRARequest(adapter_directory.name, version + 1, str(adapter_directory.absolute()))
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """It was built as the recipe says."""
+        """Nothing is checked: the engine was built from the recipe."""
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -96,7 +97,7 @@ class ProcessSampler:
 
     def close(self) -> None:
         if self.ranks.world_size > 1:
-            return  # it would end the ranks' own process group; the end of the process ends the engine
+            return  # shutdown() would end the process group of the ranks; the engine ends with the process
         self.engine.llm_engine.engine_core.shutdown()
 
     def sample(
@@ -117,7 +118,7 @@ class ProcessSampler:
         )
 
     def _of_engine(self, own: list[_Request]) -> tuple[list[_Request], int]:
-        """The requests of all ranks that share the engine, in their order, and where this rank's begin."""
+        """Return the requests of all ranks that share the engine, in their order, and where this rank's begin."""
         if self.group is None:
             return own, 0
         shares: list[Any] = [None] * dist.get_world_size(self.group)
@@ -173,22 +174,24 @@ class ProcessSampler:
             )
         except Impossible as error:
             raise TrainingError(
-                f"rollout.engine: vllm: row {prompt.row.id}: its answer cannot be: {error}; update vLLM, or write "
-                "rollout.engine: local"
+                f"rollout.engine: vllm: row {prompt.row.id}: its answer cannot be right: {error}; update vLLM, or "
+                "write rollout.engine: local"
             ) from error
 
 
 def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
-    """Stop strings are found in text, which vLLM makes only where it is asked to."""
+    """Leave out the fields of stop strings where there are none: vLLM looks for them in text, which it then does not
+    make."""
     if params.stop:
         return fields
     return {name: value for name, value in fields.items() if name not in ("stop", "include_stop_str_in_output")}
 
 
 def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is_launched: bool) -> Any:
-    """A `vllm.LLM` as the recipe says; where ranks were launched it takes their process group."""
+    """Build a `vllm.LLM` for the recipe. Where a launcher started the ranks, it uses their process group. Raises
+    EnvironmentProblem where vLLM is not installed or does not start."""
     assert recipe.lora is not None
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: seeds and adapters are its own
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # run in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         from vllm import LLM
@@ -217,10 +220,10 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
     )
     try:
         return LLM(**options)
-    except Exception as error:  # of models that it only half supports, any
+    except Exception as error:  # any kind, for models that vLLM supports only in part
         remedy = (
-            f"`tiercel plan` says what its share of the memory, rollout.vllm.gpu_memory_utilization "
-            f"({vllm.gpu_memory_utilization:g}), has to hold"
+            f"`tiercel plan` says how much memory vLLM needs; it has rollout.vllm.gpu_memory_utilization "
+            f"({vllm.gpu_memory_utilization:g}) of it"
             if "memory" in str(error).lower()
             else "docs/vllm.md has the models that were tried; rollout.engine: local needs no vLLM"
         )
@@ -230,12 +233,13 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
 
 
 def _tensor_parallel_group(ranks: Ranks, size: int) -> Any:
-    """The ranks that share this rank's engine, which are neighbours; None for an engine of its own."""
+    """Return the process group of the ranks that share this rank's engine, which are neighbours; None where the rank
+    has its own engine. Raises EnvironmentProblem where the number of ranks is not a multiple of `size`."""
     if size == 1:
         return None
     if ranks.world_size % size:
         raise EnvironmentProblem(
-            f"rollout.vllm.tensor_parallel: {size} given with {ranks.world_size} ranks, which it does not divide"
+            f"rollout.vllm.tensor_parallel: {size} given with {ranks.world_size} ranks, which are not a multiple of it"
         )
     mine, _ = dist.new_subgroups(size, backend="gloo")
     return mine

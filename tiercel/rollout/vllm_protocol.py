@@ -1,6 +1,6 @@
-"""What a vLLM server may answer: the fields that tiercel reads of its OpenAI-compatible protocol, and no others.
+"""Models of the answers of a vLLM server: the fields of its OpenAI-compatible protocol that tiercel reads.
 
-A list ends at its first fault, so that an answer of faults alone costs no more than a good one.
+Reading a list stops at the first wrong entry, so that a list of wrong entries takes no longer than a good one.
 """
 
 from typing import Annotated, TypeVar
@@ -15,38 +15,41 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ServedModel(Answer):
-    """The base model, or an adapter of it."""
+    """Describes the base model, or an adapter of it."""
 
     id: str
-    root: str | None = None  # what it was loaded from
+    root: str | None = None  # the path or name that it was loaded from
     max_model_len: Annotated[int, Field(gt=0)] | None = None  # tokens
 
 
 class ModelList(Answer):
-    """/v1/models: the base model first, then the loaded adapters."""
+    """Is the answer of /v1/models: the base model first, then the loaded adapters."""
 
     data: Annotated[Every[ServedModel], Field(min_length=1)]
 
 
 class TokenLogprob(Answer):
-    """Of a sampled token. `token` is `token_id:N`, for that is asked for; servers of old write its text."""
+    """Holds the logprob of a sampled token. `token` is `token_id:N`, as requested; old servers write the token's
+    text."""
 
     token: str | None = None
     logprob: float
 
 
 class Logprobs(Answer):
+    """Holds the logprobs of a completion's tokens."""
+
     content: Every[TokenLogprob] | None = None
 
 
 class Text(Answer):
-    """What a completion says; tiercel decodes the ids itself."""
+    """Holds the text of a completion. It is not used: tiercel decodes the ids itself."""
 
     content: str | None = None
 
 
 class Choice(Answer):
-    """One of a prompt's completions."""
+    """Is one completion of a prompt."""
 
     index: Annotated[int, Field(ge=0)]
     finish_reason: str | None = None
@@ -56,7 +59,7 @@ class Choice(Answer):
 
 
 class ChatAnswer(Answer):
-    """/v1/chat/completions"""
+    """Is the answer of /v1/chat/completions."""
 
     model: str
     choices: Every[Choice]
@@ -64,17 +67,20 @@ class ChatAnswer(Answer):
 
 
 class ErrorDetail(Answer):
+    """Holds the message of an error."""
+
     message: str
 
 
 class Refusal(Answer):
-    """What vLLM, of any version, and what it is built on say of an error."""
+    """Is the answer of an error, in the forms of all versions of vLLM and of the libraries below it."""
 
     error: ErrorDetail | str | None = None
     message: str | None = None
     detail: str | None = None
 
     def words(self) -> str | None:
+        """Return the message, where there is one."""
         if isinstance(self.error, ErrorDetail):
             return self.error.message
         return self.error or self.message or self.detail

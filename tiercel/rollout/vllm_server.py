@@ -1,7 +1,7 @@
-"""The `vllm-server` engine: completions by any number of unpatched vLLM servers.
+"""The `vllm-server` engine: completions from any number of vLLM servers, without changes to vLLM.
 
-A prompt is one request, whose answer counts once or not at all. A server that fails is left alone for a while, and gets
-the adapter again before it gets requests; its prompts go to the others.
+A prompt is one request, whose answer is used once or not at all. A server that fails gets no requests for some time;
+its prompts go to the other servers. Before it gets requests again, it gets the adapter.
 """
 
 import asyncio
@@ -46,16 +46,16 @@ from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, Messag
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 POLL_SECONDS = 0.05
-NONSENSE = 3  # invalid answers, each after a while of its own, before a server is left out for good
-FORGIVEN = 1000  # good answers after which earlier invalid ones no longer count
-SCORED_ID = "token_id:"  # before an id, in vLLM's answers
-BYTES_PER_TOKEN = 1024  # that an answer may take; vLLM takes about 150
+NONSENSE = 3  # invalid answers, with a pause after each, before a server is not used any more
+FORGIVEN = 1000  # good answers after which earlier invalid ones are forgotten
+SCORED_ID = "token_id:"  # prefix of an id in vLLM's answers
+BYTES_PER_TOKEN = 1024  # limit of an answer; vLLM needs about 150
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedPolicy:
-    """What to sample from."""
+    """Names the policy to sample from."""
 
     version: int
     name: str
@@ -64,25 +64,25 @@ class LoadedPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a server must have been started with."""
+    """Holds what a server must have been started with."""
 
-    model_names: tuple[str, ...]  # by which it may call the recipe's model; what counts is the last part
-    row_tokens: int
+    model_names: tuple[str, ...]  # possible names of the recipe's model; only the last part of a path is compared
+    row_tokens: int  # tokens of a prompt and its completion
 
 
 @dataclass(kw_only=True, slots=True)
-class _Seat:
-    """A server, and what this rank knows of it."""
+class _ServerState:
+    """Holds a server and its state, as this rank knows it."""
 
     server: VllmServer
-    in_flight: int = 0
-    fault: str | None = None  # why it is left alone
-    last_fault: str | None = None  # why it was, though it may be back
-    faults: int = 0  # in a row
-    nonsense: int = 0  # invalid answers since it was last forgiven
-    good: int = 0  # answers since the last invalid one
-    next_try: float = 0.0
-    is_tried: bool = False  # someone is finding out whether it is back
+    in_flight: int = 0  # requests without an answer yet
+    fault: str | None = None  # why it gets no requests; None: it does
+    last_fault: str | None = None  # the same, kept after the server is back
+    faults: int = 0  # faults in a row
+    nonsense: int = 0  # invalid answers that are not forgotten
+    good: int = 0  # good answers since the last invalid one
+    next_try: float = 0.0  # time.monotonic() from which it is tried again
+    is_tried: bool = False  # a task is trying it now
 
     @property
     def is_out(self) -> bool:
@@ -90,9 +90,10 @@ class _Seat:
 
 
 class ServerSampler:
-    """Spreads prompts over servers by load. Raises TrainingError when none has answered for `patience_seconds`.
+    """Samples from servers; each prompt goes to the server with the fewest requests. Raises TrainingError when none has
+    answered for `patience_seconds`.
 
-    All talk with servers is on one event loop, in a thread of its own; only there do seats change.
+    All requests run in one event loop, in a separate thread. The states of the servers are changed only there.
     """
 
     shares_weights = False
@@ -108,17 +109,17 @@ class ServerSampler:
         say: Callable[[str], None] = lambda text: None,
     ):
         self.family = family
-        self.seats = [_Seat(server=server) for server in servers]
+        self.servers = [_ServerState(server=server) for server in servers]
         self.needs = needs
         self.patience_seconds = patience_seconds
         self.ranks = ranks
         self.say = say
         self.policy: LoadedPolicy | None = None
         self._last_answer = time.monotonic()
-        self._probe: EncodedPrompt | None = None  # what a server that is back is asked first
-        self._retries = 0  # prompts that were asked for again
+        self._probe: EncodedPrompt | None = None  # the prompt that checks a server that is back
+        self._retries = 0  # requests that were sent again
         self._loop = asyncio.new_event_loop()
-        # A daemon: whatever a server does, it does not keep the process from ending.
+        # A daemon thread, so that the process can end whatever a server does.
         threading.Thread(target=self._loop.run_forever, name="tiercel-vllm-servers", daemon=True).start()
 
     @contextmanager
@@ -126,14 +127,14 @@ class ServerSampler:
         yield
 
     def close(self) -> None:
-        """Leave the servers as they were found."""
+        """Unload the policy from the servers and close all connections."""
         if self.policy is not None and self.ranks.is_first:
             self._run(self._unload(self.policy.name))
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Every server that answers gets the version; one that does not gets it when it is back."""
+        """Load the version into every server that answers. The others get it when they are back."""
         assert adapter_directory is not None
         before = self.policy
         directory = adapter_directory.absolute()
@@ -141,7 +142,7 @@ class ServerSampler:
         if before is not None and before.name == self.policy.name:
             return
         self.ranks.on_first(
-            lambda: self._run(self._on_good_seats(lambda seat: seat.server.load(directory.name, directory)))
+            lambda: self._run(self._on_good_servers(lambda state: state.server.load(directory.name, directory)))
         )
         if before is not None:
             self.ranks.on_first(lambda: self._run(self._unload(before.name)))
@@ -149,7 +150,7 @@ class ServerSampler:
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[Group, ...]:
-        """Every prompt from every server that answers."""
+        """Sample every prompt from every server that answers."""
         return self._run(self._sample_everywhere(prompts, params, seeds))
 
     def sample(
@@ -160,7 +161,7 @@ class ServerSampler:
     def begin(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> "Future[tuple[Group, ...]]":
-        """Like `sample`, but does not wait. The policy stays as it is until the result is there."""
+        """Sample without waiting. The policy must not be changed before the result is there."""
         return asyncio.run_coroutine_threadsafe(self._sample(prompts, params, seeds), self._loop)
 
     def metrics(self) -> dict[str, float]:
@@ -168,18 +169,19 @@ class ServerSampler:
         return {"sampler/retries": retries}
 
     def faults(self) -> dict[str, str]:
-        """By its address, why a server is left alone."""
-        return {seat.server.url: seat.fault for seat in self.seats if seat.fault is not None}
+        """Return for each server that gets no requests the reason, by its address."""
+        return {state.server.url: state.fault for state in self.servers if state.fault is not None}
 
     def require_fit(self) -> None:
-        """Ask each server that answers what it serves. Raises EnvironmentProblem with the flag to start it with."""
-        self._run(self._on_good_seats(self._require_fit))
+        """Check that each server that answers has the right model and context length. Raises EnvironmentProblem, with
+        the right flag."""
+        self._run(self._on_good_servers(self._require_fit))
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Raises EnvironmentProblem where the only token that may be drawn has another logprob than 0. A server that
-        comes back later is asked the same."""
+        """Raise EnvironmentProblem where a server gives logprobs of the raw logits: where the only token that may be
+        drawn has another logprob than 0. A server that comes back later is checked in the same way."""
         self._probe = prompt
-        self._run(self._on_good_seats(lambda seat: self._require_processed_logprobs(seat, prompt)))
+        self._run(self._on_good_servers(lambda state: self._require_processed_logprobs(state, prompt)))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -198,7 +200,7 @@ class ServerSampler:
         try:
             return tuple(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # after a failure the others have nothing left to win
+            for task in tasks:  # after a failure the others are not needed
                 task.cancel()
 
     async def _sample_everywhere(
@@ -207,44 +209,44 @@ class ServerSampler:
         self._last_answer = time.monotonic()
         groups: list[Group] = []
 
-        async def ask(seat: _Seat) -> None:
+        async def ask(state: _ServerState) -> None:
             for prompt, seed in zip(prompts, seeds, strict=True):
-                groups.append(await self._ask(seat, prompt, params, seed, self._request(prompt, params, seed)))
+                groups.append(await self._ask(state, prompt, params, seed, self._request(prompt, params, seed)))
 
         while not groups and prompts:
-            await self._pick(prompts[0], None)  # one at least answers
-            await self._on_good_seats(ask)
+            await self._pick(prompts[0], None)  # wait until a server answers
+            await self._on_good_servers(ask)
         return tuple(groups)
 
     async def _group(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> Group:
-        """Try until a server has answered in full; see `_pick` for when that ends."""
+        """Request a group until a server has given a complete answer. Raises as `_pick`."""
         first_fault = None
         body = self._request(prompt, params, seed)
         while True:
-            seat = await self._pick(prompt, first_fault)
+            state = await self._pick(prompt, first_fault)
             try:
-                return await self._ask(seat, prompt, params, seed, body)
+                return await self._ask(state, prompt, params, seed, body)
             except ServerFault as fault:
                 first_fault = first_fault or time.monotonic()
                 self._retries += 1
-                self._leave(seat, fault)
+                self._leave(state, fault)
 
     async def _ask(
-        self, seat: _Seat, prompt: EncodedPrompt, params: SamplingParams, seed: int, body: dict[str, Any]
+        self, state: _ServerState, prompt: EncodedPrompt, params: SamplingParams, seed: int, body: dict[str, Any]
     ) -> Group:
-        """Raises ServerFault where this server has no whole answer."""
+        """Request a group from one server. Raises ServerFault where it gives no complete answer."""
         assert self.policy is not None
         version = self.policy.version
-        seat.in_flight += 1
+        state.in_flight += 1
         try:
-            answer = await seat.server.complete(body, _most_bytes(prompt, params))
-            completions = self._completions(prompt, params, seed, answer, seat.server.url)
+            answer = await state.server.complete(body, _most_bytes(prompt, params))
+            completions = self._completions(prompt, params, seed, answer, state.server.url)
         finally:
-            seat.in_flight -= 1
-        seat.faults = 0
-        seat.good += 1
-        if seat.good >= FORGIVEN:
-            seat.nonsense = 0
+            state.in_flight -= 1
+        state.faults = 0
+        state.good += 1
+        if state.good >= FORGIVEN:
+            state.nonsense = 0
         self._last_answer = time.monotonic()
         self.ranks.pulse.beat()
         return Group(prompt=prompt, completions=completions, policy_version=version)
@@ -259,17 +261,18 @@ class ServerSampler:
             "logprobs": True,
             "top_logprobs": 0,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # a token's logprob then says whose it is
+            "return_tokens_as_token_ids": True,  # so that each logprob names its token
             **sampling_fields(self.family, params, seed),
         }
 
     def _completions(
         self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: ChatAnswer, url: str
     ) -> tuple[Completion, ...]:
-        """Raises ServerFault for an answer that is not whole or not of the policy asked for."""
+        """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
+        and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
         assert self.policy is not None
         if answer.model != self.policy.name:
-            raise AdapterMissing(f"it answered for {brief(answer.model)}, {self.policy.name} was asked")
+            raise AdapterMissing(f"it answered with {brief(answer.model)}; {self.policy.name} was requested")
         if answer.prompt_token_ids is None:
             raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
         require_same_prompt(self.family, prompt, answer.prompt_token_ids, url)
@@ -294,26 +297,27 @@ class ServerSampler:
                 raise Nonsense(f"{field}.logprobs[{place}]: {brief(entry.token)} came; token_ids has {token} there")
         return completion
 
-    async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _Seat:
-        """The server with the least to do; one that is due again is tried on the way. Raises TrainingError where none
-        has answered, or this prompt has failed, for longer than the patience, and where all are left out."""
+    async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _ServerState:
+        """Choose the server with the fewest requests. A server whose pause is over is tried first. Raises TrainingError
+        where no server has answered for longer than the patience, where this prompt has failed for longer, and where no
+        server is used any more."""
         while True:
-            if all(seat.is_out for seat in self.seats):
+            if all(state.is_out for state in self.servers):
                 raise TrainingError(self._useless())
             now = time.monotonic()
             since = self._last_answer if first_fault is None else first_fault
-            if now - since > self.patience_seconds and (first_fault is not None or not self._good_seats()):
+            if now - since > self.patience_seconds and (first_fault is not None or not self._good_servers()):
                 raise TrainingError(self._lost(prompt))
-            due = next((s for s in self.seats if s.fault and not s.is_tried and s.next_try <= now), None)
+            due = next((s for s in self.servers if s.fault and not s.is_tried and s.next_try <= now), None)
             if due is not None:
                 await self._try_again(due)
                 continue
-            if good := self._good_seats():
+            if good := self._good_servers():
                 return min(good, key=lambda each: each.in_flight)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _good_seats(self) -> list[_Seat]:
-        return [seat for seat in self.seats if seat.fault is None]
+    def _good_servers(self) -> list[_ServerState]:
+        return [state for state in self.servers if state.fault is None]
 
     def _lost(self, prompt: EncodedPrompt) -> str:
         return (
@@ -324,104 +328,105 @@ class ServerSampler:
 
     def _useless(self) -> str:
         return (
-            f"rollout.urls: every server has given {NONSENSE} invalid answers: {self._reasons()}; nothing of "
-            "them was learnt; look into the server's log, start it again or update vLLM, and give the same command, "
+            f"rollout.urls: every server has given {NONSENSE} invalid answers: {self._reasons()}; none of them "
+            "was trained on; look into the server's log, start it again or update vLLM, and give the same command, "
             "which goes on from the newest checkpoint"
         )
 
     def _reasons(self) -> str:
-        return "; ".join(f"{seat.server.url}: {seat.last_fault}" for seat in self.seats if seat.last_fault)
+        return "; ".join(f"{state.server.url}: {state.last_fault}" for state in self.servers if state.last_fault)
 
-    async def _try_again(self, seat: _Seat) -> None:
-        """Give a server that was lost the policy, and requests from then on."""
+    async def _try_again(self, state: _ServerState) -> None:
+        """Check a server that had failed and load the policy into it. If that succeeds, it gets requests again."""
         assert self.policy is not None
-        seat.is_tried = True
+        state.is_tried = True
         try:
-            if not await seat.server.is_healthy():
-                raise ServerFault(seat.fault or "it does not answer /health")
-            await self._require_fit(seat)
-            await seat.server.load(self.policy.name, self.policy.directory)
+            if not await state.server.is_healthy():
+                raise ServerFault(state.fault or "it does not answer /health")
+            await self._require_fit(state)
+            await state.server.load(self.policy.name, self.policy.directory)
             if self._probe is not None:
-                await self._require_processed_logprobs(seat, self._probe)
+                await self._require_processed_logprobs(state, self._probe)
         except ServerFault as fault:
-            self._leave(seat, fault)
+            self._leave(state, fault)
         else:
-            seat.fault = None
-            self.say(f"{seat.server.url} is back, with {self.policy.name}")
+            state.fault = None
+            self.say(f"{state.server.url} is back, with {self.policy.name}")
         finally:
-            seat.is_tried = False
+            state.is_tried = False
 
-    def _leave(self, seat: _Seat, fault: ServerFault) -> None:
-        """For a while; for the rest of the run where it talks nonsense."""
-        is_news = seat.fault is None
-        seat.fault = seat.last_fault = str(fault)
-        if is_news or seat.is_tried:  # of many requests that fail together the first counts
-            seat.next_try = time.monotonic() + BACKOFF_SECONDS[min(seat.faults, len(BACKOFF_SECONDS) - 1)]
-            seat.faults += 1
+    def _leave(self, state: _ServerState, fault: ServerFault) -> None:
+        """Send no requests to a server for some time, or never again where it has given too many invalid answers."""
+        is_news = state.fault is None
+        state.fault = state.last_fault = str(fault)
+        if is_news or state.is_tried:  # where many requests fail together, only the first is counted
+            state.next_try = time.monotonic() + BACKOFF_SECONDS[min(state.faults, len(BACKOFF_SECONDS) - 1)]
+            state.faults += 1
             if isinstance(fault, Nonsense):
-                seat.nonsense, seat.good = seat.nonsense + 1, 0
-        if seat.is_out and seat.next_try != math.inf:
-            seat.next_try = math.inf
-            self.say(f"{seat.server.url} is left out from here on: {NONSENSE} invalid answers, the last: {fault}")
+                state.nonsense, state.good = state.nonsense + 1, 0
+        if state.is_out and state.next_try != math.inf:
+            state.next_try = math.inf
+            self.say(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
         elif is_news:
-            self.say(f"{seat.server.url} failed ({fault}); its prompts are tried again")
+            self.say(f"{state.server.url} failed ({fault}); its prompts are tried again")
 
     async def _unload(self, name: str) -> None:
         async def unload(server: VllmServer) -> None:
-            with suppress(ServerFault):  # one that is gone has forgotten it
+            with suppress(ServerFault):  # a server that has ended does not have it any more
                 await server.unload(name)
 
-        await asyncio.gather(*(unload(seat.server) for seat in self._good_seats()))
+        await asyncio.gather(*(unload(state.server) for state in self._good_servers()))
 
     async def _close(self) -> None:
-        """Requests that nobody waits for any more are cancelled, which closes their connections."""
+        """Cancel the requests that are left, which closes their connections, and close all clients."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        for seat in self.seats:
-            await seat.server.close()
+        for state in self.servers:
+            await state.server.close()
 
-    async def _on_good_seats(self, work: Callable[[_Seat], Coroutine[Any, Any, None]]) -> None:
-        """On all at a time; a server that fails is left alone."""
+    async def _on_good_servers(self, work: Callable[[_ServerState], Coroutine[Any, Any, None]]) -> None:
+        """Run `work` for all servers that get requests, at the same time. One that fails gets none for some time."""
 
-        async def on(seat: _Seat) -> None:
+        async def on(state: _ServerState) -> None:
             try:
-                await work(seat)
+                await work(state)
             except ServerFault as fault:
-                self._leave(seat, fault)
+                self._leave(state, fault)
 
-        await asyncio.gather(*(on(seat) for seat in self._good_seats()))
+        await asyncio.gather(*(on(state) for state in self._good_servers()))
 
-    async def _require_fit(self, seat: _Seat) -> None:
-        base = (await seat.server.models())[0]
+    async def _require_fit(self, state: _ServerState) -> None:
+        base = (await state.server.models())[0]
         if base.max_model_len is not None and base.max_model_len < self.needs.row_tokens:
             raise EnvironmentProblem(
-                f"{seat.server.url}: takes {base.max_model_len} tokens, a prompt and its completion are up to "
+                f"{state.server.url}: takes {base.max_model_len} tokens, but a prompt and its completion have up to "
                 f"{self.needs.row_tokens}; start it with --max-model-len {self.needs.row_tokens}"
             )
         if base.root and Path(base.root).name not in {Path(name).name for name in self.needs.model_names}:
             raise EnvironmentProblem(
-                f"{seat.server.url}: serves {brief(base.root)}, the recipe's model.path is "
-                f"{self.needs.model_names[0]}; start it with that one"
+                f"{state.server.url}: serves {brief(base.root)}, but the recipe's model.path is "
+                f"{self.needs.model_names[0]}; start it with that model"
             )
 
-    async def _require_processed_logprobs(self, seat: _Seat, prompt: EncodedPrompt) -> None:
+    async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
         body = self._request(prompt, _one_token(), 0) | {"allowed_token_ids": [only], "min_tokens": 0}
-        answer = await seat.server.complete(body)
+        answer = await state.server.complete(body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
-            raise EnvironmentProblem(f"{seat.server.url}: gives no logprobs; update vLLM")
+            raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
         if abs(entries[0].logprob) > ROUNDING:
             raise EnvironmentProblem(
-                f"{seat.server.url}: gives logprobs of the raw logits; start it with --logprobs-mode processed_logprobs"
+                f"{state.server.url}: gives logprobs of the raw logits; "
+                "start it with --logprobs-mode processed_logprobs"
             )
 
 
 def connect(
     recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
 ) -> ServerSampler:
-    """The recipe's servers, with the key of the environment. Raises EnvironmentProblem where one that answers was
-    started with another model or too short a context."""
+    """Make a sampler for the recipe's servers, with the key of the environment. Raises EnvironmentProblem where a
+    server that answers was started with another model or too short a context."""
     rollout = recipe.rollout
     key = servers_key()
     sampler = ServerSampler(
@@ -440,7 +445,7 @@ def connect(
 
 
 def chat_messages(prompt: EncodedPrompt) -> list[dict[str, Any]]:
-    """The prompt's turns with the pictures as the family resized them, each as bytes once."""
+    """Convert the prompt's turns to messages of OpenAI's protocol, with the pictures as the family resized them."""
     pictures = iter(prompt.images)
     return [{"role": message.role, "content": _parts(message, pictures)} for message in prompt.messages]
 
@@ -462,7 +467,7 @@ def _data_url(image: EncodedImage) -> str:
 
 
 def _most_bytes(prompt: EncodedPrompt, params: SamplingParams) -> int:
-    """Of an answer that may be."""
+    """Limit the bytes of an answer to this request."""
     return SHORT_ANSWER + BYTES_PER_TOKEN * (len(prompt.token_ids_P) + params.group_size * params.max_new_tokens)
 
 

@@ -1,7 +1,7 @@
-"""The names in shared memory by which the tensor-parallel ranks of a vLLM that computes on CPUs find each other.
+"""Remove names in shared memory that a run with vLLM may leave. Tensor-parallel ranks on CPUs find each other by them.
 
-Under a launcher vLLM names them after the ranks alone, refuses a name that exists, and leaves the names where a process
-ends by a signal: the next run of that machine would not start. A name is needed only until the ranks have met.
+Under a launcher, vLLM makes these names from the ranks only, refuses a name that exists, and leaves it where a process
+ends by a signal. The next run on the machine would then not start. The names are needed only until the ranks have met.
 """
 
 import fcntl
@@ -20,7 +20,8 @@ NAMES = "*tp:*-cpushm_*"
 
 @contextmanager
 def meeting_by_name(ranks: Ranks, tensor_parallel: int) -> Iterator[None]:
-    """The ranks of one run at a time meet on a machine, behind names that no run is left with."""
+    """Wrap the start of vLLM: ranks of one run at a time meet on a machine. Names of earlier runs are removed before,
+    and those of this run after."""
     if tensor_parallel == 1 or torch.cuda.is_available() or not SHARED_MEMORY.is_dir():
         yield
         return
@@ -36,7 +37,7 @@ def meeting_by_name(ranks: Ranks, tensor_parallel: int) -> Iterator[None]:
 
 
 def _remove(names: set[Path]) -> None:
-    """The memory itself lives on in the processes that hold it. A name of another user stays."""
+    """Remove names of shared memory, except those of other users. Processes that use the memory keep it."""
     for name in names:
         try:
             name.unlink(missing_ok=True)
@@ -45,12 +46,12 @@ def _remove(names: set[Path]) -> None:
 
 
 def _names_held_by(processes: str) -> set[Path]:
-    """Of the processes that /proc shows under these names."""
+    """Return the names that are mapped by processes whose entries in /proc match the pattern."""
     held = set()
     for maps in Path("/proc").glob(f"{processes}/maps"):
         try:
             lines = maps.read_text().splitlines()
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # the process has ended, or is another user's
             continue
         paths = [Path(line.split(maxsplit=5)[5]) for line in lines if str(SHARED_MEMORY) in line]
         held |= {path for path in paths if path.match(NAMES)}

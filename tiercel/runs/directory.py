@@ -164,8 +164,8 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict
         "completions": [
             {
                 "text": scored.completion.text,
-                "tokens": len(scored.completion.token_ids_C),
-                "token_ids": scored.completion.token_ids_C.tolist(),
+                "tokens": len(scored.completion.token_ids_L),
+                "token_ids": scored.completion.token_ids_L.tolist(),
                 "seed": scored.completion.seed,
                 "truncated": scored.completion.is_truncated,
                 "rewards": {name: value.value for name, value in scored.rewards.items()},
@@ -199,7 +199,7 @@ def _require_seen(path: Path) -> None:
 
 @contextmanager
 def _held(recipe: Recipe, path: Path) -> Iterator[None]:
-    with writing(path, "name another `output`, or make room and rights there"):
+    with writing(path, "name another `output`, or free some space there and allow writing"):
         lock = _opened(path)
     try:
         _take(lock, path)

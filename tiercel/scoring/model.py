@@ -1,6 +1,6 @@
 """The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation.
 
-Shape suffixes: R rows of a pass, T tokens of the longest, L labels. Imports torch and transformers, unlike the other
+Shape suffixes: R rows of a pass, T tokens of the longest, O labels. Imports torch and transformers, unlike the other
 rewards, so batches.py imports it where a recipe has one.
 """
 
@@ -56,7 +56,7 @@ class LoadedRewardModel:
             mask_RT[number, : len(row)] = 1
         device = self.model.device
         try:
-            scores_RL = self.model(input_ids=token_ids_RT.to(device), attention_mask=mask_RT.to(device)).logits
+            scores_RO = self.model(input_ids=token_ids_RT.to(device), attention_mask=mask_RT.to(device)).logits
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -65,7 +65,7 @@ class LoadedRewardModel:
                 f"reward model at {self.path}: out of memory: {first_line(error)}\nlower its model.batch_tokens (now "
                 f"{len(rows)} conversations of {longest} tokens){elsewhere}"
             ) from error
-        return scores_RL[:, self.label].tolist()
+        return scores_RO[:, self.label].tolist()
 
 
 class ModelReward:

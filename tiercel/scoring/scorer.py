@@ -67,7 +67,7 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
         id=row.id,
         prompt=next(message.content for message in reversed(row.messages) if message.role == "user"),
         completion=completion.text,
-        token_count=completion.token_ids_C.shape[0],
+        token_count=completion.token_ids_L.shape[0],
         is_truncated=completion.is_truncated,
         answer=row.answer,
         columns=row.columns,

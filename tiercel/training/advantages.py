@@ -81,8 +81,8 @@ def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> Re
     return RewardTable(
         totals_C=torch.tensor([total for group in groups for total in group.totals], dtype=torch.float32),
         group_of_C=torch.tensor([number for number, group in enumerate(groups) for _ in group.totals]),
-        rewards_CR=torch.tensor(rewards, dtype=torch.float32).reshape(len(rewards), width),
-        weights_R=torch.tensor(weights, dtype=torch.float32),
+        rewards_CF=torch.tensor(rewards, dtype=torch.float32).reshape(len(rewards), width),
+        weights_F=torch.tensor(weights, dtype=torch.float32),
         is_correct_C=torch.tensor([right for group in groups for right in group.is_correct], dtype=torch.bool),
     )
 

@@ -5,7 +5,6 @@ from functools import partial
 from tiercel.config.schema import GrpoRecipe
 from tiercel.learner.batch import advantage_groups
 from tiercel.runs.directory import RunDirectory
-from tiercel.scoring.metrics import reward_statistics
 from tiercel.training.advantages import step_advantages
 from tiercel.training.build import build_trainer
 from tiercel.training.engine_gap import warn_of_gap

@@ -25,7 +25,7 @@ def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
 def _completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     """Lengths and truncation of the step's completions."""
     completions = [completion.completion for group in scored for completion in group.completions]
-    tokens = sum(len(completion.token_ids_C) for completion in completions)
+    tokens = sum(len(completion.token_ids_L) for completion in completions)
     truncated = sum(completion.is_truncated for completion in completions)
     return {
         "completion/tokens_mean": tokens / max(1, len(completions)),

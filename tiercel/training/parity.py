@@ -121,7 +121,7 @@ def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
         AdvantageGroup(
             item=group_item(group.prompt, group.completions),
             advantages_G=torch.zeros(len(group.completions)),
-            sampler_logprobs=tuple(completion.logprobs_C for completion in group.completions),
+            sampler_logprobs=tuple(completion.logprobs_L for completion in group.completions),
         )
         for group in groups
     ]
@@ -135,7 +135,7 @@ def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
 def _gap(trainer: Trainer, groups: Sequence[Group], scores: Sequence[Tensor]) -> Gap:
     gaps = [Gap(largest=0.0, row="(none)")]
     for group, scores_N in zip(groups, scores, strict=True):
-        theirs_N = torch.cat([completion.logprobs_C for completion in group.completions])
+        theirs_N = torch.cat([completion.logprobs_L for completion in group.completions])
         differences_N = (theirs_N - scores_N)[~theirs_N.isnan()].abs()
         if len(differences_N):
             gaps.append(Gap(largest=float(differences_N.max()), row=group.prompt.row.id))

@@ -137,7 +137,7 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
             AdvantageGroup(
                 item=group_item(prompt, completions),
                 advantages_G=torch.tensor([completion["advantage"] for completion in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.logprobs_C for completion in completions),
+                sampler_logprobs=tuple(completion.logprobs_L for completion in completions),
             )
         )
     totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
@@ -156,10 +156,10 @@ def _passes_of(trainer: Trainer, recipe: GrpoRecipe, group: AdvantageGroup, tota
 
 def _completion(fields: dict[str, Any]) -> Completion:
     """Without the engine's logprobs, which rollouts/ does not keep; importance weights are 1."""
-    token_ids_C = torch.tensor(fields["token_ids"], dtype=torch.int64)
+    token_ids_L = torch.tensor(fields["token_ids"], dtype=torch.int64)
     return Completion(
-        token_ids_C=token_ids_C,
-        logprobs_C=torch.full((len(token_ids_C),), math.nan),
+        token_ids_L=token_ids_L,
+        logprobs_L=torch.full((len(token_ids_L),), math.nan),
         text=fields["text"],
         is_truncated=fields["truncated"],
         seed=fields["seed"],
@@ -175,7 +175,7 @@ def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
             conversations.append(encode(_row(table, recipe, index), index))
-    tokens = sum(int(conversation.is_scored_C.sum()) for conversation in conversations)
+    tokens = sum(int(conversation.is_scored_L.sum()) for conversation in conversations)
     for conversation in conversations:
         for each in trainer.conversations([conversation]):
             yield Pass(
