@@ -8,7 +8,7 @@ import torch
 from tiercel.algorithms import ADVANTAGES
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.rewards.metrics import reward_statistics
+from tiercel.scoring.metrics import reward_statistics
 from tiercel.types import ScoredGroup
 
 
