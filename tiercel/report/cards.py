@@ -6,8 +6,8 @@ from typing import Any
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import NOTHING, short
 from tiercel.report.pictures import box_text, has_boxes, predicted_box, true_box
-from tiercel.report.reading import CompletionRecord, GroupRecord
 from tiercel.rewards.boxes import iou, is_proper
+from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 LONGEST_TEXT = 1500  # characters of one text on the page
 _KEPT_TAIL = 400

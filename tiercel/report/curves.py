@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from tiercel.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
 from tiercel.report.markup import Html, element
-from tiercel.report.reading import Run, finite
+from tiercel.report.reading import Run
+from tiercel.runs.group_records import finite
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
 _MOST_AREAS = 120  # stretches of a stacked chart

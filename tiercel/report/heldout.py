@@ -8,7 +8,8 @@ from tiercel.report.cards import box_cell, failures_block, overlap, prompt_block
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import counted, evenly_spaced, share, sign_test
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
-from tiercel.report.reading import GroupFile, GroupRecord
+from tiercel.report.reading import GroupFile
+from tiercel.runs.group_records import GroupRecord
 
 Fate = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
 

@@ -15,10 +15,11 @@ from tiercel.report.heldout import held_out_section
 from tiercel.report.markup import Html, element, fragment, trusted
 from tiercel.report.numbers import NOTHING, counted, duration, evenly_spaced
 from tiercel.report.pictures import Album, has_boxes
-from tiercel.report.reading import GroupFile, Run, finite, read_groups, read_run
+from tiercel.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
 from tiercel.report.verdict import Change, Notice, changes, completions_sampled, headline, notices, progress
 from tiercel.runs.files import write_atomically
+from tiercel.runs.group_records import finite
 from tiercel.writing import writing
 
 FILE = "report.html"

@@ -10,9 +10,9 @@ from PIL import Image
 
 from tiercel.report.markup import Html, element, fragment
 from tiercel.report.numbers import TIMES
-from tiercel.report.reading import CompletionRecord, GroupRecord, ImageRecord, finite
 from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import is_proper, to_original
+from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, finite
 from tiercel.samples import Box, Size
 
 MOST_IMAGES = 60

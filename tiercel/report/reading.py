@@ -1,62 +1,22 @@
 """A run directory as the report sees it: tolerant of what a crash cut short, and counting it."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 
 from tiercel.errors import RunError
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.samples import CoordinateSpace, Size
+from tiercel.runs.group_records import Folder, GroupRecord, finite, groups_path
 
 Kind = Literal["sft", "grpo"]
-Folder = Literal["rollouts", "evaluations"]
 
 _STEP_FILE = re.compile(r"step-([0-9]{1,12})\.jsonl")
 _LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageRecord:
-    """An image of a prompt; its picture is images/SHA256.png, of `processed_size`."""
-
-    sha256: str
-    path: str | None
-    original_size: Size
-    processed_size: Size
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionRecord:
-    """One completion with its rewards; `total` and `advantage` are None where it was masked."""
-
-    text: str
-    tokens: int
-    is_truncated: bool
-    rewards: Mapping[str, float | None]
-    failures: Mapping[str, str]
-    total: float | None
-    is_correct: bool | None
-    advantage: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupRecord:
-    """A line of rollouts/ or evaluations/: a prompt and its completions, at least one."""
-
-    id: str
-    prompt: str
-    question: str
-    answer: Any
-    images: tuple[ImageRecord, ...]
-    completions: tuple[CompletionRecord, ...]
-    coordinate_space: CoordinateSpace | None  # of boxes in the completions; None where the run does not say
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +117,7 @@ def read_run(path: Path) -> Run:
 
 def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
     """The completions of one step. Raises RunError where the file cannot be read."""
-    return group_file(run.path / folder / f"step-{step:06d}.jsonl", step)
+    return group_file(groups_path(run.path, folder, step), step)
 
 
 def group_file(file: Path, step: int) -> GroupFile:
@@ -169,71 +129,10 @@ def group_file(file: Path, step: int) -> GroupFile:
     groups: list[GroupRecord] = []
     for record in records:
         try:
-            groups.append(_group(record))
+            groups.append(GroupRecord.from_json(record))
         except (KeyError, TypeError, ValueError):
             unreadable += 1
     return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
-
-
-def finite(value: Any) -> float | None:
-    """A JSON number as a float; None where it is something else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _group(record: Mapping[str, Any]) -> GroupRecord:
-    space = record.get("coordinate_space")
-    completions = tuple(_completion(completion) for completion in record["completions"])
-    if not completions:
-        raise ValueError("a group has completions")
-    return GroupRecord(
-        id=str(record["id"]),
-        prompt=str(record.get("prompt", "")),
-        question=str(record.get("question", "")),
-        answer=record.get("answer"),
-        images=tuple(_image(image) for image in record.get("images", [])),
-        completions=completions,
-        coordinate_space=space if space in get_args(CoordinateSpace) else None,
-    )
-
-
-def _completion(record: Mapping[str, Any]) -> CompletionRecord:
-    correct = record.get("correct")
-    return CompletionRecord(
-        text=str(record["text"]),
-        tokens=int(record.get("tokens", 0)),
-        is_truncated=record.get("truncated") is True,
-        rewards={str(name): finite(value) for name, value in record.get("rewards", {}).items()},
-        failures={str(name): str(reason) for name, reason in record.get("failures", {}).items()},
-        total=finite(record.get("total")),
-        is_correct=correct if isinstance(correct, bool) else None,
-        advantage=finite(record.get("advantage")),
-    )
-
-
-def _image(record: Mapping[str, Any]) -> ImageRecord:
-    sha256 = str(record["sha256"])
-    if not _SHA256.fullmatch(sha256):
-        raise ValueError("sha256 names a file; it is 64 hexadecimal digits")
-    path = record.get("path")
-    return ImageRecord(
-        sha256=sha256,
-        path=None if path is None else str(path),
-        original_size=_size(record["original_size"]),
-        processed_size=_size(record["processed_size"]),
-    )
-
-
-def _size(value: Any) -> Size:
-    width, height = (int(side) for side in value)
-    if width < 1 or height < 1:
-        raise ValueError("an image has at least one pixel")
-    return width, height
 
 
 def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> Kind:

@@ -7,7 +7,8 @@ from tiercel.report.cards import box_cell, failures_block, prompt_block, text_bl
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import counted, evenly_spaced, share
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
-from tiercel.report.reading import CompletionRecord, GroupFile, GroupRecord
+from tiercel.report.reading import GroupFile
+from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 MOST_STEPS = 6
 _PROMPTS = 3  # of a step

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiercel.report.numbers import WINDOW, counted, ends, pair, share, short
-from tiercel.report.reading import Run, finite
+from tiercel.report.reading import Run
+from tiercel.runs.group_records import finite
 
 _HELD_OUT = {  # label by key, most telling first
     "eval/accuracy": "held-out accuracy",

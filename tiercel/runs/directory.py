@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -24,7 +24,9 @@ from tiercel.models.images import picture_image
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
+from tiercel.runs.group_records import CompletionRecord, Folder, GroupRecord, ImageRecord, groups_path
 from tiercel.runs.recipe import Recipe, kind_of, load_run_recipe
+from tiercel.samples import CoordinateSpace
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, writing
 
@@ -37,8 +39,6 @@ MAY_DIFFER = (
     "train.keep",
     "train.keep_best",
     "train.strategy",
-    "reliability.stall_timeout",
-    "reliability.max_skipped_updates",
     "rollout.urls",
     "rollout.request_timeout",
     "rollout.patience",
@@ -46,6 +46,7 @@ MAY_DIFFER = (
     "rollout.vllm.gpu_memory_utilization",
     "rollout.vllm.sleep_level",
     "reliability.stall_timeout",
+    "reliability.max_skipped_updates",
     "reliability.reward_timeout",
     "reliability.reward_memory_gb",
     "reliability.reward_file_mb",
@@ -89,11 +90,11 @@ class RunDirectory:
 
     def rollouts_file(self, step: int) -> Path:
         """The groups that the step's last update learnt from."""
-        return self.path / "rollouts" / f"step-{step:06d}.jsonl"
+        return groups_path(self.path, "rollouts", step)
 
     def record_groups(
         self,
-        folder: Literal["rollouts", "evaluations"],
+        folder: Folder,
         step: int,
         family: Family,
         scored: Sequence[ScoredGroup],
@@ -106,9 +107,9 @@ class RunDirectory:
             for image in group.group.prompt.images:
                 self.save_image(image)
         everyone = gathered_groups(self.ranks, scored, advantages)
-        space = {"coordinate_space": family.coordinate_space}
-        lines = [json_line({**space, **group_record(group, values)}) for group, values in everyone]
-        file = self.path / folder / f"step-{step:06d}.jsonl"
+        space = family.coordinate_space
+        lines = [json_line(group_record(group, values, space).as_json()) for group, values in everyone]
+        file = groups_path(self.path, folder, step)
 
         def write() -> None:
             with writing(file, GO_ON):
@@ -143,41 +144,42 @@ def _without_pixels(scored: ScoredGroup) -> ScoredGroup:
     return replace(scored, group=replace(scored.group, prompt=replace(prompt, images=images)))
 
 
-def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict[str, Any]:
-    """A prompt and its completions as rollouts/ keeps them."""
+def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
+    """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
     prompt = group.group.prompt
-    return {
-        "id": prompt.row.id,
-        "index": prompt.index,
-        "policy_version": group.group.policy_version,
-        "prompt": prompt.text,
-        "question": next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
-        "answer": prompt.row.answer,
-        "images": [
-            {
-                "sha256": image.sha256,
-                "path": source.path,
-                "original_size": list(image.plan.original_size),
-                "processed_size": list(image.plan.processed_size),
-            }
+    return GroupRecord(
+        coordinate_space=space,
+        id=prompt.row.id,
+        index=prompt.index,
+        policy_version=group.group.policy_version,
+        prompt=prompt.text,
+        question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
+        answer=prompt.row.answer,
+        images=tuple(
+            ImageRecord(
+                sha256=image.sha256,
+                path=source.path,
+                original_size=image.plan.original_size,
+                processed_size=image.plan.processed_size,
+            )
             for image, source in zip(prompt.images, prompt.row.visuals, strict=False)
-        ],
-        "completions": [
-            {
-                "text": scored.completion.text,
-                "tokens": len(scored.completion.token_ids_C),
-                "token_ids": scored.completion.token_ids_C.tolist(),
-                "seed": scored.completion.seed,
-                "truncated": scored.completion.is_truncated,
-                "rewards": {name: value.value for name, value in scored.rewards.items()},
-                "failures": {name: value.failure for name, value in scored.rewards.items() if value.failure},
-                "total": scored.total,
-                "correct": scored.is_correct,
-                "advantage": advantage,
-            }
+        ),
+        completions=tuple(
+            CompletionRecord(
+                text=scored.completion.text,
+                tokens=len(scored.completion.token_ids_C),
+                token_ids=tuple(scored.completion.token_ids_C.tolist()),
+                seed=scored.completion.seed,
+                is_truncated=scored.completion.is_truncated,
+                rewards={name: value.value for name, value in scored.rewards.items()},
+                failures={name: value.failure for name, value in scored.rewards.items() if value.failure},
+                total=scored.total,
+                is_correct=scored.is_correct,
+                advantage=advantage,
+            )
             for scored, advantage in zip(group.completions, advantages, strict=True)
-        ],
-    }
+        ),
+    )
 
 
 @contextmanager

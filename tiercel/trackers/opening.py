@@ -13,9 +13,9 @@ from typing import Any
 from tiercel.config.schema import BaseRecipe, TrackerName
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.reliability.redaction import redact_values
-from tiercel.report.reading import finite
 from tiercel.runs.files import write_atomically
-from tiercel.trackers.pictures import rollout_pictures, rollouts_file
+from tiercel.runs.group_records import finite, groups_path
+from tiercel.trackers.pictures import rollout_pictures
 from tiercel.trackers.swanlab import SwanLab
 from tiercel.trackers.tensorboard import TensorBoard
 from tiercel.trackers.tracker import Picture, Place, Tracker
@@ -97,7 +97,7 @@ class Trackers:
         """Of the step's rollouts where they are due: with an evaluation, else when a checkpoint is."""
         step = row["step"]
         is_due = step % self._pictures_every == 0 or step == self._last_step or any(k.startswith("eval/") for k in row)
-        if not is_due or not rollouts_file(self._run, step).exists():
+        if not is_due or not groups_path(self._run, "rollouts", step).exists():
             return []
         try:
             return rollout_pictures(self._run, step)

@@ -8,7 +8,8 @@ from PIL import Image, ImageDraw
 from tiercel.reliability.redaction import redact
 from tiercel.report.numbers import evenly_spaced
 from tiercel.report.pictures import has_boxes, predicted_box, true_box
-from tiercel.report.reading import CompletionRecord, GroupRecord, ImageRecord, group_file
+from tiercel.report.reading import group_file
+from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
 from tiercel.trackers.tracker import Picture
 
@@ -18,14 +19,10 @@ LONGEST_TEXT = 300  # characters of a prompt, and of a completion
 TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, apart for the colour-blind as well
 
 
-def rollouts_file(run: Path, step: int) -> Path:
-    return run / "rollouts" / f"step-{step:06d}.jsonl"
-
-
 def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[Picture]:
     """The first completions of at most so many prompts with a picture, spread over the step; the true box is green, the
     completion's red. Raises RunError or OSError where a file cannot be read."""
-    groups = [group for group in group_file(rollouts_file(run, step), step).groups if group.images]
+    groups = [group for group in group_file(groups_path(run, "rollouts", step), step).groups if group.images]
     return [_picture(run / "images", groups[index]) for index in evenly_spaced(len(groups), most)]
 
 
