@@ -14,7 +14,7 @@ LAST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class MemorySize:
     """An amount of memory."""
 
     byte_count: int
@@ -39,7 +39,7 @@ def port(text: str) -> int:
     return number
 
 
-def size(text: str) -> Size:
+def size(text: str) -> MemorySize:
     """Read a size such as 80GB, 80 GiB or 81559MiB; a number alone is gigabytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in ("", *UNITS):
@@ -51,7 +51,7 @@ def size(text: str) -> Size:
     if not LEAST_BYTES <= byte_count <= MOST_BYTES:
         fault = "less than 1 GB" if byte_count < LEAST_BYTES else "more than 100 TB"
         raise argparse.ArgumentTypeError(f"{given} is {fault}; write a size such as 80GB")
-    return Size(byte_count=byte_count, text=given, is_assumed=not match[2])
+    return MemorySize(byte_count=byte_count, text=given, is_assumed=not match[2])
 
 
 def directory(text: str) -> Path:

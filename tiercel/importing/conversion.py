@@ -5,7 +5,7 @@ import re
 
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import VALUE_SYNONYMS
-from tiercel.importing.draft import Draft, defaults_by_rows, set_by_rows
+from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
 from tiercel.importing.launches import Launch
 from tiercel.importing.rewards import set_rewards
@@ -33,9 +33,9 @@ def refusals(launch: Launch) -> list[str]:
     return lines
 
 
-def draft_of(launch: Launch) -> Draft:
+def draft_of(launch: Launch) -> RecipeDraft:
     """The recipe that does what the command does. Raises ValueError where a number is none."""
-    draft = Draft(launch=launch, given=launch.given)
+    draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)
     for step in STEPS:
@@ -44,7 +44,7 @@ def draft_of(launch: Launch) -> Draft:
     return draft
 
 
-def _processes(draft: Draft) -> None:
+def _processes(draft: RecipeDraft) -> None:
     launch = draft.launch
     unknown = [label for label in launch.process_labels if re.search(r"\$|\b(gpu|auto)$", draft.given[label])]
     if unknown:
@@ -57,7 +57,7 @@ def _processes(draft: Draft) -> None:
         draft.note(text, "launcher --config_file", is_change=False)
 
 
-def _words(draft: Draft) -> None:
+def _words(draft: RecipeDraft) -> None:
     """What is no flag's, and what is given twice."""
     launch = draft.launch
     if "rlhf_type" in launch.flags:

@@ -11,7 +11,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import VALUE_SYNONYMS
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.launches import Launch, variable_row
-from tiercel.importing.table import Row
+from tiercel.importing.table import TableRow
 from tiercel.reliability.redaction import is_secret_name, redact
 
 _COUNT = re.compile(r"\d{1,7}")
@@ -36,7 +36,7 @@ class Note:
 
 
 @dataclass(slots=True)
-class Draft:
+class RecipeDraft:
     """Values by key, what each came from, and notes."""
 
     launch: Launch
@@ -134,7 +134,7 @@ def _plain(word: str) -> str:
         return {"none": "", "null": ""}.get(word.lower(), word.lower())
 
 
-def set_by_rows(draft: Draft) -> None:
+def set_by_rows(draft: RecipeDraft) -> None:
     """Keys that take a flag's, or a variable's, value as it is."""
     launch = draft.launch
     for name, words in launch.flags.items():
@@ -147,7 +147,7 @@ def set_by_rows(draft: Draft) -> None:
             _set_by_row(draft, row, name, (value,))
 
 
-def defaults_by_rows(draft: Draft) -> None:
+def defaults_by_rows(draft: RecipeDraft) -> None:
     """Defaults of the peer, for keys that take a flag's value as it is."""
     for name, row in draft.launch.rows.items():
         if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
@@ -155,7 +155,7 @@ def defaults_by_rows(draft: Draft) -> None:
             draft.default(row.key, value, name)
 
 
-def _set_by_row(draft: Draft, row: Row, label: str, words: tuple[str, ...]) -> None:
+def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:
     key = row.key
     if key is None or key not in keys_of(draft.launch.kind):
         return

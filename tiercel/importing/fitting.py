@@ -1,6 +1,6 @@
 """Pairs that go together there and not here: the nearest pair is taken, and told."""
 
-from tiercel.importing.draft import Draft
+from tiercel.importing.draft import RecipeDraft
 
 _ENGINE_LABELS = (
     "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
@@ -10,7 +10,7 @@ _ENGINE_LABELS = (
 _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
 
 
-def fit(draft: Draft) -> None:
+def fit(draft: RecipeDraft) -> None:
     """Raises nothing: what does not fit is told."""
     _engine(draft)
     _reference(draft)
@@ -18,16 +18,16 @@ def fit(draft: Draft) -> None:
     _sampling(draft)
 
 
-def _trains_whole(draft: Draft) -> bool:
+def _trains_whole(draft: RecipeDraft) -> bool:
     return "lora.rank" not in draft.values or draft.values.get("freeze") == []
 
 
-def _trains_vision(draft: Draft) -> bool:
+def _trains_vision(draft: RecipeDraft) -> bool:
     targets, stays = draft.values.get("lora.targets"), draft.values.get("freeze", ["vision", "projector"])
     return targets in ("all", "vision", "projector") or not {"vision", "projector"} <= set(stays)
 
 
-def _engine(draft: Draft) -> None:
+def _engine(draft: RecipeDraft) -> None:
     """An engine gets the policy as an adapter on the language model."""
     engine = draft.values.get("rollout.engine", "local")
     if engine == "local" or not (_trains_whole(draft) or _trains_vision(draft)):
@@ -40,7 +40,7 @@ def _engine(draft: Draft) -> None:
     draft.note(f"{engine} takes adapters on the language model only; here local samples", *_ENGINE_LABELS)
 
 
-def _reference(draft: Draft) -> None:
+def _reference(draft: RecipeDraft) -> None:
     """Only an adapter's reference moves."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every")
@@ -49,7 +49,7 @@ def _reference(draft: Draft) -> None:
         draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
 
 
-def _sharding(draft: Draft) -> None:
+def _sharding(draft: RecipeDraft) -> None:
     """Under ZeRO ranks hold parts of each weight, so no copy of the start, and no reference that moves, is kept; and a
     vision part that is trained would wait for every rank at each picture."""
     has_penalty = bool(draft.values.get("algorithm.kl.coef"))
@@ -67,7 +67,7 @@ def _sharding(draft: Draft) -> None:
     )
 
 
-def _sampling(draft: Draft) -> None:
+def _sampling(draft: RecipeDraft) -> None:
     """Several updates of a rollout take the whole distribution."""
     updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
     if updates == 1:

@@ -10,7 +10,7 @@ from tiercel.config.keys import Kind
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.accelerate import Accelerate, accelerate_of
 from tiercel.importing.shell import Command, quoted
-from tiercel.importing.table import Framework, Method, Row, environment_row, rows_of
+from tiercel.importing.table import Framework, Method, TableRow, environment_row, rows_of
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
@@ -57,7 +57,7 @@ class Launch:
         return "sft" if self.method == "sft" else "grpo"
 
     @property
-    def rows(self) -> Mapping[str, Row]:
+    def rows(self) -> Mapping[str, TableRow]:
         return rows_of(self.framework, self.method)
 
     def words(self, name: str) -> tuple[str, ...]:
@@ -282,6 +282,6 @@ def parsed_flags(words: Sequence[str]) -> Parsed:
     return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))
 
 
-def variable_row(label: str) -> Row | None:
+def variable_row(label: str) -> TableRow | None:
     """The table's row for a variable, or for a flag of a launcher."""
     return environment_row(label.replace("launcher --", "launcher "))

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tiercel.config.yaml_text import YamlProblem, parse
-from tiercel.importing.draft import Draft, number_of
+from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.launches import Launch
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
@@ -38,7 +38,7 @@ class Source:
         return self.path if self.rows is None else f"{self.path}#{self.rows}"
 
 
-def set_rows(draft: Draft) -> None:
+def set_rows(draft: RecipeDraft) -> None:
     """Where rows come from, and what is done with them."""
     readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1}
     readers[draft.launch.framework](draft)
@@ -50,7 +50,7 @@ def set_rows(draft: Draft) -> None:
     _turns(draft)
 
 
-def _swift(draft: Draft) -> None:
+def _swift(draft: RecipeDraft) -> None:
     words = draft.launch.words("dataset")
     sources = [_swift_source(draft, word, "--dataset") for word in words]
     shares = [float(number_of("--interleave_prob", share)) for share in draft.launch.words("interleave_prob")]
@@ -63,7 +63,7 @@ def _swift(draft: Draft) -> None:
         _end_to_end(draft, sources, "--dataset")
 
 
-def _swift_source(draft: Draft, word: str, label: str) -> Source:
+def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
     """`path#N`, or `id:subset#N`, with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
@@ -86,7 +86,7 @@ def _swift_source(draft: Draft, word: str, label: str) -> Source:
     return Source(path=f"hf:{name}/{subset}" if subset and not several else f"hf:{name}", rows=rows)
 
 
-def _trl(draft: Draft) -> None:
+def _trl(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels: tuple[str, ...] = ("--dataset_name", "--dataset_config", "--dataset_train_split")
     name, split = launch.text("dataset_name"), launch.text("dataset_train_split") or "train"
@@ -111,7 +111,7 @@ def _trl(draft: Draft) -> None:
     draft.set("data.train", path, *labels, remark=remark)
 
 
-def _vlm_r1(draft: Draft) -> None:
+def _vlm_r1(draft: RecipeDraft) -> None:
     launch = draft.launch
     words = launch.words("data_file_paths")
     if words:
@@ -128,7 +128,7 @@ def _vlm_r1(draft: Draft) -> None:
         _listed(draft, name)
 
 
-def _listed(draft: Draft, name: str) -> None:
+def _listed(draft: RecipeDraft, name: str) -> None:
     """The files of grpo_rec.py's YAML file, or a data set of grpo.py."""
     file = draft.launch.file(name)
     try:
@@ -148,7 +148,7 @@ def _listed(draft: Draft, name: str) -> None:
         draft.set("data.train", f"hf:{name}", "--dataset_name")
 
 
-def _end_to_end(draft: Draft, sources: list[Source], *labels: str) -> None:
+def _end_to_end(draft: RecipeDraft, sources: list[Source], *labels: str) -> None:
     """Files lie one after the other there: each weighs its number of rows against the first's, where it is known."""
     counts = [source.rows or _counted(draft, source.path) for source in sources]
     known = [count for count in counts if count]
@@ -164,7 +164,7 @@ def _end_to_end(draft: Draft, sources: list[Source], *labels: str) -> None:
         draft.note(note, *labels)
 
 
-def _counted(draft: Draft, path: str) -> int | None:
+def _counted(draft: RecipeDraft, path: str) -> int | None:
     """Rows of a file of lines that is here."""
     file = draft.launch.file(path) if path.endswith(".jsonl") else None
     if file is None:
@@ -173,7 +173,7 @@ def _counted(draft: Draft, path: str) -> int | None:
         return sum(1 for line in lines if line.strip())
 
 
-def _mix(draft: Draft, sources: list[Source], weights: list[float], *labels: str) -> None:
+def _mix(draft: RecipeDraft, sources: list[Source], weights: list[float], *labels: str) -> None:
     if not sources:
         return
     draft.set("data.train", sources[0].named, *labels)
@@ -187,7 +187,7 @@ def _mix(draft: Draft, sources: list[Source], weights: list[float], *labels: str
         draft.set("data.mix", more, *labels)
 
 
-def _held_out(draft: Draft) -> None:
+def _held_out(draft: RecipeDraft) -> None:
     launch = draft.launch
     if words := launch.words("val_dataset"):
         draft.set("data.eval", _swift_source(draft, words[0], "--val_dataset").named, "--val_dataset")
@@ -212,7 +212,7 @@ def _subset(launch: Launch) -> str:
     return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
-def _intervals(draft: Draft) -> None:
+def _intervals(draft: RecipeDraft) -> None:
     """When rows that are held out are evaluated; without any there is nothing to ask for."""
     launch = draft.launch
     labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
@@ -234,7 +234,7 @@ def _intervals(draft: Draft) -> None:
         draft.note("rows that are held out are evaluated at the start and the end here", *given)
 
 
-def _system(draft: Draft) -> None:
+def _system(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.framework != "ms-swift" or not (text := launch.text("system")):
         return
@@ -247,7 +247,7 @@ def _system(draft: Draft) -> None:
         draft.set("data.system", text, "--system")
 
 
-def _template(draft: Draft) -> None:
+def _template(draft: RecipeDraft) -> None:
     """VLM-R1's own request in every question."""
     launch = draft.launch
     if launch.framework != "VLM-R1":
@@ -259,7 +259,7 @@ def _template(draft: Draft) -> None:
     draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "--task_type", remark=remark)
 
 
-def _limits(draft: Draft) -> None:
+def _limits(draft: RecipeDraft) -> None:
     launch = draft.launch
     limit = launch.number("max_length") if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
@@ -278,7 +278,7 @@ def _limits(draft: Draft) -> None:
         )
 
 
-def _turns(draft: Draft) -> None:
+def _turns(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.kind == "sft" and (scale := launch.text("loss_scale")):
         if scale in ("last_round", "default"):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tiercel.importing.draft import Draft, whole_number_of
+from tiercel.importing.draft import RecipeDraft, whole_number_of
 
 _SWITCHES = {
     "overlong_filter": ("algorithm.overlong", "mask"),
@@ -10,7 +10,7 @@ _SWITCHES = {
 }
 
 
-def set_sampling(draft: Draft) -> None:
+def set_sampling(draft: RecipeDraft) -> None:
     """What a rollout is, and what is learnt from it."""
     if draft.launch.kind == "sft":
         return
@@ -18,7 +18,7 @@ def set_sampling(draft: Draft) -> None:
         step(draft)
 
 
-def _top_k(draft: Draft) -> None:
+def _top_k(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.framework == "VLM-R1":
         draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
@@ -28,7 +28,7 @@ def _top_k(draft: Draft) -> None:
         draft.set("rollout.top_k", max(0, value), "--top_k")
 
 
-def _engine(draft: Draft) -> None:
+def _engine(draft: RecipeDraft) -> None:
     launch = draft.launch
     if not launch.is_true("use_vllm"):
         if "use_vllm" in launch.flags:
@@ -52,7 +52,7 @@ def _engine(draft: Draft) -> None:
         draft.set("rollout.vllm.sleep_level", 1, "--vllm_enable_sleep_mode")
 
 
-def _servers(draft: Draft) -> None:
+def _servers(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels = ("--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port")
     addresses = list(launch.words("vllm_server_base_url"))
@@ -71,7 +71,7 @@ def _servers(draft: Draft) -> None:
         draft.set("rollout.lookahead", 0, "--async_generate")
 
 
-def _correction(draft: Draft) -> None:
+def _correction(draft: RecipeDraft) -> None:
     """For the engine's other probabilities; TRL has it on."""
     launch, key = draft.launch, "algorithm.correction"
     names: tuple[str, ...]
@@ -107,7 +107,7 @@ def _correction(draft: Draft) -> None:
         draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
 
 
-def _loss(draft: Draft) -> None:
+def _loss(draft: RecipeDraft) -> None:
     """The level of the ratio is part of the loss's name here."""
     launch = draft.launch
     if launch.method == "rloo":
@@ -130,11 +130,11 @@ def _loss(draft: Draft) -> None:
         draft.note(f"with --importance_sampling_level {level} it is {by_level} here", "--loss_type")
 
 
-def _said(draft: Draft, flag: str) -> str:
+def _said(draft: RecipeDraft, flag: str) -> str:
     return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
 
 
-def _clips(draft: Draft) -> None:
+def _clips(draft: RecipeDraft) -> None:
     launch = draft.launch
     loss = launch.text("loss_type")
     gates = {"gate_positive": ("tau_pos", "sapo_temperature_pos"), "gate_negative": ("tau_neg", "sapo_temperature_neg")}
@@ -158,7 +158,7 @@ def _clips(draft: Draft) -> None:
         draft.set("algorithm.clip_high", high, "--epsilon_high")
 
 
-def _advantage(draft: Draft) -> None:
+def _advantage(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.method == "rloo":
         return
@@ -178,7 +178,7 @@ def _advantage(draft: Draft) -> None:
         draft.set("algorithm.scale", word, "--scale_rewards")
 
 
-def _reference(draft: Draft) -> None:
+def _reference(draft: RecipeDraft) -> None:
     """Steps and mix only count where the switch is on."""
     launch = draft.launch
     if launch.is_true("sync_ref_model"):
@@ -192,7 +192,7 @@ def _reference(draft: Draft) -> None:
         draft.note("the KL reference is the policy that the run starts from", "--ref_adapters", "--ref_model")
 
 
-def _penalty(draft: Draft) -> None:
+def _penalty(draft: RecipeDraft) -> None:
     """In the reward it is a sum of log-ratios."""
     launch = draft.launch
     by_estimator = launch.text("advantage_estimator") in ("rloo", "reinforce_plus_plus")
@@ -207,7 +207,7 @@ def _penalty(draft: Draft) -> None:
         draft.set("algorithm.kl.place", "loss", "--kl_in_reward")
 
 
-def _switches(draft: Draft) -> None:
+def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
     for name, (key, on) in _SWITCHES.items():
         if name in launch.flags:
@@ -223,7 +223,7 @@ def _switches(draft: Draft) -> None:
         draft.set("rollout.max_new_tokens", launch.number("max_new_tokens"), "--max_new_tokens")
 
 
-def _rloo(draft: Draft) -> None:
+def _rloo(draft: RecipeDraft) -> None:
     """TRL's trainer of that name: leave-one-out advantages, and the sum of a completion's logprobs."""
     if draft.launch.method != "rloo":
         return

@@ -17,7 +17,7 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", r
 _PARAMETER = re.compile(
     r"(?P<count>#?)(?P<name>\w+)(?:\[(?P<index>\d+|@|\*)\])?(?:(?P<rule>:?[-=+])(?P<other>.*))?", re.DOTALL
 )
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)")
 _REDIRECTED = re.compile(r"(?:\d?>>?|&>>?|<)(?:&\d)?")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>")  # of documentation, such as <your_image_root>
@@ -246,7 +246,7 @@ class _Script:
         elif rest.startswith("${"):
             self.at = self._closing(start + 1)
             values = self._parameter(self.text[start + 2 : self.at - 1])
-        elif match := _NAME.match(rest, 1):
+        elif match := _VARIABLE_NAME.match(rest, 1):
             self.at += match.end()
             values = self.arrays.get(match[0])
             values = values[:1] if values else values

@@ -2,13 +2,13 @@
 
 import math
 
-from tiercel.importing.draft import Draft
+from tiercel.importing.draft import RecipeDraft
 
 _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
 _LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
 
 
-def set_sizes(draft: Draft) -> None:
+def set_sizes(draft: RecipeDraft) -> None:
     """They count completions there, and what one device computes at once is no matter of the recipe."""
     launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
@@ -45,12 +45,12 @@ def set_sizes(draft: Draft) -> None:
         draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
 
 
-def updates_per_step(draft: Draft) -> int:
+def updates_per_step(draft: RecipeDraft) -> int:
     """A step is a rollout here, an update there."""
     return int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
 
 
-def set_lengths(draft: Draft) -> None:
+def set_lengths(draft: RecipeDraft) -> None:
     """Length of the run, the warm-up, and what happens every so many steps."""
     launch, updates = draft.launch, updates_per_step(draft)
     steps = launch.real("max_steps") or -1
@@ -83,16 +83,16 @@ def _per(updates: int) -> str:
     return f"a step here is {updates} updates there" if updates > 1 else ""
 
 
-def _default(draft: Draft, flag: str) -> str:
+def _default(draft: RecipeDraft, flag: str) -> str:
     return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
 
 
-def _tell_fraction(draft: Draft, flag: str, value: float) -> None:
+def _tell_fraction(draft: RecipeDraft, flag: str, value: float) -> None:
     if 0 < value < 1:
         draft.note("a share of the run there; write a number of steps", f"--{flag}")
 
 
-def _warmup(draft: Draft, updates: int) -> None:
+def _warmup(draft: RecipeDraft, updates: int) -> None:
     launch = draft.launch
     labels = ("--warmup_ratio", "--warmup_steps")
     given, ratio = launch.real("warmup_steps") or 0.0, launch.real("warmup_ratio") or 0.0
@@ -107,7 +107,7 @@ def _warmup(draft: Draft, updates: int) -> None:
         draft.note("write optim.warmup_steps: this share of the run's steps, which tiercel plan tells", *labels)
 
 
-def _run_steps(draft: Draft) -> int | None:
+def _run_steps(draft: RecipeDraft) -> int | None:
     """Steps of the run, where its length is given in steps, or where the rows are counted (`path#N`)."""
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])
@@ -121,7 +121,7 @@ def _run_steps(draft: Draft) -> int | None:
     return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
 
 
-def set_pack(draft: Draft) -> None:
+def set_pack(draft: RecipeDraft) -> None:
     """A pack has to hold the longest prompt with its completion."""
     prompt, answer = draft.values.get("data.max_prompt_tokens", 4096), draft.values.get("rollout.max_new_tokens", 0)
     if draft.launch.kind == "grpo" and "rollout.max_new_tokens" not in draft.values:

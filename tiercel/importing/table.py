@@ -22,7 +22,7 @@ _FILES: dict[Framework, str] = {"ms-swift": "ms-swift.txt", "TRL": "trl.txt", "V
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class TableRow:
     """A flag, or a variable of the environment, of a peer."""
 
     name: str
@@ -49,7 +49,7 @@ class Row:
 
 
 @cache
-def rows_of(framework: Framework, method: Method) -> Mapping[str, Row]:
+def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
     """Every known flag by its name, as it is meant in one kind of training."""
     read = _read("transformers.txt") + _read(_FILES[framework])
     plain = {row.name: row for row in read if "@" not in row.name}
@@ -58,25 +58,25 @@ def rows_of(framework: Framework, method: Method) -> Mapping[str, Row]:
 
 
 @cache
-def environment_rows() -> tuple[Row, ...]:
+def environment_rows() -> tuple[TableRow, ...]:
     """Variables, some of them patterns such as NCCL_*, and flags of launchers as `launcher NAME`."""
     return _read("environment.txt")
 
 
-def environment_row(name: str) -> Row | None:
+def environment_row(name: str) -> TableRow | None:
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
 
 
 @cache
-def _read(file: str) -> tuple[Row, ...]:
+def _read(file: str) -> tuple[TableRow, ...]:
     text = (files("tiercel.importing.peers") / file).read_text(encoding="utf-8")
     return tuple(_row(line) for line in text.splitlines() if line and not line.startswith("#"))
 
 
-def _row(line: str) -> Row:
+def _row(line: str) -> TableRow:
     name, default, key, meaning, remark = (part.strip() for part in line.split("|"))
     treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
-    return Row(
+    return TableRow(
         name=name,
         default=tuple(default.split()),
         treatment=treatment,

@@ -7,14 +7,14 @@ from typing import Any
 
 from tiercel.config.keys import keys_of
 from tiercel.config.yaml_text import render
-from tiercel.importing.draft import Draft, Note
+from tiercel.importing.draft import Note, RecipeDraft
 from tiercel.importing.table import VERSIONS
 
 COMMENT_COLUMN = 48
 _PLAIN = re.compile(r"[\w./-]+(:[\w./-]+)*")
 
 
-def recipe_text(draft: Draft) -> str:
+def recipe_text(draft: RecipeDraft) -> str:
     """YAML with comments."""
     launch = draft.launch
     lines = [
@@ -47,7 +47,7 @@ def _noted(heading: str, notes: list[Note]) -> Iterator[str]:
         yield from (f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes)
 
 
-def _lines(name: str, value: Any, key: str, draft: Draft, depth: int) -> list[str]:
+def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> list[str]:
     indent = "  " * depth
     comment = _comment(draft, key)
     if isinstance(value, dict) and key not in draft.origins:
@@ -65,7 +65,7 @@ def _beside(line: str, comment: str) -> str:
     return f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line
 
 
-def _comment(draft: Draft, key: str) -> str:
+def _comment(draft: RecipeDraft, key: str) -> str:
     """What was given, without the value where it stands in the line as it was given."""
     origin = draft.origins.get(key)
     if origin is None:
@@ -74,7 +74,7 @@ def _comment(draft: Draft, key: str) -> str:
     return _one_line("; ".join(part for part in (", ".join(shown), origin.remark) if part))
 
 
-def _short(draft: Draft, key: str, label: str) -> str:
+def _short(draft: RecipeDraft, key: str, label: str) -> str:
     """As it was given where the line does not show it, the first time."""
     given, value = draft.shown(label), draft.values[key]
     first = next(each for each, origin in draft.origins.items() if label in origin.labels)

@@ -29,7 +29,7 @@ VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rollout:
+class RolloutLoad:
     """Who samples and scores beside the learner, and how much of it lies on this rank."""
 
     engine: str
@@ -122,7 +122,7 @@ class _Learner:
 
 
 def rank_memory(
-    recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, rollout: Rollout | None, layout: Layout
+    recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, rollout: RolloutLoad | None, layout: Layout
 ) -> RankMemory:
     """What a rank holds."""
     held = _learner(recipe, sizes, measured, layout)
@@ -229,7 +229,7 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
     return start if recipe.model.reference == "cpu" else 0
 
 
-def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: int) -> dict[str, int]:
+def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int) -> dict[str, int]:
     """Bytes of what samples. `missing`: of the language model, which the local engine gathers."""
     if rollout.engine == "vllm-server":  # on GPUs of its own
         return {}
@@ -238,14 +238,14 @@ def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: in
     return {**_local_engine(recipe, sizes, rollout), "weights gathered for the rollout": missing}
 
 
-def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
+def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
     """Bytes of the copies that a CPU decodes from, in float32 only."""
     if recipe.model.dtype != "float32":
         return 0
     return min(rollout.prepacked_bytes, BYTES["float32"] * sizes.language_weights)
 
 
-def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> dict[str, int]:
+def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> dict[str, int]:
     """Bytes of keys and values, and of the logits that are drawn from, of the largest batch of prompts."""
     prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
     rows = prompts * rollout.group_size
@@ -262,18 +262,18 @@ def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: in
     return 2 * BYTES[recipe.model.dtype] * sizes.layers * heads * sizes.head_size
 
 
-def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
+def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
     """Bytes of a vLLM engine's weights on one of the ranks that share it."""
     return BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
 
 
-def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
+def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
     """Prompts with a completion that a vLLM engine holds at a time, none of them shared, to be on the safe side."""
     room = rollout.engine_bytes - VLLM_WORKSPACE - engine_weights(recipe, sizes, rollout)
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
 
 
-def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ranks: int) -> str | None:
+def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad | None, ranks: int) -> str | None:
     """Why a vLLM engine cannot work on so many ranks; None where it can."""
     if rollout is None or rollout.engine != "vllm":
         return None
@@ -289,14 +289,14 @@ def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | No
     return None
 
 
-def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> Rollout:
+def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> RolloutLoad:
     """The recipe's rollout on one of the ranks, with prompts of this length and this much memory. A server is taken to
     be one GPU of the same kind."""
     asked, vllm = recipe.rollout, recipe.rollout.vllm
     awake = round(memory_bytes * vllm.gpu_memory_utilization) if asked.engine == "vllm" else 0
     prompts = -(-recipe.optim.prompts_per_step // ranks)
     is_served = asked.engine == "vllm-server"
-    return Rollout(
+    return RolloutLoad(
         engine=asked.engine,
         prompts=prompts,
         engine_prompts=-(-recipe.optim.prompts_per_step // len(asked.urls))

@@ -12,7 +12,7 @@ from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
 from tiercel.planning.machine import Machine
-from tiercel.planning.memory import Layout, Measured, RankMemory, Rollout, rank_memory, step_rollout
+from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
 from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward_model_sizes
 from tiercel.planning.seconds import phase_seconds
@@ -51,7 +51,7 @@ class Subject:
     prompt_tokens: int
     reward_models: tuple[RewardModelSize, ...]
 
-    def rollout(self, machine: Machine) -> Rollout | None:
+    def rollout(self, machine: Machine) -> RolloutLoad | None:
         if not isinstance(self.recipe, GrpoRecipe):
             return None
         rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)

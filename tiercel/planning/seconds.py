@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.strategy import SHARDING
 from tiercel.models.policy import weights_dtype
-from tiercel.planning.memory import BYTES, Layout, Rollout, cache_token_bytes, cached_rows, engine_weights
+from tiercel.planning.memory import BYTES, Layout, RolloutLoad, cache_token_bytes, cached_rows, engine_weights
 from tiercel.planning.sizes import ModelSizes
 
 CHECKPOINTED_PASSES = 1  # forward passes more
@@ -44,7 +44,7 @@ def link_speed(device: Device, ranks: int) -> float:
 
 
 def phase_seconds(
-    recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, device: Device, layout: Layout, packed: int
+    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad | None, device: Device, layout: Layout, packed: int
 ) -> Mapping[str, float]:
     """Of one step on the rank with the most prompts: rollout, learn, communication that learning does not hide.
     `packed`: tokens that it learns from."""
@@ -81,7 +81,7 @@ def phase_seconds(
     return seconds
 
 
-def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, device: Device) -> float:
+def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, device: Device) -> float:
     """Of one rank's engine, or of the one that it shares. A decoding step reads the weights and all keys and values
     that it attends to; with many rows at once its products take longer than that."""
     shared = rollout.tensor_parallel

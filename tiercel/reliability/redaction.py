@@ -17,7 +17,7 @@ SHORTEST_SECRET = 8  # characters; a shorter value is in too many words
 CUT = "..."  # where a message shows a long value in part
 _SHORTEST_LINE = 16  # of a secret that has several, such as a private key
 
-_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
+_SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
 _CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>]+(?=@)')
 _CUT_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>@:]*:(?!\d*\.\.\.)[^\s/?#"<>@]*?(?=\.\.\.)')
 _PARAMETER = re.compile(r"(?<=[?&;])(?P<name>[\w.%-]+)=(?P<value>[^\s&;#\"'<>]+)")
@@ -34,7 +34,7 @@ _MARKS = re.compile(r"\[redacted \w+\]|://redacted@|[?&;][\w.%-]+=redacted\b")
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable, key or URL parameter of this name holds a secret."""
-    return _NAMES.match(name.upper().replace("-", "_")) is not None
+    return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:

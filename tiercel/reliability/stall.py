@@ -105,7 +105,7 @@ def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
     return tuple(sign for sign in signs if (sign.position == first) == bool(working))
 
 
-def diagnosis(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
+def stall_message(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
     """The message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
     guilty = culprits(signs)
     if not guilty and len(signs) > 1:

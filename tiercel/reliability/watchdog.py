@@ -21,7 +21,7 @@ from types import TracebackType
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.reliability.stall import Sign, code_path, diagnosis, is_inside_torch, is_stalled, waiting_place
+from tiercel.reliability.stall import Sign, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
 from tiercel.reliability.stall_files import SignFiles, read_stack, stack_name, write_stacks
 from tiercel.reliability.work import Work
 
@@ -223,7 +223,7 @@ class Watchdog:
             for sign in signs
             if _is_newer(stall / stack_name(sign.rank), started)  # not one of an earlier stall at this step
         }
-        message = redact(diagnosis(signs, stacks, stall))
+        message = redact(stall_message(signs, stacks, stall))
         print(f"\n{message}", file=sys.stderr, flush=True)
         with suppress(OSError):
             with (self.directory / "log.txt").open("a", encoding="utf-8") as log:

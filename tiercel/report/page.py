@@ -10,13 +10,13 @@ from tiercel import __version__
 from tiercel.report.comparison import comparison_section
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
-from tiercel.report.findings import findings_section
 from tiercel.report.heldout import held_out_section
 from tiercel.report.markup import Html, element, fragment, trusted
 from tiercel.report.numbers import NOTHING, counted, duration, evenly_spaced
 from tiercel.report.pictures import Album, has_boxes
 from tiercel.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
+from tiercel.report.symptoms import symptoms_section
 from tiercel.report.verdict import Change, Notice, changes, completions_sampled, headline, notices, progress
 from tiercel.runs.files import write_atomically
 from tiercel.runs.group_records import finite
@@ -50,7 +50,7 @@ def render(run: Run, other: Run | None = None) -> str:
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     shown = [file for file in evaluations if file.groups]
-    sections = [section for section in (findings_section(run), curves_section(run, other)) if section is not None]
+    sections = [section for section in (symptoms_section(run), curves_section(run, other)) if section is not None]
     if other is not None:
         others = [read_groups(other, "evaluations", step) for step in other.evaluation_steps[-1:]]
         sections.append(comparison_section(run, other, shown[-1] if shown else None, others[-1] if others else None))
