@@ -1,8 +1,6 @@
 """A command as a draft of a recipe: keys that take a flag's value as it is, the peer's defaults of such keys, then what
 several flags decide together, and a note for all that is left."""
 
-import re
-
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import VALUE_SYNONYMS
 from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
@@ -13,6 +11,7 @@ from tiercel.importing.rows import set_rows
 from tiercel.importing.sampling import set_sampling
 from tiercel.importing.sizes import set_lengths, set_pack, set_sizes
 from tiercel.importing.tuning import set_tuning
+from tiercel.plurals import counted
 from tiercel.reliability.redaction import redact
 
 
@@ -46,15 +45,17 @@ def draft_of(launch: Launch) -> RecipeDraft:
 
 def _processes(draft: RecipeDraft) -> None:
     launch = draft.launch
-    unknown = [label for label in launch.process_labels if re.search(r"\$|\b(gpu|auto)$", draft.given[label])]
+    unknown = launch.unknown_process_labels
     if unknown:
-        draft.note("only the machine knows it: optim.prompts_per_step is that of 1", *unknown)
-    if launch.process_labels:
-        text = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
-        draft.note(f"{launch.processes} processes in all: {text}", *launch.process_labels, is_change=False)
+        text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
+        draft.note(text, *unknown)
+    found = counted(launch.processes, "process", "processes")
+    command = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
+    known = [label for label in launch.process_labels if label not in unknown]
+    if known:
+        draft.note(f"{found} in all: {command}", *known, is_change=False)
     if launch.accelerate is not None and launch.accelerate.processes and "launcher --config_file" in draft.given:
-        text = f"was read: {launch.processes} processes: tiercel {launch.kind} RECIPE --nproc {launch.processes}"
-        draft.note(text, "launcher --config_file", is_change=False)
+        draft.note(f"the file was read, {found}: {command}", "launcher --config_file", is_change=False)
 
 
 def _words(draft: RecipeDraft) -> None:

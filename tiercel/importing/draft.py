@@ -90,7 +90,8 @@ class RecipeDraft:
         for label in [label for label in self.given if label not in spoken]:
             self._account_for(label)
         for label, text in self.given.items():
-            if re.search(r"[$`]", text) and not self.is_secret(label):
+            is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
+            if re.search(r"[$`]", text) and not is_told:
                 self.note("holds what only the shell knows; write its value", label)
 
     def _account_for(self, label: str) -> None:

@@ -20,6 +20,7 @@ OTHER_METHODS = (
     "nash", "prm", "rm", "reward", "distillation", "pt", "rlhf", "harbor",
 )  # fmt: skip
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
 
@@ -102,11 +103,21 @@ class Launch:
 
     @property
     def process_labels(self) -> tuple[str, ...]:
-        """What says how many processes there are."""
+        """Return the labels of what says how many processes there are. A launcher's flag counts before a variable."""
         given = self.given
         names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
-        labels = [f"launcher --{name}" for name in names] + ["NPROC_PER_NODE", "NNODES"]
-        return tuple(label for label in labels if label in given)
+        flags = [f"launcher --{name}" for name in names]
+        hidden = {
+            "NPROC_PER_NODE": ("launcher --nproc_per_node", "launcher --num_gpus"),
+            "NNODES": ("launcher --nnodes", "launcher --num_nodes"),
+        }
+        variables = [name for name, before in hidden.items() if not any(flag in given for flag in before)]
+        return tuple(label for label in (*flags, *variables) if label in given)
+
+    @property
+    def unknown_process_labels(self) -> tuple[str, ...]:
+        """Return those of `process_labels` whose number only the machine or the shell knows."""
+        return tuple(label for label in self.process_labels if _UNKNOWN_COUNT.search(self.given[label]))
 
     @property
     def processes(self) -> int:

@@ -3,6 +3,7 @@
 import math
 
 from tiercel.importing.draft import RecipeDraft
+from tiercel.plurals import counted
 
 _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
 _LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
@@ -18,7 +19,7 @@ def set_sizes(draft: RecipeDraft) -> None:
         fills = launch.framework == "ms-swift" and launch.kind == "sft"
         accumulated = max(1, math.ceil(16 / (each * processes))) if fills else 1
     update = each * processes * accumulated
-    origin = f"{each} per device x {processes} processes x {accumulated} accumulated"
+    origin = f"{each} per device x {counted(processes, 'process', 'processes')} x {accumulated} accumulated"
     labels = (*_BATCH, *launch.process_labels)
     if launch.kind == "sft":
         draft.set("optim.prompts_per_step", update, *labels, remark=origin)
@@ -31,16 +32,19 @@ def set_sizes(draft: RecipeDraft) -> None:
     draft.set("rollout.group_size", group, "--num_generations", remark=_default(draft, "num_generations"))
     size = max(rollout, update)
     prompts = max(1, size // group)
-    draft.set(
-        "optim.prompts_per_step", prompts, *labels, remark=f"{size} completions a rollout / {group} a group; {origin}"
-    )
+    sampled = counted(size, "completion")
+    draft.set("optim.prompts_per_step", prompts, *labels, remark=f"{sampled} a rollout / {group} a group; {origin}")
     if size % group:
-        draft.note(f"{size} completions are no whole groups of {group}; {prompts} prompts are taken", *labels)
+        text = f"{sampled} cannot be divided into groups of {group}; a step here has {counted(prompts, 'prompt')}"
+        draft.note(text, *labels)
     if launch.method == "grpo" and rollout > update:
         minibatches = math.gcd(max(1, rollout // update), prompts)
-        draft.set("optim.minibatches", minibatches, *labels, remark=f"{rollout} completions / {update} an update")
+        draft.set("optim.minibatches", minibatches, *labels, remark=f"{sampled} / {update} an update")
         if minibatches * update != rollout:
-            draft.note(f"an update of {update} completions holds part of a group; here whole groups", *labels)
+            draft.note(
+                f"an update of {counted(update, 'completion')} holds part of a group; here it holds whole groups",
+                *labels,
+            )
     elif rollout > update:
         draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
 

@@ -1,9 +1,9 @@
 """A run beside another: both verdicts, what differs in the recipes, and the held-out rows that tell them apart."""
 
+from tiercel.plurals import counted
 from tiercel.report.details import differences
 from tiercel.report.heldout import Fate, counts_table, fates, pairs_of
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import counted
 from tiercel.report.reading import GroupFile, Run
 from tiercel.report.verdict import headline
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tiercel.plurals import counted
 from tiercel.report.cards import clipped, text_block
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import NOTHING, TIMES, counted
+from tiercel.report.numbers import NOTHING, TIMES
 from tiercel.report.reading import Run
 
 _BAD_ROWS_SHOWN = 20

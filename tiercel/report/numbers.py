@@ -129,11 +129,6 @@ def share(value: float) -> str:
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %" if percent >= 0.1 else "< 0.1 %"
 
 
-def counted(count: int, noun: str) -> str:
-    """ "1 row", "1,024 rows"."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def duration(seconds: float) -> str:
     """ "42 s", "7 min 30 s", "3 h 05 min"."""
     whole = round(seconds)

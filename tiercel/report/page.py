@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 
 from tiercel import __version__
+from tiercel.plurals import counted
 from tiercel.report.comparison import comparison_section
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
 from tiercel.report.heldout import held_out_section
 from tiercel.report.markup import Html, element, fragment, trusted
-from tiercel.report.numbers import NOTHING, counted, duration, evenly_spaced
+from tiercel.report.numbers import NOTHING, duration, evenly_spaced
 from tiercel.report.pictures import Album, has_boxes
 from tiercel.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section

@@ -3,9 +3,10 @@
 import statistics
 from collections.abc import Sequence
 
+from tiercel.plurals import counted
 from tiercel.report.cards import box_cell, failures_block, prompt_block, text_block, value_text
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import counted, evenly_spaced, share
+from tiercel.report.numbers import evenly_spaced, share
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
 from tiercel.report.reading import GroupFile
 from tiercel.runs.group_records import CompletionRecord, GroupRecord

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tiercel.report.numbers import WINDOW, counted, ends, pair, share, short
+from tiercel.plurals import counted
+from tiercel.report.numbers import WINDOW, ends, pair, share, short
 from tiercel.report.reading import Run
 from tiercel.runs.group_records import finite
 
