@@ -1,4 +1,4 @@
-"""A run directory: what is in it, who may write it, and how a run goes on from it."""
+"""A run directory: its files, the lock that one process holds, and how a run resumes from it."""
 
 import fcntl
 import json
@@ -56,13 +56,14 @@ MAY_DIFFER = (
 )
 LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
-# Left by a run that ends before its config.yaml.
+# Files that a run may leave where it ends before it has written config.yaml.
 BEGUN = (".lock", "config.yaml.tmp", ".signs-sft", ".signs-grpo", ".signs-eval", "stall", "log.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run that is open for writing. All ranks call its methods; the first one writes, and each its own pictures."""
+    """A run that is open for writing. All ranks call its methods. The first rank writes the files; each rank writes its
+    own pictures."""
 
     path: Path
     ranks: Ranks = ALONE
@@ -89,7 +90,7 @@ class RunDirectory:
         self.ranks.on_first(append)
 
     def rollouts_file(self, step: int) -> Path:
-        """The groups that the step's last update learnt from."""
+        """Return the file of the groups that the step's last update learnt from."""
         return groups_path(self.path, "rollouts", step)
 
     def record_groups(
@@ -100,8 +101,8 @@ class RunDirectory:
         scored: Sequence[ScoredGroup],
         advantages: Sequence[Sequence[float | None]],
     ) -> list[ScoredGroup]:
-        """Write rollouts/ or evaluations/ of a step, and each image once. The first rank gets all ranks' groups, in the
-        global order and without pictures; the others get none."""
+        """Write a step's file of rollouts/ or evaluations/, and each image once. Returns the groups of all ranks to the
+        first rank, in the global order and without pixels; an empty list to the others."""
         for group in scored:
             self.ranks.pulse.beat()
             for image in group.group.prompt.images:
@@ -119,7 +120,7 @@ class RunDirectory:
         return [group for group, _ in everyone]
 
     def save_image(self, image: EncodedImage) -> None:
-        """The picture as the model got it, under its hash."""
+        """Save the picture that the model got, under its hash."""
         path = self.path / "images" / f"{image.sha256}.png"
         if not path.exists():
             temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
@@ -131,8 +132,8 @@ class RunDirectory:
 def gathered_groups(
     ranks: Ranks, scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]
 ) -> list[tuple[ScoredGroup, Sequence[float | None]]]:
-    """On the first rank all ranks' groups with their advantages, in the global order, without their pictures' pixels;
-    elsewhere nothing."""
+    """Gather the groups of all ranks, with their advantages, to the first rank: in the global order, without pixels.
+    The other ranks get an empty list."""
     own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
     every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
     return sorted(every, key=lambda entry: entry[0].group.prompt.index)
@@ -184,8 +185,8 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: 
 
 @contextmanager
 def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
-    """Make or reopen the recipe's run directory, and hold it; the first rank does. Raises RunError where it belongs to
-    something else, or where a rank does not see it."""
+    """Make or reopen the recipe's run directory, and lock it on the first rank. Raises RunError where the directory
+    holds something else or another recipe's run, or where a rank cannot see it."""
     path = Path(recipe.output)
     with ExitStack() as stack:
         ranks.on_first(lambda: stack.enter_context(_held(recipe, path)))
@@ -217,7 +218,7 @@ def _held(recipe: Recipe, path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> int:
-    """The descriptor of the lock of a directory that is a run's or becomes one."""
+    """Return the descriptor of the lock file of a directory that is a run or is to become one."""
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
@@ -236,7 +237,7 @@ def _begin(recipe: Recipe, path: Path) -> None:
 
 
 def _take(lock: int, path: Path) -> None:
-    """Lock the run. Workers of a run that was just killed hold its lock until they notice, so it waits a little."""
+    """Lock the run. The workers of a run that was just killed hold the lock until they end, so this waits a little."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
         try:
@@ -255,8 +256,8 @@ def resume_point(
     report: Callable[[str], None],
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:
-    """The newest valid checkpoint; metrics, rollouts and evaluations past it are cut off, unless `require_usable`
-    raises."""
+    """Find the newest valid checkpoint and remove the metrics, rollouts and evaluations of later steps. Nothing is
+    removed where `require_usable` raises."""
     found = newest_valid(run.checkpoints, report)
     if found is not None:
         require_usable(found)
@@ -273,7 +274,8 @@ def resume_point(
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl; a last line that a crash cut short is left out. Raises RunError for any other."""
+    """Read the rows of metrics.jsonl. A last line that a crash cut short is left out. Raises RunError for any other
+    line that is not JSON."""
     rows = []
     file = path / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -282,12 +284,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise RunError(f"{file}:{number} is not JSON: {error}; mend or remove the line") from error
+                raise RunError(f"{file}:{number} is not JSON: {error}; correct or remove the line") from error
     return rows
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices, for env.json; no environment variables."""
+    """Describe versions and devices, for env.json; no environment variables."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -301,7 +303,7 @@ def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
     was = kind_of(before)
     if was != kind_of(now):
         raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
-    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # what was written has no secrets
+    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
     different = [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
         for key in sorted(old.keys() | new.keys())
