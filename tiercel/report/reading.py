@@ -1,4 +1,4 @@
-"""A run directory as the report sees it: tolerant of what a crash cut short, and counting it."""
+"""Reading a run directory for the report. Lines that a crash cut short are left out and counted."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFile:
-    """What one file of rollouts/ or evaluations/ holds."""
+    """The groups of one file of rollouts/ or evaluations/."""
 
     step: int
     groups: tuple[GroupRecord, ...]
@@ -50,12 +50,13 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Optimiser steps done, as far as they are recorded."""
+        """Return the number of optimiser steps that are recorded."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the run was to make: as the recipe says, else (epochs) as the log does."""
+        """Return the number of steps that the run is to make: from the recipe, or from the log where the recipe gives
+        epochs."""
         steps = self.setting("train", "steps")
         if isinstance(steps, int):
             return steps
@@ -63,19 +64,19 @@ class Run:
         return int(found[-1][1] or found[-1][2]) if found else None
 
     def setting(self, *keys: str) -> Any:
-        """A value of the recipe, None where it has none."""
+        """Return a value of the recipe; None where there is none."""
         value: Any = self.recipe
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def series(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) wherever metrics.jsonl has a finite number under `key`."""
+        """Return (step, value) for each row of metrics.jsonl that has a finite number under `key`."""
         pairs = [(row["step"], finite(row.get(key))) for row in self.metrics]
         return [(step, value) for step, value in pairs if value is not None]
 
     def metric_names(self) -> list[str]:
-        """Every key of metrics.jsonl, in order of first appearance."""
+        """Return every key of metrics.jsonl, in order of first appearance."""
         return list(dict.fromkeys(key for row in self.metrics for key in row))
 
 
@@ -116,12 +117,12 @@ def read_run(path: Path) -> Run:
 
 
 def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
-    """The completions of one step. Raises RunError where the file cannot be read."""
+    """Read the completions of one step. Raises RunError where the file cannot be read."""
     return group_file(groups_path(run.path, folder, step), step)
 
 
 def group_file(file: Path, step: int) -> GroupFile:
-    """A file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
+    """Read a file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
     try:
         records, unreadable = _json_lines(file)
     except OSError as error:
@@ -168,7 +169,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _json_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a file, and how many of its lines are none."""
+    """Return the objects of a file, and the number of lines that are none."""
     values = list(_parsed_lines(file))
     objects = [value for value in values if isinstance(value, dict)]
     return objects, len(values) - len(objects)

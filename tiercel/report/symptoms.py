@@ -1,4 +1,4 @@
-"""Faults that the run's metrics showed on the way, as its log said them."""
+"""Faults that showed in the metrics during the run; the log has the same warnings."""
 
 from tiercel.reliability.diagnosis import symptoms
 from tiercel.report.markup import Html, element
@@ -6,7 +6,7 @@ from tiercel.report.reading import Run
 
 
 def symptoms_section(run: Run) -> Html | None:
-    """Each with the step that showed it first; None where there was none."""
+    """Make a table of the faults, each with the step that showed it first; None where there was none."""
     found = symptoms(run.metrics)
     if not found:
         return None
