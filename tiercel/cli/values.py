@@ -1,4 +1,4 @@
-"""Values of flags: each is what it says or is refused with the reason, never something near it."""
+"""Types of flags' values. A value that makes no sense is refused with the reason, never replaced."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 ASSUMED_UNIT = "GB"
-LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a memory that a plan is about; what lies beyond has a wrong unit
+LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a GPU's or a machine's memory; a value outside has a wrong unit
 LAST_PORT = 65535
 
 
@@ -18,8 +18,8 @@ class MemorySize:
     """An amount of memory."""
 
     byte_count: int
-    text: str  # as it was given, with its unit
-    is_assumed: bool  # it was given without a unit
+    text: str  # as given, with its unit
+    is_assumed: bool  # given without a unit
 
 
 def at_least(least: int) -> Callable[[str], int]:
