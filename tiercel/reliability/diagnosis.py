@@ -1,4 +1,4 @@
-"""What is going wrong in a run, from its metrics so far: rows of metrics.jsonl in, symptoms out."""
+"""Faults of a run that show in its metrics so far: rows of metrics.jsonl in, symptoms out."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 FLAT_STEPS = 50
 FLAT_SPREAD = 0.01  # of reward/mean from step to step, as a share of the rewards' own size
-TREND_ERRORS = 2.0  # standard errors by which the window's halves differ where there is a trend
+TREND_ERRORS = 2.0  # a trend: the halves of the window differ by more standard errors than this
 EQUAL_STEPS = 10
 EQUAL_FRACTION = 0.95  # of the groups
 TRUNCATED_STEPS = 5
@@ -20,10 +20,10 @@ STILL_STEPS = 5
 FAILED_STEPS = 3
 FAILED_FRACTION = 0.5  # of the completions
 ENTROPY_STEPS = 3
-ENTROPY_SHARE = 0.05  # of what it was at first
+ENTROPY_SHARE = 0.05  # of the first value
 GAP_STEPS = 3
 GAP_SIZE = 0.1  # of a logprob
-QUIET_STEPS = 50  # without a fault before it is news again
+QUIET_STEPS = 50  # without a fault before it is reported again
 
 _FORMAT_MEAN = re.compile(r"reward/format(_\d+)?/mean")
 _ENTROPY, _GAP = "entropy/mean", "sampler/logprob_gap_mean"
@@ -33,7 +33,7 @@ MetricsRow = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Symptom:
-    """A fault that the metrics show. `key` says of which kind, `recipe_key` what to change first."""
+    """A fault that the metrics show. `key` is its kind, `recipe_key` the key to look at first."""
 
     key: str
     step: int
@@ -43,7 +43,7 @@ class Symptom:
 
     @property
     def line(self) -> str:
-        """For the log."""
+        """Return the line for the log."""
         return f"warning at step {self.step}: {self.text} Likely cause: {self.cause}. Look at {self.recipe_key}."
 
 
@@ -55,22 +55,22 @@ class Window:
     first: Mapping[str, float]
 
     def last(self, key: str, count: int) -> list[float]:
-        """The last `count` rows' numbers; none where one of them has no number, or there are fewer rows."""
+        """Return the numbers of the last `count` rows; an empty list where one has no number or rows are missing."""
         values = [_number(row, key) for row in self.rows[-count:]]
         known = [value for value in values if value is not None]
         return known if len(known) == count else []
 
     def symptom(self, key: str, text: str, cause: str, recipe_key: str) -> Symptom:
-        """About the last row."""
+        """Make a symptom of the last row."""
         return Symptom(key=key, step=self.rows[-1]["step"], text=text, cause=cause, recipe_key=recipe_key)
 
 
 class Diagnosis:
-    """Hears the rows of a run in their order and answers what is new; a fault is new again once it was away for
-    QUIET_STEPS."""
+    """Take the rows of a run in their order and report new symptoms. A symptom is new again after QUIET_STEPS without
+    it."""
 
     def __init__(self, rows: Iterable[MetricsRow] = ()):
-        """`rows`: those that the run has already; what they show is known."""
+        """Begin with the rows that the run already has; their symptoms are known."""
         self._rows: deque[MetricsRow] = deque(maxlen=FLAT_STEPS)
         self._first: dict[str, float] = {}
         self._last_seen: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Diagnosis:
             self.add(row)
 
     def add(self, row: MetricsRow) -> tuple[Symptom, ...]:
-        """What this row is the first to show. A row without an update, such as row 0, shows nothing."""
+        """Return the symptoms that this row is the first to show. A row without an update, such as row 0, has none."""
         if _number(row, "grad_norm") is None:
             return ()
         self._rows.append(row)
@@ -93,7 +93,7 @@ class Diagnosis:
 
 
 def symptoms(rows: Iterable[MetricsRow]) -> tuple[Symptom, ...]:
-    """All that a run's rows show, in their order."""
+    """Return all symptoms of a run's rows, in their order."""
     diagnosis = Diagnosis()
     return tuple(found for row in rows for found in diagnosis.add(row))
 
@@ -154,7 +154,8 @@ def _format_never_met(window: Window) -> Symptom | None:
 
 
 def _no_gradient(window: Window) -> Symptom | None:
-    """An update that overflowed in float16, or was left out, has a norm of 0 too, and is said elsewhere."""
+    """Find gradients of exactly 0. An update that overflowed in float16, or was left out, also has a norm of 0 and is
+    reported elsewhere."""
     norms = window.last("grad_norm", STILL_STEPS)
     overflowed = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
     left_out = {_number(row, "update/left_out") for row in window.rows[-STILL_STEPS - 1 :]}  # in all, so far
@@ -185,7 +186,7 @@ def _failed_rewards(window: Window) -> Symptom | None:
 
 
 def _entropy_collapse(window: Window) -> Symptom | None:
-    """Of sampling: SFT makes a policy certain on purpose."""
+    """Find a policy whose samples hardly differ. In SFT a low entropy is intended, so only GRPO is checked."""
     values, first = window.last(_ENTROPY, ENTROPY_STEPS), window.first.get(_ENTROPY, 0.0)
     if not values or max(values) >= ENTROPY_SHARE * first or "reward/failed_fraction" not in window.rows[-1]:
         return None
@@ -223,7 +224,7 @@ CHECKS: tuple[Callable[[Window], Symptom | None], ...] = (
 
 
 def _number(row: MetricsRow, key: str) -> float | None:
-    """A finite number, or None."""
+    """Return a finite number, or None."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
         return None
