@@ -1,5 +1,5 @@
-"""A command as a draft of a recipe: keys that take a flag's value as it is, the peer's defaults of such keys, then what
-several flags decide together, and a note for all that is left."""
+"""Converting a command to a draft of a recipe: first the keys that take a flag's value unchanged, then the peer's
+defaults of such keys, then the values that several flags decide together, and at last a note for everything else."""
 
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import VALUE_SYNONYMS
@@ -16,7 +16,7 @@ from tiercel.reliability.redaction import redact
 
 
 def refusals(launch: Launch) -> list[str]:
-    """A line for each flag that asks for a method which is not in this version."""
+    """Return a line for each flag that asks for a method which this version does not have."""
     lines = []
     for name, words in launch.flags.items():
         row = launch.rows.get(name)
@@ -33,7 +33,7 @@ def refusals(launch: Launch) -> list[str]:
 
 
 def draft_of(launch: Launch) -> RecipeDraft:
-    """The recipe that does what the command does. Raises ValueError where a number is none."""
+    """Make the recipe that does what the command does. Raises ValueError where a value that must be a number is not."""
     draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)
@@ -59,7 +59,7 @@ def _processes(draft: RecipeDraft) -> None:
 
 
 def _words(draft: RecipeDraft) -> None:
-    """What is no flag's, and what is given twice."""
+    """Note words that belong to no flag, and flags that are given twice."""
     launch = draft.launch
     if "rlhf_type" in launch.flags:
         draft.note(f"tiercel {launch.kind} is the method", "--rlhf_type", is_change=False)
@@ -80,7 +80,7 @@ def _words(draft: RecipeDraft) -> None:
         draft.note(f"belongs to no flag{f'; nearest is {near}' if near else ''}", subject=" ".join(launch.strays))
 
 
-# In the order in which one rests on another.
+# Each step may use the values of the steps before it.
 STEPS = (
     set_sizes,
     set_sampling,

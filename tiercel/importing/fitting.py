@@ -1,4 +1,4 @@
-"""Pairs that go together there and not here: the nearest pair is taken, and told."""
+"""Combinations that the peer allows and tiercel does not: the nearest combination is taken, with a note."""
 
 from tiercel.importing.draft import RecipeDraft
 
@@ -11,7 +11,7 @@ _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lo
 
 
 def fit(draft: RecipeDraft) -> None:
-    """Raises nothing: what does not fit is told."""
+    """Replace combinations that tiercel does not allow, each with a note."""
     _engine(draft)
     _reference(draft)
     _sharding(draft)
@@ -28,7 +28,7 @@ def _trains_vision(draft: RecipeDraft) -> bool:
 
 
 def _engine(draft: RecipeDraft) -> None:
-    """An engine gets the policy as an adapter on the language model."""
+    """Fall back to the local engine where the policy is not an adapter on the language model, which vLLM needs."""
     engine = draft.values.get("rollout.engine", "local")
     if engine == "local" or not (_trains_whole(draft) or _trains_vision(draft)):
         if engine == "vllm-server":
@@ -41,7 +41,7 @@ def _engine(draft: RecipeDraft) -> None:
 
 
 def _reference(draft: RecipeDraft) -> None:
-    """Only an adapter's reference moves."""
+    """Drop a moving reference where no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every")
         draft.drop("algorithm.kl.sync_mix")
@@ -50,8 +50,8 @@ def _reference(draft: RecipeDraft) -> None:
 
 
 def _sharding(draft: RecipeDraft) -> None:
-    """Under ZeRO ranks hold parts of each weight, so no copy of the start, and no reference that moves, is kept; and a
-    vision part that is trained would wait for every rank at each picture."""
+    """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
+    a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     has_penalty = bool(draft.values.get("algorithm.kl.coef"))
     keeps = has_penalty and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     if draft.values.get("train.strategy") != "deepspeed" or not (keeps or _trains_vision(draft)):
@@ -61,14 +61,14 @@ def _sharding(draft: RecipeDraft) -> None:
         draft.drop(key)
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
     draft.note(
-        "here fsdp2, which divides the model over ranks as ZeRO-3 does, without offloading: ZeRO trains no vision "
+        "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
         "part, and keeps no copy of the start for the KL penalty",
         *labels,
     )
 
 
 def _sampling(draft: RecipeDraft) -> None:
-    """Several updates of a rollout take the whole distribution."""
+    """Sample from the whole distribution where a rollout is used for several updates."""
     updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
     if updates == 1:
         return

@@ -1,4 +1,4 @@
-"""Rewards by the names that the peers have for them."""
+"""Converting rewards from the peers' names."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _SCRIPTED = {name: ("think_format_reward", "accuracy_reward") for name in ("grpo
 
 
 def set_rewards(draft: RecipeDraft) -> None:
-    """The list of rewards with their weights."""
+    """Set the list of rewards with their weights."""
     launch = draft.launch
     if launch.kind == "sft":
         return
@@ -69,7 +69,7 @@ def _entry(draft: RecipeDraft, name: str) -> dict[str, Any]:
 
 
 def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any]:
-    """Its rewards of referring expressions, or the general ones by the method of judging."""
+    """Convert VLM-R1's rewards: those of referring expressions, or the general ones by their method."""
     launch = draft.launch
     labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
@@ -110,7 +110,7 @@ def _with_length(draft: RecipeDraft, name: str) -> dict[str, Any]:
 
 
 def _own(draft: RecipeDraft, name: str) -> dict[str, Any]:
-    """A reward of the user's: in a plugin file that is here, or told."""
+    """Convert a reward of the user: from a plugin file where it is found, else with a note."""
     launch = draft.launch
     if launch.framework == "TRL" and "." in name:
         module, _, function = name.rpartition(".")

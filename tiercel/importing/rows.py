@@ -1,4 +1,4 @@
-"""Rows: data sets, what is held out, system messages, question templates, limits of length."""
+"""Converting what concerns rows: data sets, held-out rows, system messages, question templates, limits of length."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yam
 _READ = (".json", ".jsonl", ".parquet")
 _EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
 
-# VLM-R1 adds a request to every question. The tags are what its rewards look for; the wording is tiercel's.
+# VLM-R1 adds a request to every question. Its rewards look for the tags; the wording is tiercel's.
 _THINK_FIRST = (
     "Think the question through inside <think> </think>, then give only your answer inside <answer> </answer>."
 )
@@ -27,7 +27,7 @@ _THOUGHTS_OF_TRL = "Put your reasoning between <think> and </think>, and your an
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Rows of one file or data set, as data.train names them."""
+    """The rows of one file or data set, as data.train names them."""
 
     path: str
     rows: int | None  # how many are taken
@@ -39,7 +39,7 @@ class Source:
 
 
 def set_rows(draft: RecipeDraft) -> None:
-    """Where rows come from, and what is done with them."""
+    """Set the sources of rows, and how they are used."""
     readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1}
     readers[draft.launch.framework](draft)
     _held_out(draft)
@@ -64,7 +64,7 @@ def _swift(draft: RecipeDraft) -> None:
 
 
 def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
-    """`path#N`, or `id:subset#N`, with HF:: or MS:: before it."""
+    """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
     hub, mark, rest = text.partition("::")
@@ -129,7 +129,7 @@ def _vlm_r1(draft: RecipeDraft) -> None:
 
 
 def _listed(draft: RecipeDraft, name: str) -> None:
-    """The files of grpo_rec.py's YAML file, or a data set of grpo.py."""
+    """Set the files that grpo_rec.py's YAML file lists, or a data set of grpo.py."""
     file = draft.launch.file(name)
     try:
         tree = parse(file.read_text(encoding="utf-8"))[0] if file is not None else None
@@ -149,7 +149,8 @@ def _listed(draft: RecipeDraft, name: str) -> None:
 
 
 def _end_to_end(draft: RecipeDraft, sources: list[Source], *labels: str) -> None:
-    """Files lie one after the other there: each weighs its number of rows against the first's, where it is known."""
+    """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
+    where these are known."""
     counts = [source.rows or _counted(draft, source.path) for source in sources]
     known = [count for count in counts if count]
     if len(known) == len(sources):
@@ -158,14 +159,14 @@ def _end_to_end(draft: RecipeDraft, sources: list[Source], *labels: str) -> None
     _mix(draft, sources, [1.0] * len(sources), *labels)
     if len(sources) > 1:
         note = (
-            f"{draft.launch.framework} lays the files end to end, tiercel takes equal parts until data.mix.N.weight is "
+            f"{draft.launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is "
             "set: each file's number of rows / that of the first"
         )
         draft.note(note, *labels)
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
-    """Rows of a file of lines that is here."""
+    """Count the rows of a .jsonl file; None where it cannot be found."""
     file = draft.launch.file(path) if path.endswith(".jsonl") else None
     if file is None:
         return None
@@ -208,12 +209,12 @@ def _held_out(draft: RecipeDraft) -> None:
 
 
 def _subset(launch: Launch) -> str:
-    """The configuration of a data set of the hub, as a part of its name."""
+    """Return the configuration of a hub's data set as a part of its name."""
     return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
 def _intervals(draft: RecipeDraft) -> None:
-    """When rows that are held out are evaluated; without any there is nothing to ask for."""
+    """Set when held-out rows are evaluated, where there are any."""
     launch = draft.launch
     labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
@@ -248,7 +249,7 @@ def _system(draft: RecipeDraft) -> None:
 
 
 def _template(draft: RecipeDraft) -> None:
-    """VLM-R1's own request in every question."""
+    """Set the request that VLM-R1 adds to every question."""
     launch = draft.launch
     if launch.framework != "VLM-R1":
         return

@@ -1,4 +1,4 @@
-"""Sampling and the loss: engines, correction, clips, advantages, the reference."""
+"""Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _SWITCHES = {
 
 
 def set_sampling(draft: RecipeDraft) -> None:
-    """What a rollout is, and what is learnt from it."""
+    """Set how completions are sampled, and how the policy learns from them."""
     if draft.launch.kind == "sft":
         return
     for step in (_top_k, _engine, _correction, _loss, _clips, _advantage, _reference, _penalty, _switches, _rloo):
@@ -72,7 +72,7 @@ def _servers(draft: RecipeDraft) -> None:
 
 
 def _correction(draft: RecipeDraft) -> None:
-    """For the engine's other probabilities; TRL has it on."""
+    """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
     launch, key = draft.launch, "algorithm.correction"
     names: tuple[str, ...]
     if launch.method == "rloo":
@@ -108,7 +108,7 @@ def _correction(draft: RecipeDraft) -> None:
 
 
 def _loss(draft: RecipeDraft) -> None:
-    """The level of the ratio is part of the loss's name here."""
+    """Set the loss. The level of the ratio is part of the loss's name in tiercel."""
     launch = draft.launch
     if launch.method == "rloo":
         return
@@ -179,7 +179,7 @@ def _advantage(draft: RecipeDraft) -> None:
 
 
 def _reference(draft: RecipeDraft) -> None:
-    """Steps and mix only count where the switch is on."""
+    """Set the reference. Its steps and its mix count only where --sync_ref_model is on."""
     launch = draft.launch
     if launch.is_true("sync_ref_model"):
         updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
@@ -193,7 +193,7 @@ def _reference(draft: RecipeDraft) -> None:
 
 
 def _penalty(draft: RecipeDraft) -> None:
-    """In the reward it is a sum of log-ratios."""
+    """Set the place of the KL penalty. In the reward it is a sum of log-ratios."""
     launch = draft.launch
     by_estimator = launch.text("advantage_estimator") in ("rloo", "reinforce_plus_plus")
     is_in_reward = launch.is_true("kl_in_reward") if launch.text("kl_in_reward") else by_estimator
@@ -224,7 +224,7 @@ def _switches(draft: RecipeDraft) -> None:
 
 
 def _rloo(draft: RecipeDraft) -> None:
-    """TRL's trainer of that name: leave-one-out advantages, and the sum of a completion's logprobs."""
+    """Set what TRL's RLOO trainer does: leave-one-out advantages, and the sum of a completion's logprobs."""
     if draft.launch.method != "rloo":
         return
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Sizes and lengths: per-device batches become prompts of a step, and counts of updates become counts of steps."""
+"""Converting sizes and lengths: per-device batches become prompts of a step, and counts of updates counts of steps."""
 
 import math
 
@@ -10,7 +10,8 @@ _LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
 
 
 def set_sizes(draft: RecipeDraft) -> None:
-    """They count completions there, and what one device computes at once is no matter of the recipe."""
+    """Set the prompts of a step. The peers count completions; what one device computes at once is no part of a
+    recipe."""
     launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
@@ -50,12 +51,12 @@ def set_sizes(draft: RecipeDraft) -> None:
 
 
 def updates_per_step(draft: RecipeDraft) -> int:
-    """A step is a rollout here, an update there."""
+    """Return the updates of one step: a step is a rollout in tiercel, an update in the peers."""
     return int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
 
 
 def set_lengths(draft: RecipeDraft) -> None:
-    """Length of the run, the warm-up, and what happens every so many steps."""
+    """Set the length of the run, the warm-up, and the intervals in steps."""
     launch, updates = draft.launch, updates_per_step(draft)
     steps = launch.real("max_steps") or -1
     if steps > 0:
@@ -112,7 +113,8 @@ def _warmup(draft: RecipeDraft, updates: int) -> None:
 
 
 def _run_steps(draft: RecipeDraft) -> int | None:
-    """Steps of the run, where its length is given in steps, or where the rows are counted (`path#N`)."""
+    """Return the steps of the run; None where neither its length in steps nor its number of rows (`path#N`) is
+    given."""
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])
     sources = [draft.values.get("data.train", ""), *(entry["path"] for entry in draft.values.get("data.mix", []))]
@@ -126,7 +128,7 @@ def _run_steps(draft: RecipeDraft) -> int | None:
 
 
 def set_pack(draft: RecipeDraft) -> None:
-    """A pack has to hold the longest prompt with its completion."""
+    """Set the size of a microbatch, which must hold the longest prompt with its completion."""
     prompt, answer = draft.values.get("data.max_prompt_tokens", 4096), draft.values.get("rollout.max_new_tokens", 0)
     if draft.launch.kind == "grpo" and "rollout.max_new_tokens" not in draft.values:
         answer = 256

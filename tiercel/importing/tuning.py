@@ -1,4 +1,4 @@
-"""What is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
+"""Converting what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _PLAIN_TUNERS = ("lora", "lora_llm", "full")
 
 
 def set_tuning(draft: RecipeDraft) -> None:
-    """Everything but rows, sizes and sampling."""
+    """Set everything except rows, sizes and sampling."""
     for step in (_model, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
         step(draft)
 
@@ -57,7 +57,7 @@ _PIXELS = {
 
 
 def tuner_of(draft: RecipeDraft) -> str:
-    """full, lora, lora_llm, or the name of another."""
+    """Return the tuner: full, lora, lora_llm, or another name."""
     launch = draft.launch
     if launch.framework == "ms-swift":
         return launch.text("tuner_type", "train_type") or "lora"
@@ -93,7 +93,7 @@ def _adapters(draft: RecipeDraft) -> None:
 
 
 def _targets(draft: RecipeDraft, tuner: str) -> None:
-    """Which linear layers have adapters. Parts in `freeze`, and the language model, keep their own weights then."""
+    """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
     launch = draft.launch
     names = ("target_regex", "target_modules", "lora_target_modules")
     labels = [f"--{name}" for name in names] + list(_FREEZE_LABELS)
@@ -126,7 +126,7 @@ def _targets(draft: RecipeDraft, tuner: str) -> None:
 
 
 def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
-    """ms-swift's all-linear: the linear layers of the parts that are not frozen."""
+    """Set ms-swift's all-linear: the linear layers of the parts that are not frozen."""
     adapted = [part for part in PARTS if part not in _frozen(draft)]
     remark = "" if "target_modules" in draft.launch.flags else "ms-swift's default, all-linear"
     if len(adapted) in (1, 3):
@@ -140,7 +140,7 @@ def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
 
 
 def _frozen(draft: RecipeDraft) -> list[str]:
-    """Parts that ms-swift leaves out, in the order of the schema."""
+    """Return the parts that ms-swift freezes, in the order of the schema."""
     return [part for part in PARTS if draft.launch.is_true(_FREEZERS[part])]
 
 
@@ -149,7 +149,7 @@ def _name(draft: RecipeDraft) -> str:
 
 
 def _parts(draft: RecipeDraft) -> None:
-    """Full fine-tuning: what stays as it is."""
+    """Set the frozen parts of full fine-tuning."""
     launch = draft.launch
     if tuner_of(draft) != "full":
         if launch.framework == "VLM-R1" and "freeze_vision_modules" in launch.flags:
@@ -199,7 +199,7 @@ def _adapted(draft: RecipeDraft) -> set[str]:
 
 
 def _precision(draft: RecipeDraft) -> None:
-    """What is computed in; TRL takes bfloat16 unless told otherwise, whatever weights are loaded in."""
+    """Set the dtype of the computation. TRL takes bfloat16 by default, whatever dtype the weights are loaded in."""
     launch = draft.launch
     labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
     mixed = launch.launcher.get("mixed_precision", ("",))[0] or (
@@ -247,7 +247,7 @@ def _sharding(draft: RecipeDraft) -> None:
 
 
 def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
-    """How the command shards, and a remark where it is a file's name that says so."""
+    """Return how the command shards the model, and a remark where only a file's name says so."""
     launch = draft.launch
     if words := launch.words("deepspeed"):
         return _deepspeed(draft, words[0])
@@ -293,7 +293,7 @@ def _read(draft: RecipeDraft, text: str) -> Sharding | None:
 
 
 def _kept_reference(draft: RecipeDraft) -> None:
-    """Full fine-tuning with a penalty keeps a copy of the start."""
+    """Set the place of the copy of the start that full fine-tuning with a KL penalty keeps."""
     if tuner_of(draft) == "full" and draft.values.get("algorithm.kl.coef", 0):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
         draft.set("model.reference", place, remark="the KL reference of full fine-tuning")
