@@ -1,4 +1,4 @@
-"""`python -m tiercel`."""
+"""Run `python -m tiercel`."""
 
 from tiercel.cli.main import entry_point
 
