@@ -25,7 +25,7 @@ START = ("launch", "import", "join", "agree", "download", "rows")  # phases befo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """What a rank last reported of itself."""
+    """The last report of a rank on itself."""
 
     rank: int
     host: str = ""

@@ -15,7 +15,7 @@ OWN_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Used:
-    """What all threads but the calling one have used so far."""
+    """The resources that all threads except the calling one have used so far."""
 
     processor_seconds: float
     input_output: int  # pages and blocks read from a disk or network, blocks written
