@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO: it owns what it partitions, weights, gradients and moments; saving gathers them.
 
 DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. What it was seen to do on two
-ranks, and which mistakes hang, is in docs/architecture.md.
+ranks, and which mistakes hang, is in docs/decisions.md.
 """
 
 import math
