@@ -110,9 +110,7 @@ class RecipeDraft:
             self.note(f"is not known; {self._nearest(name)}", label)
         else:
             text = (
-                "no flag that is known"
-                if "launcher" in label
-                else "tiercel does not read it; export it where yours does"
+                "is not a known flag" if "launcher" in label else "tiercel does not read it; export it where yours does"
             )
             self.note(text, label, is_change="launcher" in label)
 

@@ -57,7 +57,7 @@ def _swift(draft: RecipeDraft) -> None:
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
         _mix(draft, sources, weights, "--dataset", "--interleave_prob")
-        note = "an epoch there ends with the first file that is through; here it is as many rows as all files have"
+        note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
         draft.note(note, "--interleave_prob")
     else:
         _end_to_end(draft, sources, "--dataset")

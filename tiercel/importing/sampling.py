@@ -90,7 +90,8 @@ def _correction(draft: RecipeDraft) -> None:
         if launch.is_true("async_generate"):
             draft.set(f"{key}.level", "token", "--async_generate", remark="completions of an older policy need it here")
             draft.note(
-                "theirs learns from older completions without a correction; algorithm.correction", "--async_generate"
+                "learns from older completions without a correction there; here algorithm.correction is on",
+                "--async_generate",
             )
         return
     remark = "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default"
@@ -173,7 +174,7 @@ def _advantage(draft: RecipeDraft) -> None:
     word = {"true": "group", "false": "none"}.get((scale or "").lower(), scale)
     if advantage in ("reinforce_pp_baseline", "gdpo"):
         if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
-            draft.note(f"{advantage} has a scale of its own here, the step's", "--scale_rewards")
+            draft.note(f"{advantage} has its own scale here, that of the step", "--scale_rewards")
     elif word is not None and "scale_rewards" in launch.flags:
         draft.set("algorithm.scale", word, "--scale_rewards")
 

@@ -109,7 +109,8 @@ def _warmup(draft: RecipeDraft, updates: int) -> None:
         warm = math.ceil(ratio * steps)
         draft.set("optim.warmup_steps", warm, *labels, remark=f"of {steps} steps")
     elif ratio > 0:
-        draft.note("write optim.warmup_steps: this share of the run's steps, which tiercel plan tells", *labels)
+        share = "tiercel check prints the share of an epoch that a step takes"
+        draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *labels)
 
 
 def _run_steps(draft: RecipeDraft) -> int | None:

@@ -122,7 +122,7 @@ def _targets(draft: RecipeDraft, tuner: str) -> None:
         draft.set("lora.targets", rf"(.*\.)?({words})", *labels, remark="as names end")
     else:
         draft.set("lora.targets", "language", remark="no layers are given")
-        draft.note("PEFT has a choice of its own by model type there", subject="no --lora_target_modules")
+        draft.note("there PEFT chooses them by the model type", subject="no --lora_target_modules")
 
 
 def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
