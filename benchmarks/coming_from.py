@@ -20,7 +20,7 @@ from tiercel.config.loading import problems_of_text
 from tiercel.documents import write_table
 from tiercel.errors import RecipeError
 from tiercel.importing.conversion import draft_of, refusals
-from tiercel.importing.draft import Draft
+from tiercel.importing.draft import RecipeDraft
 from tiercel.importing.launches import Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
@@ -119,7 +119,7 @@ def outcome_of(example: Example) -> Outcome:
     return Outcome(peer=example.peer, name=example.name, state="recipe", problems=problems, silent=silent)
 
 
-def unspoken(draft: Draft, text: str) -> tuple[str, ...]:
+def unspoken(draft: RecipeDraft, text: str) -> tuple[str, ...]:
     """Flags, variables and their words that do not stand in the recipe's text."""
     flat = " ".join((text + " ".join(map(str, draft.values.values()))).split())
     numbers = {float(word) for word in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)}
@@ -140,12 +140,12 @@ def _is_number(word: str, numbers: set[float]) -> bool:
         return False
 
 
-def _same_number(flag: str, key: str) -> Callable[[Launch, Draft], bool]:
+def _same_number(flag: str, key: str) -> Callable[[Launch, RecipeDraft], bool]:
     """Where the flag is given the key has its number."""
     return lambda launch, draft: flag not in launch.flags or draft.values.get(key) == launch.real(flag)
 
 
-def _offloads(launch: Launch, draft: Draft) -> bool:
+def _offloads(launch: Launch, draft: RecipeDraft) -> bool:
     asked = (launch.words("deepspeed") or ("",))[0]
     if "offload" not in asked or draft.values.get("train.strategy") != "deepspeed":
         return True
@@ -153,13 +153,13 @@ def _offloads(launch: Launch, draft: Draft) -> bool:
     return both and bool(draft.values.get("train.deepspeed.offload_optimizer"))
 
 
-def _tower_stays(launch: Launch, draft: Draft) -> bool:
+def _tower_stays(launch: Launch, draft: RecipeDraft) -> bool:
     is_asked = launch.framework == "ms-swift" and launch.is_true("freeze_vit") and launch.is_true("freeze_aligner")
     is_lora = launch.text("tuner_type", "train_type") == "lora" and "target_regex" not in launch.flags
     return not (is_asked and is_lora) or draft.values.get("lora.targets", "language") == "language"
 
 
-def _rollout_is_whole(launch: Launch, draft: Draft) -> bool:
+def _rollout_is_whole(launch: Launch, draft: RecipeDraft) -> bool:
     """Prompts x completions is at least what a rollout, and an update, has there."""
     if launch.kind == "sft":
         return True
@@ -170,13 +170,13 @@ def _rollout_is_whole(launch: Launch, draft: Draft) -> bool:
     return size - group < draft.values.get("optim.prompts_per_step", 16) * group <= size or size < group
 
 
-def _trackers_are_there(launch: Launch, draft: Draft) -> bool:
+def _trackers_are_there(launch: Launch, draft: RecipeDraft) -> bool:
     asked = {word for value in launch.flags.get("report_to", ()) for word in re.split(r"[\s,]+", value)}
     return asked & {"wandb", "tensorboard", "swanlab", "trackio"} == set(draft.values.get("trackers", []))
 
 
 # What was found wrong at least once, as predicates; True is as it should be.
-KNOWN: dict[str, Callable[[Launch, Draft], bool]] = {
+KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
     "the learning rate": _same_number("learning_rate", "optim.lr"),
     "the temperature": _same_number("temperature", "rollout.temperature"),
     "the completion's length": _same_number("max_completion_length", "rollout.max_new_tokens"),
@@ -206,7 +206,7 @@ KNOWN: dict[str, Callable[[Launch, Draft], bool]] = {
 }  # fmt: skip
 
 
-def wrong(draft: Draft) -> tuple[str, ...]:
+def wrong(draft: RecipeDraft) -> tuple[str, ...]:
     """Names of the checks that a recipe fails."""
     launch = draft.launch
     own = {name: holds for name, holds in KNOWN.items() if launch.kind == "grpo" or name not in _OF_GRPO}

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own, and from its own package; never from beside it or from above.
 LAYERS = (
+    {"plurals"},
     {"__init__", "errors", "samples", "documents"},
     {"geometry", "sections"},
     {"rewards"},
@@ -99,7 +100,18 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_the_report_knows_run_directories_and_the_parser_only():
-    allowed = {"__init__", "errors", "samples", "geometry", "writing", "reliability", "rewards", "runs", "report"}
+    allowed = {
+        "__init__",
+        "plurals",
+        "errors",
+        "samples",
+        "geometry",
+        "writing",
+        "reliability",
+        "rewards",
+        "runs",
+        "report",
+    }
     files = [file for file in module_files() if home_of(file) == "report"]
     assert {name for file in files for name in imported(file)} <= allowed
 

@@ -1,5 +1,7 @@
 """Errors that a user can act on. Each names the field, row or file and the remedy, and has an exit code."""
 
+from tiercel.plurals import counted
+
 EXIT_DONE = 0
 EXIT_USER = 2
 EXIT_TRAINING = 3
@@ -19,8 +21,8 @@ class RecipeError(TiercelError):
     def __init__(self, problems: list[str], source: str = "recipe"):
         self.problems = tuple(problems)
         self.source = source
-        count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
-        super().__init__("\n".join([f"{source}: {count}", *(f"  {line}" for line in problems)]))
+        lines = (f"  {line}" for line in problems)
+        super().__init__("\n".join([f"{source}: {counted(len(problems), 'problem')}", *lines]))
 
 
 class DataError(TiercelError):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tiercel.importing.conversion import draft_of
-from tiercel.importing.draft import Draft
+from tiercel.importing.draft import RecipeDraft
 from tiercel.importing.launches import Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
@@ -14,7 +14,7 @@ REC = "python grpo_jsonl.py --model_name_or_path org/Qwen2-VL --data_file_paths 
 TRL = "trl grpo --model_name_or_path org/m --dataset_name r.jsonl"
 
 
-def drafted(script: str, file: Path | None = None) -> Draft:
+def drafted(script: str, file: Path | None = None) -> RecipeDraft:
     """Of the first training command."""
     launches = [launch_of(command, file) for command in commands(script, file)]
     return draft_of(next(launch for launch in launches if isinstance(launch, Launch)))
@@ -28,6 +28,6 @@ def text_of(script: str, file: Path | None = None) -> str:
     return recipe_text(drafted(script, file))
 
 
-def told(draft: Draft) -> str:
+def told(draft: RecipeDraft) -> str:
     """All notes, a line for each."""
     return "\n".join(f"{note.subject}: {note.text}" for note in draft.notes)

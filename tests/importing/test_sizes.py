@@ -77,11 +77,32 @@ def test_evaluations(flags, every, spoken):
 
 def test_processes_that_only_the_machine_knows():
     draft = drafted("torchrun --nproc_per_node=$GPUS grpo_train.py --model_name_or_path m --dataset_name r.jsonl")
-    assert "only the machine knows it" in told(draft)
+    assert "only the machine knows this number" in told(draft)
+    assert told(draft).count("$GPUS") == 1
     script = TRL.replace("trl grpo", "grpo_x.py")
     line = f"accelerate launch --config_file nowhere/deepspeed_zero2.yaml {script} --use_peft"
     draft = drafted(line)
     assert draft.values["train.deepspeed.stage"] == 2 and "how many processes it starts is unknown" in told(draft)
+
+
+def test_a_variable_that_a_launchers_flag_hides_is_not_named_with_it():
+    flags = GRPO.partition(" rlhf ")[2]
+    draft = drafted(f"NPROC_PER_NODE=$GPUS torchrun --nproc_per_node=$GPUS swift/cli/rlhf.py {flags}")
+    (note,) = [note for note in draft.notes if "only the machine knows" in note.text]
+    assert note.subject == "the launcher's --nproc_per_node $GPUS"
+
+
+@pytest.mark.parametrize(
+    ("each", "group", "text"),
+    [
+        (1, 8, "1 completion cannot be divided into groups of 8; a step here has 1 prompt"),
+        (17, 8, "17 completions cannot be divided into groups of 8; a step here has 2 prompts"),
+    ],
+)
+def test_one_is_not_written_as_many(each, group, text):
+    draft = drafted(f"{GRPO} {EACH} {each} --num_generations {group}")
+    assert f"{EACH} {each}: {text}" in told(draft).splitlines()
+    assert f"{each} per device x 1 process x" in draft.origins["optim.prompts_per_step"].remark
 
 
 def test_a_file_of_accelerate_is_read(tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_a_comment_says_where_a_value_comes_from():
     assert lines["lr"] == "--learning_rate 1e-5"
     assert lines["rank"] == "--lora_rank"
     batch = "--per_device_train_batch_size 2, --gradient_accumulation_steps 4"
-    assert lines["prompts_per_step"] == f"{batch}; 2 per device x 1 processes x 4 accumulated"
+    assert lines["prompts_per_step"] == f"{batch}; 2 per device x 1 process x 4 accumulated"
     assert lines["trackers"] == "--report_to"
     assert lines["weight_decay"] == "ms-swift's default of --weight_decay"
 

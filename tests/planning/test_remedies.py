@@ -181,7 +181,7 @@ def test_idle_ranks_and_an_assumed_unit_are_told(tiny_checkpoints, tmp_path, cap
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--gpus", "8", "--gpu-memory", "80"]) == 0
     said = capsys.readouterr().out
     assert "--gpu-memory: no unit given, so 80 GB" in said
-    assert "idle: 3 of 8 ranks, for a step has 5 rows to learn from" in said
+    assert "idle: 3 of 8 ranks, because a step has 5 rows to learn from" in said
 
 
 @pytest.mark.scale

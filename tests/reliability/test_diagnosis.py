@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiercel.reliability.diagnosis import FLAT_STEPS, QUIET_STEPS, Diagnosis, Finding, findings
+from tiercel.reliability.diagnosis import FLAT_STEPS, QUIET_STEPS, Diagnosis, Symptom, symptoms
 
 
 def row(step: int, **changes) -> dict:
@@ -42,12 +42,12 @@ def rows(count: int, start: int = 1, **changes) -> list[dict]:
     return [row(step, **changes) for step in range(start, start + count)]
 
 
-def kinds(found: tuple[Finding, ...]) -> list[tuple[str, int]]:
+def kinds(found: tuple[Symptom, ...]) -> list[tuple[str, int]]:
     return [(each.key, each.step) for each in found]
 
 
 def test_a_healthy_run_shows_nothing():
-    assert findings([{"step": 0, "eval/accuracy": 0.1}, *rows(300)]) == ()
+    assert symptoms([{"step": 0, "eval/accuracy": 0.1}, *rows(300)]) == ()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_healthy_run_shows_nothing():
     ),
 )
 def test_each_fault_is_found_as_soon_as_it_can_be_and_said_once(changes, key, step, figure, recipe_key):
-    (found,) = findings(rows(120, **changes))
+    (found,) = symptoms(rows(120, **changes))
     assert (found.key, found.step, found.recipe_key) == (key, step, recipe_key)
     assert figure in found.text and found.text.endswith(".")
     assert found.line.startswith(f"warning at step {step}: {found.text} Likely cause: {found.cause}.")
@@ -71,50 +71,50 @@ def test_each_fault_is_found_as_soon_as_it_can_be_and_said_once(changes, key, st
 
 def test_entropy_that_collapses_is_measured_against_the_first_step():
     falling = [row(step, entropy=1.5 * 0.9**step) for step in range(1, 120)]
-    (found,) = findings(falling)
+    (found,) = symptoms(falling)
     assert found.key == "entropy" and "from 1.35 to" in found.text
     assert falling[found.step - 3]["entropy/mean"] < 0.05 * 1.35 <= falling[found.step - 4]["entropy/mean"]
 
 
 def test_one_step_below_the_limit_starts_the_count_anew():
-    assert findings([*rows(9, equal=1.0), row(10), *rows(9, start=11, equal=1.0)]) == ()
-    assert findings([*rows(4, truncated=1.0), row(5), *rows(4, start=6, truncated=1.0)]) == ()
+    assert symptoms([*rows(9, equal=1.0), row(10), *rows(9, start=11, equal=1.0)]) == ()
+    assert symptoms([*rows(4, truncated=1.0), row(5), *rows(4, start=6, truncated=1.0)]) == ()
 
 
 def test_a_missing_number_is_no_fault():
-    assert kinds(findings(rows(60, equal=None, entropy=None, gap=None))) == []
-    assert findings([{"step": step, "grad_norm": 10**400, "reward/mean": None} for step in range(60)]) == ()
+    assert kinds(symptoms(rows(60, equal=None, entropy=None, gap=None))) == []
+    assert symptoms([{"step": step, "grad_norm": 10**400, "reward/mean": None} for step in range(60)]) == ()
 
 
 def test_the_cause_of_a_missing_gradient_is_told_apart():
-    equal = {found.key: found for found in findings(rows(10, gradient=0.0, equal=1.0))}
+    equal = {found.key: found for found in symptoms(rows(10, gradient=0.0, equal=1.0))}
     assert list(equal) == ["no gradient", "equal rewards"]
     assert equal["no gradient"].recipe_key == "rollout.temperature"
-    (dropped,) = findings(rows(10, gradient=0.0, equal=None))
+    (dropped,) = symptoms(rows(10, gradient=0.0, equal=None))
     assert dropped.recipe_key == "rewards" and "usable reward" in dropped.cause
 
 
 def test_updates_that_were_not_made_are_no_missing_gradient():
-    assert findings(rows(20, gradient=0.0, skipped=1)) == ()
-    assert findings([row(step, gradient=0.0, left_out=step) for step in range(1, 20)]) == ()
+    assert symptoms(rows(20, gradient=0.0, skipped=1)) == ()
+    assert symptoms([row(step, gradient=0.0, left_out=step) for step in range(1, 20)]) == ()
 
 
 def test_a_reward_that_rises_little_but_steadily_is_not_flat():
-    assert findings([row(step, reward=0.5 + 1e-5 * step) for step in range(1, 120)]) == ()
+    assert symptoms([row(step, reward=0.5 + 1e-5 * step) for step in range(1, 120)]) == ()
 
 
 def test_a_reward_that_chance_moves_is_not_flat():
-    assert findings([row(step, reward=0.5 + 0.03 * (-1) ** step) for step in range(1, 120)]) == ()
+    assert symptoms([row(step, reward=0.5 + 0.03 * (-1) ** step) for step in range(1, 120)]) == ()
 
 
 def test_a_flat_reward_of_equal_groups_has_that_cause_alone():
-    assert kinds(findings(rows(120, reward=0.5, equal=1.0))) == [("equal rewards", 10)]
+    assert kinds(symptoms(rows(120, reward=0.5, equal=1.0))) == [("equal rewards", 10)]
 
 
 def test_sft_may_lose_its_entropy():
     losses = [{"step": step, "grad_norm": 1.0, "entropy/mean": 0.5**step} for step in range(1, 60)]
-    assert findings(losses) == ()
-    assert kinds(findings([{**each, "grad_norm": 0.0} for each in losses])) == [("no gradient", 5)]
+    assert symptoms(losses) == ()
+    assert kinds(symptoms([{**each, "grad_norm": 0.0} for each in losses])) == [("no gradient", 5)]
 
 
 def test_a_fault_is_news_again_only_after_it_was_away():
@@ -122,8 +122,8 @@ def test_a_fault_is_news_again_only_after_it_was_away():
         before, pause = rows(10, truncated=1.0), rows(length, start=11)
         return [*before, *pause, *rows(10, start=11 + length, truncated=1.0)]
 
-    assert kinds(findings(with_pause(QUIET_STEPS - 5))) == [("truncated", 5)]
-    assert kinds(findings(with_pause(QUIET_STEPS))) == [("truncated", 5), ("truncated", 15 + QUIET_STEPS)]
+    assert kinds(symptoms(with_pause(QUIET_STEPS - 5))) == [("truncated", 5)]
+    assert kinds(symptoms(with_pause(QUIET_STEPS))) == [("truncated", 5), ("truncated", 15 + QUIET_STEPS)]
 
 
 @pytest.mark.parametrize("cut", (1, 4, 5, 30, 80))
@@ -131,8 +131,8 @@ def test_a_run_that_goes_on_finds_what_a_whole_one_does_and_repeats_nothing(cut)
     whole = [row(step, truncated=1.0, reward=0.5, entropy=1.5 * 0.9**step) for step in range(1, 120)]
     resumed = Diagnosis(whole[:cut])
     later = tuple(found for each in whole[cut:] for found in resumed.add(each))
-    assert findings(whole[:cut]) + later == findings(whole)
-    assert {"truncated", "flat reward", "entropy"} == {found.key for found in findings(whole)}
+    assert symptoms(whole[:cut]) + later == symptoms(whole)
+    assert {"truncated", "flat reward", "entropy"} == {found.key for found in symptoms(whole)}
 
 
 def test_no_more_rows_are_kept_than_are_looked_at():

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 
-from tiercel.reliability.stall import Sign, culprits, diagnosis, innermost_frames, is_stalled, waiting_place
+from tiercel.reliability.stall import Sign, culprits, innermost_frames, is_stalled, stall_message, waiting_place
 
 LIMIT = 10.0
 
@@ -81,7 +81,7 @@ def test_of_two_that_both_seem_to_work_the_one_behind_is_the_culprit():
 def test_nobody_is_the_culprit_where_all_wait_in_the_same_place(tmp_path):
     signs = [sign(0), sign(1)]
     assert culprits(signs) == ()
-    assert "all ranks have waited in the same place, gather (grpo.py:80)" in diagnosis(signs, {}, tmp_path)
+    assert "all ranks have waited in the same place, gather (grpo.py:80)" in stall_message(signs, {}, tmp_path)
 
 
 def test_a_rank_that_is_silent_beyond_the_limit_is_a_stall_while_this_one_works():
@@ -105,12 +105,12 @@ def test_a_rank_that_waits_long_and_is_silent_for_a_moment_is_no_stall():
 
 def test_the_figures_are_those_of_a_rank_beyond_its_limit(tmp_path):
     late = sign(0, quiet=3.0).silent_for(10.0, LIMIT, "T")
-    text = diagnosis([late, sign(1, quiet=0.2)], {}, tmp_path)
+    text = stall_message([late, sign(1, quiet=0.2)], {}, tmp_path)
     assert "no progress for 13 s (the limit is 10 s" in text
     assert "rank 0 gives no sign of life: a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)" in text
     assert "it was last in phase learn of step 3" in text
     left_out = [sign(0, quiet=11.0), sign(1, quiet=11.0), sign(2, quiet=0.0, phases=8)]
-    assert "no progress for 11 s (the limit is 10 s" in diagnosis(left_out, {}, tmp_path)
+    assert "no progress for 11 s (the limit is 10 s" in stall_message(left_out, {}, tmp_path)
 
 
 def test_before_a_step_the_one_that_stands_still_is_the_culprit():
@@ -122,7 +122,7 @@ def test_before_a_step_the_one_that_stands_still_is_the_culprit():
 def test_in_one_collective_the_one_whose_code_is_not_the_collectives_is_the_culprit(tmp_path):
     signs = [sign(0), sign(1, is_inside=False)]
     assert [guilty.rank for guilty in culprits(signs)] == [1]
-    assert "rank 1 has entered gather (grpo.py:80), but is in other code there" in diagnosis(signs, {}, tmp_path)
+    assert "rank 1 has entered gather (grpo.py:80), but is in other code there" in stall_message(signs, {}, tmp_path)
     assert culprits([sign(0, is_inside=False), sign(1, is_inside=False)]) == ()
 
 
@@ -132,7 +132,7 @@ def test_the_message_names_rank_phase_rows_frames_and_who_waits(tmp_path):
         'Current thread 0x2 (most recent call first):\n  File "user.py", line 8 in nap\n  File "grpo.py", line 7 in f\n'
     )
     signs = [sign(0), sign(1, waits=None, rows=("row-4",), host="node", process=12), sign(2)]
-    text = diagnosis(signs, {1: stack}, tmp_path / "stall")
+    text = stall_message(signs, {1: stack}, tmp_path / "stall")
     assert "no progress for 12 s (the limit is 10 s" in text
     assert "rank 1 (node, process 12) is in phase learn of step 3, rows row-4; the others wait for it" in text
     assert 'File "user.py", line 8 in nap' in text

@@ -1,7 +1,6 @@
 import pytest
 
 from tiercel.report.numbers import (
-    counted,
     duration,
     ends,
     evenly_spaced,
@@ -79,5 +78,4 @@ def test_formats():
     assert pair(0.2711, 0.2742) == ("0.271", "0.274")
     assert pair(0.5, 0.5) == ("0.50", "0.50")
     assert (share(0.5), share(0.061), share(0.0001), share(0)) == ("50 %", "6.1 %", "< 0.1 %", "0 %")
-    assert (counted(1, "row"), counted(1024, "row")) == ("1 row", "1,024 rows")
     assert [duration(seconds) for seconds in (4.2, 59, 450, 11100)] == ["4.2 s", "59 s", "7 min 30 s", "3 h 05 min"]

@@ -4,7 +4,8 @@ from PIL import Image
 from tests.report.fake_runs import completion, group, make_empty, write_lines
 from tiercel.report.cards import box_cell, overlap
 from tiercel.report.pictures import Album, Outline, pictures, predicted_box, true_box
-from tiercel.report.reading import GroupRecord, read_groups, read_run
+from tiercel.report.reading import read_groups, read_run
+from tiercel.runs.group_records import GroupRecord
 
 SHA = "ab" * 32
 

@@ -36,8 +36,8 @@ def test_steps_of_a_run_by_epochs_come_from_its_log(tmp_path):
 @pytest.mark.parametrize(
     "broken",
     [
-        {"images": [{"sha256": "../../etc/passwd", "original_size": [1, 1], "processed_size": [1, 1]}]},
-        {"images": [{"sha256": "a" * 64, "original_size": [0, 1], "processed_size": [1, 1]}]},
+        {"images": [{"sha256": "../../etc/passwd", "path": None, "original_size": [1, 1], "processed_size": [1, 1]}]},
+        {"images": [{"sha256": "a" * 64, "path": None, "original_size": [0, 1], "processed_size": [1, 1]}]},
         {"completions": []},
         {"completions": [{"tokens": 3}]},
         {"images": 3},
@@ -68,7 +68,7 @@ def test_an_unknown_coordinate_space_is_none(tmp_path):
 
 
 def test_the_generator_writes_what_training_writes(tmp_path):
-    """Keys of the made-up lines are those of `group_record`."""
+    """Compare the keys of the made-up lines with those of GroupRecord."""
     path = make_grounding(tmp_path / "run", steps=2, rows=4)
     line = json.loads((path / "rollouts" / "step-000001.jsonl").read_text().partition("\n")[0])
     assert sorted(line) == sorted(

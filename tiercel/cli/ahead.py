@@ -1,4 +1,4 @@
-"""Weights are brought into the system's file cache while Python imports what will load them, and the disk is idle."""
+"""Reading weights into the system's file cache while Python imports the libraries that will load them."""
 
 import os
 import threading
@@ -8,11 +8,12 @@ from pathlib import Path
 from tiercel.runs.recipe import Recipe
 
 CHUNK_BYTES = 16 * 2**20
-MOST_SHARE = 0.5  # of the machine's memory, or what was read first would be gone before it is used
+MOST_SHARE = 0.5  # of the machine's memory; with more, the cache would drop the first files before they are used
 
 
 def read_weights_ahead(recipe: Recipe) -> threading.Thread | None:
-    """Begin to read a local checkpoint's weights, once on a machine. None where there are none here, or too many."""
+    """Begin to read a local checkpoint's weights, once per machine. Returns the thread that reads; None where the
+    weights are not on this machine, or are too large."""
     directory = Path(recipe.model.path).expanduser()
     if not directory.is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
         return None
@@ -27,7 +28,7 @@ def read_weights_ahead(recipe: Recipe) -> threading.Thread | None:
 
 def _read(files: list[Path]) -> None:
     chunk = bytearray(CHUNK_BYTES)
-    with suppress(OSError):  # the one who loads them says it
+    with suppress(OSError):  # loading the weights will report it
         for file in files:
             with file.open("rb", buffering=0) as stream:
                 while stream.readinto(chunk):  # without the interpreter's lock

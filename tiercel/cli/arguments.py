@@ -28,27 +28,32 @@ def build_parser() -> argparse.ArgumentParser:
         command = _command(commands, kind, text, example, takes_ranks=True)
         _recipe_arguments(command)
 
-    _commands_before_a_run(commands)
+    for add in (_check_command, _data_command, _plan_command, _doctor_command, _serve_command, _import_command):
+        add(commands)
     _commands_after_a_run(commands)
     return parser
 
 
-def _commands_before_a_run(commands) -> None:
+def _check_command(commands) -> None:
     check = _command(
-        commands, "check", "everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
+        commands, "check", "find everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
     )
     _recipe_arguments(check)
-    check.add_argument("--decode", action="store_true", help="decode every picture; without it headers are read")
+    check.add_argument("--decode", action="store_true", help="decode every picture; else only headers are read")
     check.add_argument("--fix-report", action="store_true", help="write every rejected row with its reason to a file")
-    check.add_argument("--report-file", type=Path, metavar="FILE", help="where to (rejected_rows.jsonl)")
+    check.add_argument(
+        "--report-file", type=Path, metavar="FILE", help="the file for --fix-report (rejected_rows.jsonl)"
+    )
 
+
+def _data_command(commands) -> None:
     data = commands.add_parser("data", help="look at the rows of a recipe")
     data.set_defaults(without_command=data)
     looks = data.add_subparsers(dest="look", metavar="COMMAND")
     preview = _command(
         looks,
         "preview",
-        "the first rows as the model will see them, as a page to open",
+        "write a page of the first rows as the model will see them",
         "tiercel data preview recipes/demo-grpo.yaml --rows 20 --output preview.html",
     )
     _recipe_arguments(preview)
@@ -57,10 +62,12 @@ def _commands_before_a_run(commands) -> None:
         "--output", type=Path, default=Path("preview.html"), metavar="FILE", help="where the page goes (preview.html)"
     )
 
+
+def _plan_command(commands) -> None:
     plan = _command(
         commands,
         "plan",
-        "memory and time on each GPU, without weights and without a GPU",
+        "estimate memory and time on each GPU, without weights and without a GPU",
         "tiercel plan recipes/qwen25vl-72b-grpo.yaml --gpus 8 --gpu-memory 80GB",
     )
     _recipe_arguments(plan)
@@ -72,45 +79,55 @@ def _commands_before_a_run(commands) -> None:
         "--host-memory",
         type=size,
         metavar="SIZE",
-        help="of each machine, for what is offloaded (this one's, with GPUs)",
+        help="of each machine, for offloading (this machine's, where it has the GPUs)",
     )
-    plan.add_argument("--device", choices=DEVICE_NAMES, default="h100", help="whose figures the seconds assume (h100)")
+    plan.add_argument(
+        "--device", choices=DEVICE_NAMES, default="h100", help="the GPU that the seconds are estimated for (h100)"
+    )
     plan.add_argument("--prompt-tokens", type=at_least(1), metavar="N", help="of a prompt (data.max_prompt_tokens)")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
 
+
+def _doctor_command(commands) -> None:
     doctor = _command(
         commands,
         "doctor",
-        "this machine: versions, devices, known bad pairs, and what mends each",
+        "check this machine: versions, devices, known bad pairs, and how to correct each",
         "tiercel doctor",
     )
     doctor.add_argument("--json", action="store_true", help="the verdicts as JSON")
 
+
+def _serve_command(commands) -> None:
     serve = _command(
         commands,
         "serve",
-        "a vLLM server with the flags that a recipe needs, on this machine, until Ctrl-C",
+        "start a vLLM server with the flags that a recipe needs, on this machine, until Ctrl-C",
         "tiercel serve recipes/qwen25vl-3b-vllm-grpo.yaml --port 8000",
     )
     _recipe_arguments(serve)
     serve.add_argument("--port", type=port, metavar="N", help="on 127.0.0.1 (the recipe's rollout.urls, else 8000)")
     serve.add_argument(
-        "--vllm", type=words, default=[], metavar="WORDS", help='more for vLLM, as in "--tensor-parallel-size 2"'
+        "--vllm", type=words, default=[], metavar="WORDS", help='more words for vLLM, as in "--tensor-parallel-size 2"'
     )
-    serve.add_argument("--print", action="store_true", help="say the command line, for another machine, and end")
+    serve.add_argument("--print", action="store_true", help="print the command line, for another machine, and end")
 
+
+def _import_command(commands) -> None:
     importing = _command(
         commands,
         "import-command",
-        "a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script that has one",
+        "make a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script with one",
         'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
     )
     importing.add_argument("given", metavar="COMMAND", help="in quotes, or the file of a script")
-    importing.add_argument("--output", type=Path, metavar="RECIPE", help="where to write it (printed without)")
+    importing.add_argument(
+        "--output", type=Path, metavar="RECIPE", help="the file to write; without it the recipe is printed"
+    )
 
 
 def _commands_after_a_run(commands) -> None:
-    text = "held-out score or loss, by training's own prompt and parser"
+    text = "score held-out rows with the prompt and parser of training"
     evaluation = _command(commands, "eval", text, "tiercel eval runs/demo", takes_ranks=True)
     evaluation.add_argument("target", help="a recipe, or the directory of a run")
     evaluation.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
@@ -131,25 +148,25 @@ def _commands_after_a_run(commands) -> None:
     predict.add_argument("--max-new-tokens", type=at_least(1), default=256, metavar="N", help="at most (256)")
 
     export = _command(
-        commands, "export", "a Hugging Face directory of what a run trained", "tiercel export runs/demo --merge"
+        commands, "export", "write what a run trained as a Hugging Face directory", "tiercel export runs/demo --merge"
     )
     export.add_argument("run", type=Path, help="a run directory")
     form = export.add_mutually_exclusive_group(required=True)
     form.add_argument("--merge", action="store_true", help="the whole model, adapter merged into the weights")
     form.add_argument("--adapter", action="store_true", help="the adapter alone, in PEFT's format")
-    export.add_argument("--output", type=Path, help="where to (default: RUN/model or RUN/adapter)")
+    export.add_argument("--output", type=Path, help="the directory to write (default: RUN/model or RUN/adapter)")
 
     replay = _command(
         commands,
         "replay",
-        "which row and layer made an update that was not finite",
+        "find the row and layer that made an update that was not finite",
         "tiercel replay runs/demo model.dtype=float32",
     )
     replay.add_argument("run", type=Path, help="a run directory")
     replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     replay.add_argument("--step", type=at_least(0), metavar="N", help="the step (the last that was not finite)")
 
-    report = _command(commands, "report", "write a run's report.html anew", "tiercel report runs/demo")
+    report = _command(commands, "report", "write a run's report.html again", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
 
 
@@ -164,7 +181,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def rank_options() -> argparse.ArgumentParser:
-    """Make the parser of the options that only a launcher reads; its ranks get all others."""
+    """Make the parser of the options that only the launcher reads; the ranks get all others."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--nproc", type=at_least(1), default=1, metavar="N", help="ranks to start on this machine (1)")
     parser.add_argument(
@@ -172,6 +189,6 @@ def rank_options() -> argparse.ArgumentParser:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="times to go on by itself after a rank failed (0)",
+        help="how often to resume by itself after a rank failed (0)",
     )
     return parser

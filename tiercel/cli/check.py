@@ -1,4 +1,4 @@
-"""`tiercel check`: everything that can fail, before it costs GPU time. Reads no weights but a reward model's."""
+"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but a reward model's."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config import GrpoRecipe
 from tiercel.data.encoding import decode_videos, require_readable, row_images, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
@@ -19,13 +19,13 @@ from tiercel.models.loading import load_family
 from tiercel.models.prompts import conversation_length, prompt_length, prompt_messages, with_boxes, with_system
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_server import connect
+from tiercel.runs.recipe import Recipe
 from tiercel.samples import Sample, SampleImage
 from tiercel.scoring.scorer import Scorer, dry_run, turns_of
 from tiercel.trackers.opening import require_packages
 from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size
 
-Recipe = SftRecipe | GrpoRecipe
 REPORT_FILE = Path("rejected_rows.jsonl")
 SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
@@ -37,8 +37,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 
 def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes: bool = False) -> None:
-    """Print what was found. Raises TiercelError at the first thing that would end the run. `fix_report`: a file for the
-    rejected rows, each with its reason and as it was read; `decodes`: every picture, not its header alone."""
+    """Print what was found. Raises TiercelError at the first problem that would end the run. `fix_report`: a file for
+    the rejected rows, each with its reason; `decodes`: decode every picture, and do not only read its header."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
     require_packages(recipe.trackers)
@@ -96,7 +96,7 @@ def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console, 
 
 
 def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: Console) -> None:
-    """Every reward once on a real row, its first image decoded for real."""
+    """Call every reward once on a real row. Raises TrainingError where one fails."""
     row = rows[0]
     plans = [image.plan for image in row_images(family, recipe.data, row)]
     images = [
@@ -125,7 +125,7 @@ def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console
 
 
 def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
-    """Every server must answer, and serve the recipe's model."""
+    """Ask every server. Raises EnvironmentProblem where one does not answer or serves another model."""
     sampler = connect(recipe, family)
     faults = sampler.faults()
     sampler.close()
@@ -137,7 +137,8 @@ def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
 
 
 def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
-    """What a step costs in tokens, with the prompt once per group and once per completion."""
+    """Show the tokens of a step: with the prompt once per group, and once per completion. Raises DataError where a
+    conversation does not fit a microbatch."""
     table = Table(title="one step", title_justify="left", show_header=False)
     prompts = recipe.optim.prompts_per_step
     middle = report.prompt_token_percentiles.get(50, 0)

@@ -1,4 +1,4 @@
-"""`tiercel doctor`: what this machine can do, what will fail on it, and what mends that."""
+"""`tiercel doctor`: what this machine can do, what will fail on it, and how to correct that."""
 
 import json
 from argparse import Namespace
@@ -42,7 +42,7 @@ def doctor(*, as_json: bool) -> None:
 
 
 def as_text(verdict: Verdict) -> Text:
-    """A line, and a second one with the remedy where there is one."""
+    """Format a verdict as one line, with a second line for the remedy where there is one."""
     text = Text.assemble(
         (verdict.status.ljust(MARK_WIDTH), STYLES[verdict.status]), f"{verdict.name.ljust(NAME_WIDTH)} {verdict.found}"
     )
@@ -52,7 +52,7 @@ def as_text(verdict: Verdict) -> Text:
 
 
 def summary(verdicts: list[Verdict]) -> str:
-    """One line: how many of each."""
+    """Return one line with the number of verdicts of each kind."""
     counts = {status: sum(verdict.status == status for verdict in verdicts) for status in STYLES}
     warnings = "1 warning" if counts["warning"] == 1 else f"{counts['warning']} warnings"
     return f"{counts['ok']} ok, {warnings}, {counts['broken']} broken"

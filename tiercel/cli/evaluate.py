@@ -1,4 +1,4 @@
-"""`tiercel eval`: held-out rows by training's own prompt and parser: GRPO's greedy score, SFT's loss."""
+"""`tiercel eval`: score held-out rows with the prompt and parser of training: GRPO's greedy score, SFT's loss."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -26,8 +26,8 @@ def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
 
 
 def evaluate_target(recipe: Recipe, target: Path, adapter: Path | None, pulse: Pulse) -> None:
-    """A recipe: its model, with `adapter` where one is given. A run: before and after its training. `pulse`: this
-    process's, which is watched."""
+    """Evaluate the model of a recipe, with `adapter` where one is given; or a run, before and after its training.
+    `pulse`: the pulse of this process, which the watchdog reads."""
     if not target.is_dir():
         with launched_ranks(recipe, pulse) as ranks:
             _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks)}")
@@ -45,7 +45,8 @@ def _say(ranks: Ranks, text: str) -> None:
 
 
 def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None]:
-    """Model path and adapter of the run's newest valid checkpoint. Raises RunError where there is none."""
+    """Return the model path and the adapter of the run's newest valid checkpoint. Raises RunError where there is
+    none."""
     found = newest_valid(run / "checkpoints", print)
     if found is None:
         raise RunError(f"{run} has no valid checkpoint yet")
@@ -55,7 +56,7 @@ def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None]:
 
 
 def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> str:
-    """One line on the model's held-out rows."""
+    """Return one line on the model's held-out rows."""
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     fetch(chosen, ranks)

@@ -1,4 +1,4 @@
-"""`tiercel export`: what a run trained, as a Hugging Face directory that vLLM and transformers load."""
+"""`tiercel export`: write what a run trained as a Hugging Face directory that vLLM and transformers load."""
 
 import shutil
 from argparse import Namespace
@@ -22,7 +22,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 
 def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
-    """Write the merged model, or the adapter alone. Raises RunError where the target holds something already."""
+    """Write the merged model, or the adapter alone, and return the directory. Raises RunError where `target` is not
+    empty, or where an adapter alone would not be the policy."""
     with writing(target):  # before the weights are loaded
         if target.exists() and not target.is_dir():
             raise RunError(f"--output: {target} is a file; name a directory")
@@ -35,7 +36,7 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
             raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")
         if (adapter / WHOLE_FILE).is_file():
             raise RunError(
-                f"{run} trained weights whole beside its adapter, which alone is not its policy; use --merge"
+                f"{run} trained other weights beside its adapter, so the adapter alone is not its policy; use --merge"
             )
         with writing(target):
             shutil.copytree(adapter, target, dirs_exist_ok=True)

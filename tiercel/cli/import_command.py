@@ -1,4 +1,4 @@
-"""`tiercel import-command`: a recipe from a command line of ms-swift, TRL or VLM-R1, or from a script that has one."""
+"""`tiercel import-command`: make a recipe from a command line of ms-swift, TRL or VLM-R1, or from a script with one."""
 
 import sys
 from argparse import Namespace
@@ -19,10 +19,11 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 
 def import_command(given: str, output: Path | None) -> None:
-    """Print the recipe, or write it where `output` says, and tell what is left to do.
+    """Print the recipe, or write it to `output`, and say what is left to do.
 
     Raises:
-        RecipeError: there is no command to be found, it asks for a method that is not here, or a number of it is none.
+        RecipeError: there is no training command, it asks for a method that tiercel does not have, or a value that
+            must be a number is not one.
     """
     text, problems = imported(given)
     if output is None:
@@ -35,7 +36,7 @@ def import_command(given: str, output: Path | None) -> None:
 
 
 def imported(given: str) -> tuple[str, list[str]]:
-    """The recipe's text, and a line for each problem that it has. Raises as `import_command` does."""
+    """Return the recipe's text, and a line for each of its problems. Raises as `import_command` does."""
     file = Path(given) if len(given) < 4096 and "\n" not in given and Path(given).is_file() else None
     script = given if file is None else file.read_text(encoding="utf-8")
     try:
@@ -56,7 +57,8 @@ def imported(given: str) -> tuple[str, list[str]]:
 
 
 def first_launch(found: list[Launch | Foreign]) -> Launch:
-    """The first command that can be taken over. Raises RecipeError where none is, with what each asks for."""
+    """Return the first command that can be converted. Raises RecipeError where there is none, with what each command
+    asks for."""
     launches = [launch for launch in found if isinstance(launch, Launch)]
     if launches:
         return launches[0]

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before the recipe is known to be right."""
+"""The command line. No heavy library is imported before the recipe has been checked."""
 
 import argparse
 import gc
@@ -23,18 +23,18 @@ from tiercel.runs.recipe import Recipe
 from tiercel.runs.waiting import waiting
 from tiercel.training.watching import watched
 
-SECONDS_TO_SPEAK = 2.0  # before this rank's end makes the launcher end the one at fault
+SECONDS_TO_SPEAK = 2.0  # for the rank at fault: once this rank has ended, the launcher ends the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """One command. Its recipe is read and judged first; its module, which may load torch, is imported only then, and
-    that module's `run(recipe, arguments)` does the rest."""
+    """One command. Its recipe is read and checked first. Its module, which may load torch, is imported after that, and
+    the module's `run(recipe, arguments)` does the rest."""
 
     module: str
-    read: Callable[[argparse.Namespace], Recipe] | None = None  # None: it is about no recipe
+    read: Callable[[argparse.Namespace], Recipe] | None = None  # None: it takes no recipe
     loads_weights: bool = False
-    is_watched: bool = False  # several ranks may run it, and one that stands still is named; `run` takes the pulse too
+    is_watched: bool = False  # several ranks may run it under a watchdog; `run` takes the pulse as well
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     try:
         run_command(arguments, given)
-    except ElsewhereError as error:  # who failed says so
+    except ElsewhereError as error:  # the rank that failed reports it
         note_code(error.exit_code)
         if "RANK" in os.environ:
             time.sleep(SECONDS_TO_SPEAK)
@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
-    """Judge the command's recipe, then import and run it, here or as ranks of its own. `given`: its words."""
+    """Check the command's recipe, then import and run the command, in this process or as new ranks. `given`: its
+    words."""
     command = COMMANDS[arguments.command]
     recipe = command.read(arguments) if command.read else None
     if command.is_watched and recipe is not None:
@@ -84,7 +85,7 @@ def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace
 
 
 def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Namespace) -> Any:
-    """The command's module."""
+    """Import the command's module."""
     if command.loads_weights and recipe is not None:
         read_weights_ahead(recipe)
     with fast_imports(), waiting(_say_on_stderr, f"importing what `tiercel {arguments.command}` needs"):
@@ -93,8 +94,8 @@ def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Names
 
 @contextmanager
 def fast_imports() -> Iterator[None]:
-    """Inside, the garbage collector rests: it would look through all modules again and again, a fifth of the time. What
-    was imported is left out of its later passes, too."""
+    """Stop the garbage collector inside: going through all modules again and again takes a fifth of the time of the
+    imports. Its later passes leave out what was imported."""
     gc.disable()
     try:
         yield
@@ -117,13 +118,13 @@ def _wants_ranks(arguments: argparse.Namespace) -> bool:
 
 
 def _told(error: TiercelError) -> str:
-    """The error's text without secrets."""
+    """Return the error's text without secrets."""
     text = redact(str(error))
     return redact_given(text) if isinstance(error, RecipeError) else text
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Overrides may stand behind options too, where argparse does not look for them."""
+    """Parse the words of a command. Overrides may also follow options, where argparse does not look for them."""
     arguments, left = parser.parse_known_args(argv)
     if left and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in left)):
         parser.error(redact(f"unrecognized arguments: {' '.join(left)}"))
@@ -133,7 +134,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def entry_point() -> None:
-    """The `tiercel` script."""
+    """Run the `tiercel` script."""
     redact_tracebacks()
     leave(main())
 

@@ -1,4 +1,4 @@
-"""`tiercel plan`: memory and time of a recipe on GPUs that need not be there."""
+"""`tiercel plan`: estimate memory and time of a recipe on GPUs that need not be present."""
 
 import json
 from argparse import Namespace
@@ -42,7 +42,8 @@ def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
 
 
 def host_memory(gpus: int, device: Device) -> int | None:
-    """Bytes of this machine's memory where it has the GPUs that are planned for; None where that is unknown."""
+    """Return the bytes of this machine's memory where it has the GPUs of the plan; None where the memory of the planned
+    machine is unknown."""
     return memory_here() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
 
 
@@ -68,15 +69,15 @@ def show(plan: Plan, name: str) -> None:
     if plan.idle_ranks:
         busy = plan.machine.ranks - plan.idle_ranks
         console.print(
-            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, for a step has {busy} rows to learn from; raise "
-            "optim.prompts_per_step, or take fewer GPUs"
+            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, because a step has {busy} rows to learn from; "
+            "raise optim.prompts_per_step, or take fewer GPUs"
         )
     if plan.chosen:
         console.print(f"train.strategy: {plan.chosen}, {plan.reason}")
 
 
 def _options_table(plan: Plan) -> Table:
-    """What each strategy holds at most."""
+    """Show the most memory that each strategy needs."""
     table = Table("GB on each rank", *(option.memory.strategy for option in plan.options))
     for phase in plan.options[0].memory.phases:
         table.add_row(f"most during {phase}", *(_gigabytes(option.memory.phases[phase]) for option in plan.options))
@@ -86,7 +87,7 @@ def _options_table(plan: Plan) -> Table:
 
 
 def _parts_table(memory: RankMemory) -> Table:
-    """What one strategy holds in each phase, and for what; its columns add up."""
+    """Show what one strategy holds in each phase, by purpose. The columns add up."""
     table = Table(f"GB on each rank, {memory.strategy}", *memory.parts)
     columns = [in_tenths(parts) for parts in memory.parts.values()]
     for component in memory.components:
@@ -99,14 +100,15 @@ def _parts_table(memory: RankMemory) -> Table:
 
 
 def in_tenths(parts: Mapping[str, int]) -> dict[str, int]:
-    """Round bytes to tenths of a gigabyte, and their sum too: the last part, fragmentation, takes the difference."""
+    """Round bytes to tenths of a gigabyte so that the parts add up to the rounded sum: the last part, fragmentation,
+    takes the difference."""
     tenths = {name: round(size / SHOWN_UNIT) for name, size in parts.items()}
     tenths[list(parts)[-1]] += round(sum(parts.values()) / SHOWN_UNIT) - sum(tenths.values())
     return tenths
 
 
 def _show_host(plan: Plan, console: Console) -> None:
-    """What lies in the machine's own memory, where something does."""
+    """Print what lies in the host's memory, where something does."""
     memory = plan.shown.memory
     if not memory.host:
         return

@@ -1,4 +1,4 @@
-"""`tiercel predict`: one prompt, one greedy completion."""
+"""`tiercel predict`: complete one prompt greedily."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 
 def predict(recipe: Recipe, prompt: str, images: Sequence[Path], adapter: Path | None, max_new_tokens: int) -> str:
-    """The greedy completion of the recipe's model with an adapter."""
+    """Return the greedy completion of the recipe's model with an adapter."""
     content = prompt if "<image>" in prompt else "<image>" * len(images) + prompt
     policy = load_for_inference(recipe, training_device(), adapter)
     row = Row(

@@ -1,4 +1,4 @@
-"""`tiercel data preview`: the first rows of a run as the model will see them. No weights are read."""
+"""`tiercel data preview`: write a page of the first rows of a run as the model will see them. No weights are read."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
 
 
 def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path) -> None:
-    """Write the page. Raises TiercelError."""
+    """Write a page of the first `count` rows. Raises TiercelError where the recipe's rows cannot be read, or the page
+    cannot be written."""
     family = load_family(recipe.model, recipe.data.template)
     table = read_training_rows(recipe.data, "grpo" if isinstance(recipe, GrpoRecipe) else "sft")
     order = table.order(recipe.train.seed, recipe.data.shuffle)
@@ -73,7 +74,7 @@ def _preview_row(
 
 
 def pieces(family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[EncodedImage]) -> tuple[Piece, ...]:
-    """Tokens as text, those of an image as one piece."""
+    """Split tokens into pieces of text; the tokens of an image are one piece."""
     is_vision = family.is_placeholder(ids_T).tolist()
     kinds = [
         "image" if vision else "learnt" if learnt else "given"
@@ -97,7 +98,7 @@ def pieces(family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[
 
 
 def _runs(family: Family, image: EncodedImage) -> list[int]:
-    """Placeholders that stand together: all of an image's, or those of each layer of a video that has words between."""
+    """Count placeholders that follow each other: all of an image, or each group of a video's that has words between."""
     is_vision = family.is_placeholder(torch.tensor(family.image_token_ids(image.plan))).tolist()
     return [len(list(run)) for vision, run in groupby(is_vision) if vision]
 
@@ -128,7 +129,7 @@ def _whole(image: EncodedImage) -> Image.Image:
 
 
 def _answer_boxes(answer: object) -> list[Box]:
-    """Boxes that an answer is: one, or a list of them."""
+    """Read the boxes of an answer that is a box or a list of boxes."""
     candidates = answer if isinstance(answer, list) and answer and isinstance(answer[0], list) else [answer]
     boxes = []
     for candidate in candidates:

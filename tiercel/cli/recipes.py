@@ -1,4 +1,4 @@
-"""How each command reads its recipe and judges it. Imports no torch: a wrong recipe is answered at once."""
+"""How each command reads and checks its recipe. Imports no torch, so a wrong recipe is answered at once."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -25,14 +25,14 @@ def file_recipe(arguments: Namespace) -> Recipe:
 
 
 def checked_recipe(arguments: Namespace) -> Recipe:
-    """Read a recipe of either kind. Judges the flags beside it as well."""
+    """Read a recipe of either kind, and check the flags beside it."""
     if arguments.report_file is not None and not arguments.fix_report:
         raise RecipeError(["--report-file: given without --fix-report, which writes it"], source="check")
     return file_recipe(arguments)
 
 
 def planned_recipe(arguments: Namespace) -> Recipe:
-    """Read a recipe whose rows need not be here."""
+    """Read a recipe whose rows need not be on this machine."""
     path, overrides = arguments.recipe, arguments.overrides
     recipe = load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False)
     limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
@@ -64,7 +64,7 @@ def evaluated_recipe(arguments: Namespace) -> Recipe:
 
 
 def predicting_recipe(arguments: Namespace) -> Recipe:
-    """Read a run's recipe, or make one that has nothing but the model. Judges the flags beside it as well."""
+    """Read a run's recipe, or make one that has only the model. Checks the flags as well."""
     images, marks = arguments.image, arguments.prompt.count("<image>")
     if marks not in (0, len(images)):
         raise RecipeError([f"--image: {len(images)} given for {marks} <image> marks in the prompt"], source="predict")
@@ -85,7 +85,7 @@ def exported_recipe(arguments: Namespace) -> Recipe:
 
 
 def replayed_recipe(arguments: Namespace) -> Recipe:
-    """Read the recipe of a run with other values put in, for one process."""
+    """Read the recipe of a run, with overrides, for one process."""
     recipe = load_run_recipe(arguments.run, tuple(arguments.overrides))
     require_no_redaction(recipe, arguments.run)
     alone = recipe.train.model_copy(update={"strategy": "single", "deepspeed": Deepspeed()})

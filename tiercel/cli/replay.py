@@ -1,4 +1,4 @@
-"""`tiercel replay`: which row and which layer made an update that was not finite."""
+"""`tiercel replay`: find the row and the layer that made an update that was not finite."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -14,7 +14,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 
 def replay_run(recipe: Recipe, run: Path, step: int | None) -> None:
-    """Raises NonFiniteError where it is not finite again."""
+    """Compute the rows of an update again, one by one. Raises NonFiniteError where one is again not finite."""
     directory = kept_directory(run, step)
     print(f"{directory}, each row alone:")
     findings = replay(recipe, run, directory, print)

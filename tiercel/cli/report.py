@@ -1,4 +1,4 @@
-"""`tiercel report`: a run's report.html, written anew."""
+"""`tiercel report`: write a run's report.html again."""
 
 from argparse import Namespace
 
@@ -6,5 +6,5 @@ from tiercel.report import write_report
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Write it and say where it is. Takes a run as it is, whatever became of its recipe."""
+    """Write the report and print its path. The run's recipe is not checked."""
     print(write_report(arguments.run))

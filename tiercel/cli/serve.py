@@ -1,4 +1,4 @@
-"""`tiercel serve`: a vLLM server with the flags that a recipe needs, on this machine."""
+"""`tiercel serve`: start a vLLM server on this machine with the flags that a recipe needs."""
 
 import time
 from argparse import Namespace
@@ -22,7 +22,7 @@ from tiercel.training.sampling import images_per_prompt
 
 
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
-    """Serve until SIGINT or SIGTERM, with the words of `--vllm` besides; with `--print` say the command line for
+    """Serve until SIGINT or SIGTERM, with the additional words of `--vllm`. With `--print`, print the command line for
     another machine and end."""
     family = load_family(recipe.model, recipe.data.template)
     rows = read_run_rows(recipe.data, "grpo").every
@@ -39,7 +39,7 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
                 seconds = time.monotonic() - started
                 address = f"http://127.0.0.1:{port}"
                 print(f"vLLM (process {process.pid}) answers on {address} after {seconds:.0f} s; train by")
-                if servers_key() is None:  # one of the user's own is not shown
+                if servers_key() is None:  # a key that the user has set is not shown
                     print(f"  export {KEY_VARIABLE}={key}")
                 words = redact(" ".join([str(arguments.recipe), *arguments.overrides]))
                 print(f"  tiercel grpo {words} rollout.engine=vllm-server 'rollout.urls=[{address}]'", flush=True)

@@ -10,7 +10,7 @@ from tiercel.training.run import run_recipe
 
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
-    """Train, and say where the report is. `pulse`: this process's, which is watched."""
+    """Train, and print where the report is. `pulse`: the pulse of this process, which the watchdog reads."""
     if isinstance(recipe, GrpoRecipe):
         report = run_recipe(grpo.train, recipe, pulse)
     else:

@@ -1,4 +1,4 @@
-"""Values of flags: each is what it says or is refused with the reason, never something near it."""
+"""Types of flags' values. A value that makes no sense is refused with the reason, never replaced."""
 
 import argparse
 import re
@@ -9,17 +9,17 @@ from pathlib import Path
 
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 ASSUMED_UNIT = "GB"
-LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a memory that a plan is about; what lies beyond has a wrong unit
+LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a GPU's or a machine's memory; a value outside has a wrong unit
 LAST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class MemorySize:
     """An amount of memory."""
 
     byte_count: int
-    text: str  # as it was given, with its unit
-    is_assumed: bool  # it was given without a unit
+    text: str  # as given, with its unit
+    is_assumed: bool  # given without a unit
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -39,7 +39,7 @@ def port(text: str) -> int:
     return number
 
 
-def size(text: str) -> Size:
+def size(text: str) -> MemorySize:
     """Read a size such as 80GB, 80 GiB or 81559MiB; a number alone is gigabytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in ("", *UNITS):
@@ -51,7 +51,7 @@ def size(text: str) -> Size:
     if not LEAST_BYTES <= byte_count <= MOST_BYTES:
         fault = "less than 1 GB" if byte_count < LEAST_BYTES else "more than 100 TB"
         raise argparse.ArgumentTypeError(f"{given} is {fault}; write a size such as 80GB")
-    return Size(byte_count=byte_count, text=given, is_assumed=not match[2])
+    return MemorySize(byte_count=byte_count, text=given, is_assumed=not match[2])
 
 
 def directory(text: str) -> Path:

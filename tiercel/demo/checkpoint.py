@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL of 1.5 million random weights, saved as a real checkpoint is."""
+"""A Qwen2.5-VL of 1.5 million random weights, saved in the form of a real checkpoint."""
 
 from pathlib import Path
 

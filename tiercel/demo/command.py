@@ -1,4 +1,4 @@
-"""`tiercel demo`: scenes, warm-up by SFT, reinforcement by GRPO, and what came of it."""
+"""`tiercel demo`: make scenes, warm the model up by SFT, improve it by GRPO, and print the result."""
 
 import shutil
 import subprocess
@@ -50,7 +50,7 @@ def demo() -> None:
 
 
 def summary(run: Path) -> str:
-    """Before and after, from metrics.jsonl alone."""
+    """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
     rows = read_metrics(run)
     evaluations = [row for row in rows if "eval/accuracy" in row]
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
@@ -69,7 +69,7 @@ def summary(run: Path) -> str:
 
 
 def run_command(*arguments: str) -> None:
-    """One of the product's own commands, in a process of its own."""
+    """Run a tiercel command in its own process. Raises TrainingError where it fails."""
     code = subprocess.run([sys.executable, "-m", "tiercel", *arguments], check=False).returncode
     if code != 0:
         raise TrainingError(f"tiercel {' '.join(arguments)} ended with exit code {code}; see above")

@@ -1,4 +1,4 @@
-"""Make the demo's starting checkpoint anew: python -m tiercel.demo.make_start, in tiercel's own directory."""
+"""Make the demo's starting checkpoint again: python -m tiercel.demo.make_start, in tiercel's own directory."""
 
 import shutil
 from pathlib import Path
@@ -11,6 +11,7 @@ SCENES, HELD_OUT_SCENES = 24_000, 1024
 
 
 def main() -> None:
+    """Train a random checkpoint on scenes and export it."""
     data = Path("runs/start-data")
     if not (data / "random/config.json").exists():
         write_scenes(data, "scenes", SCENES, 11, (1, 1, 2, 3, 3), use_held_out=False)

@@ -1,7 +1,7 @@
-"""Scenes of real handwriting: one or more of scikit-learn's digits on paper, a question, the box that answers it.
+"""Scenes of real handwriting: one or more of scikit-learn's digits on paper, a question, and the box that answers it.
 
-The digits' 8 x 8 greys are enlarged and pasted on paper whose red and green ramp across x and y, for rotary
-attention alone carries only relative positions. Training and held-out scenes use disjoint digits.
+The digits' 8 x 8 grey values are enlarged and pasted on paper whose red rises with x and whose green rises with y,
+because rotary attention alone carries only relative positions. Training and held-out scenes use disjoint digits.
 """
 
 import json
@@ -22,7 +22,7 @@ HELD_OUT_SHARE = 5  # every fifth sample of scikit-learn's is held out
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """A picture, what is asked for, and its box (x1, y1, x2, y2) in pixels."""
+    """A picture, the digit that is asked for, and its box (x1, y1, x2, y2) in pixels."""
 
     image: Image.Image
     digit: int
@@ -30,7 +30,7 @@ class Scene:
 
 
 def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
-    """1,797 greys (8, 8) in 0..16 and what they show. Raises EnvironmentProblem without scikit-learn."""
+    """Load 1,797 grey images (8, 8) in 0..16 and their labels. Raises EnvironmentProblem without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -40,12 +40,12 @@ def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out(count: int) -> np.ndarray:
-    """Bool (count,): which of scikit-learn's samples no training scene shows."""
+    """Return a bool array (count,): which of scikit-learn's samples no training scene shows."""
     return np.arange(count) % HELD_OUT_SHARE == 0
 
 
 def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generator: np.random.Generator) -> Scene:
-    """A scene of `digit_count` digits that show different numbers and do not overlap; one of them is asked for."""
+    """Draw a scene of `digit_count` different digits that do not overlap; one of them is asked for."""
     canvas = _paper()
     taken: list[tuple[int, int, int, int]] = []
     shown: list[int] = []
@@ -71,7 +71,7 @@ def write_scenes(
     use_held_out: bool,
     jitter: int = 0,
 ) -> Path:
-    """`directory`/`name`.jsonl and its images; `jitter` moves each written corner by up to so many pixels.
+    """Write `directory`/`name`.jsonl and its images. `jitter`: the most pixels by which a written corner is moved.
 
     The row's `answer` is always the true box; only the assistant turn, which SFT learns from, is jittered.
     """
@@ -103,7 +103,7 @@ def write_scenes(
 
 
 def _paper() -> np.ndarray:
-    """float (SIDE, SIDE, 3): red grows to the right, green downwards, blue is plain."""
+    """Make the paper, float (SIDE, SIDE, 3): red grows to the right, green downwards, blue is constant."""
     ramp = np.linspace(60, 250, SIDE)
     return np.stack([np.tile(ramp, (SIDE, 1)), np.tile(ramp[:, None], (1, SIDE)), np.full((SIDE, SIDE), 150.0)], -1)
 
@@ -122,7 +122,7 @@ def _overlap(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -
 def _paste(
     canvas: np.ndarray, digit: np.ndarray, box: tuple[int, int, int, int], generator: np.random.Generator
 ) -> None:
-    """Ink on the paper: the digit's strokes fill the box from edge to edge."""
+    """Draw the digit on the paper; its strokes fill the box from edge to edge."""
     rows, columns = np.nonzero(digit > 2)
     ink = digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1] / 16 * 255
     size = box[2] - box[0], box[3] - box[1]
@@ -133,7 +133,7 @@ def _paste(
 
 
 def _jittered(box: tuple[int, int, int, int], jitter: int, generator: np.random.Generator) -> tuple[int, ...]:
-    """Corners moved on the grid; a box stays a box."""
+    """Move the corners on the grid; the box keeps an area."""
     if jitter == 0:
         return box
     steps = jitter // CELL

@@ -33,8 +33,8 @@ def make_tokenizer(
     chat_template: str = CHAT_TEMPLATE,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> PreTrainedTokenizerFast:
-    """Every piece of `words` is one token; any other text falls back to bytes. `names`: attributes by which
-    a processor asks the tokenizer for special tokens."""
+    """Make a tokenizer in which each piece of `words` is one token; other text is encoded as bytes. `names`: attributes
+    by which a processor asks the tokenizer for special tokens."""
     splitter = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(PIECES, behavior="isolated"),

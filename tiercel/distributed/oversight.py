@@ -19,7 +19,7 @@ from tiercel.distributed.deaths import Death
 from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.redaction import redact
-from tiercel.reliability.stall import Sign, diagnosis
+from tiercel.reliability.stall import Sign, stall_message
 from tiercel.reliability.stall_files import SignFiles, process_state
 
 LOOK_SECONDS = 0.2
@@ -136,7 +136,7 @@ class Oversight:
     def _speak(self, signs: Sequence[Sign]) -> None:
         self.files.call_out(signs)
         note_code(EXIT_STALL)
-        print(f"\n{redact(diagnosis(signs, {}, self.notes))}", file=sys.stderr, flush=True)
+        print(f"\n{redact(stall_message(signs, {}, self.notes))}", file=sys.stderr, flush=True)
 
     def _kill(self, processes: Set[int]) -> None:
         for process in processes:

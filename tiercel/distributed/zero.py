@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO: it partitions weights, gradients and moments, and saving gathers them.
 
-DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. docs/architecture.md tells what
+DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. docs/decisions.md tells what
 DeepSpeed did on two ranks, and which mistakes let it hang.
 """
 

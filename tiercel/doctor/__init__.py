@@ -1,1 +1,1 @@
-"""Verdicts on a machine before a run depends on it. Nothing here imports torch but what runs in a child process."""
+"""Verdicts on a machine before a run depends on it. Only modules that run in a child process import torch."""

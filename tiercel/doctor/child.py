@@ -1,4 +1,4 @@
-"""A Python process for what may die, hang or print anything."""
+"""A Python process for code that may die, hang or print anything."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from typing import IO
 
 from tiercel.errors import EnvironmentProblem
 
-_EXIT_WAIT = 5.0  # seconds for a process whose output has ended to be gone
+_EXIT_WAIT = 5.0  # seconds until a process whose output has ended must have exited
 _SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
 _BOOTSTRAP = (
     "import json, resource, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -26,8 +26,8 @@ _BOOTSTRAP = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a process ended: `signal` is the name of the one that killed it, None where it left by itself; `last_error`
-    the last line it wrote to its standard error."""
+    """How a process ended. `signal`: the name of the signal that killed it, None where it ended by itself;
+    `last_error`: the last line that it wrote to its standard error."""
 
     exit_code: int
     signal: str | None
@@ -41,8 +41,8 @@ class Ending:
 
 
 class Child:
-    """Runs a module's `main(arguments)` with this process's import path. Leaving the context kills what is left of it,
-    and all that it started."""
+    """Run a module's `main(arguments)` with this process's import path. At its end the context kills the process and
+    all processes that it started."""
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
         self._errors = TemporaryFile()  # noqa: SIM115
@@ -69,20 +69,20 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for the dead
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a process that has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._errors.close()
 
     def line(self, seconds: float) -> str | None:
-        """The next line it prints, None once there is no more. Raises TimeoutError where none comes in time."""
+        """Return the next line that it prints; None after the last. Raises TimeoutError where none comes in time."""
         try:
             return self._lines.get(timeout=max(0.0, seconds))
         except queue.Empty:
             raise TimeoutError from None
 
     def ending(self) -> Ending:
-        """How it ended, once its lines have."""
+        """Return how it ended, after its last line."""
         try:
             code = self._process.wait(_EXIT_WAIT)
         except subprocess.TimeoutExpired:
@@ -91,7 +91,7 @@ class Child:
         return Ending(exit_code=code, signal=name, last_error=self.last_error())
 
     def last_error(self) -> str:
-        """The last line that it wrote to its standard error so far."""
+        """Return the last line that it has written to its standard error so far."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,6 +1,6 @@
-"""One of two ranks that try what ranks of a run do: a sum over tensors, and objects gathered from all.
+"""One of two ranks that try the collectives of a run: a sum over tensors, and gathering objects.
 
-What is gathered is pickled by torch.distributed, between two processes of this user that doctor started itself.
+torch.distributed pickles the gathered objects, between two processes of this user that the doctor itself started.
 """
 
 import os
@@ -14,7 +14,8 @@ from tiercel.doctor.collectives import DONE, RANKS
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the backend, this rank, the port of rank 0 on the loopback, seconds until a collective fails."""
+    """Try the collectives. Arguments: the backend, this rank, the port of rank 0 on the loopback interface, and the
+    seconds until a collective fails."""
     backend, rank, port, seconds = arguments[0], int(arguments[1]), int(arguments[2]), float(arguments[3])
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
@@ -34,4 +35,4 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"wrong result: the sum is {total[0].item():g}, gathered were {gathered}")
     dist.barrier()
     print(DONE, flush=True)
-    os._exit(0)  # threads of gloo may abort an interpreter that is taken down
+    os._exit(0)  # threads of gloo may abort an interpreter that shuts down

@@ -1,4 +1,4 @@
-"""Whether two processes of this machine can talk as ranks do: gloo, and NCCL where there are two GPUs."""
+"""Whether two processes of this machine can run collectives: by gloo, and by NCCL where there are two GPUs."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ from tiercel.doctor.devices import IMPORT_SECONDS
 from tiercel.doctor.verdict import Verdict
 
 WORKER = "tiercel.doctor.collective_worker"
-DONE = "tiercel-collectives-done"  # the last line of a rank that is well
+DONE = "tiercel-collectives-done"  # the last line of a rank that succeeded
 RANKS = 2
 TIMEOUT_SECONDS = 30.0
 
@@ -20,7 +20,7 @@ SLOW_CONNECTION = (
     "a firewall, or an interface that the processes cannot use: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of"
 )
 
-# What is in the error, and the likely cause with its remedy; "{interfaces}" are this machine's. The first that fits.
+# A pattern of the error, and its likely cause with the remedy; the first match counts. "{interfaces}": this machine's.
 CAUSES = (
     (r"Unable to find address for|no socket interface found|ifa != nullptr|ifname", f"{NO_INTERFACE} {{interfaces}}"),
     (r"/dev/shm|shared memory|No space left", "/dev/shm is too small: in a container docker run --shm-size=8g"),
@@ -33,7 +33,7 @@ OTHER_CAUSE = f"{SLOW_CONNECTION} {{interfaces}}"
 
 
 def collective_verdicts(gpu_count: int) -> Iterator[Verdict]:
-    """Of the machine's name, then of each backend that a run here would use."""
+    """Judge the machine's name, then each backend that a run here would use."""
     yield host_name(socket.gethostname())
     yield collective_verdict("gloo")
     if gpu_count >= RANKS:
@@ -41,7 +41,7 @@ def collective_verdicts(gpu_count: int) -> Iterator[Verdict]:
 
 
 def host_name(name: str) -> Verdict:
-    """Whether it resolves: gloo asks for its address."""
+    """Judge whether the machine's name resolves: gloo asks for its address."""
     try:
         address = socket.gethostbyname(name)
     except (OSError, UnicodeError) as error:
@@ -57,7 +57,7 @@ def host_name(name: str) -> Verdict:
 def collective_verdict(
     backend: str, environment: Mapping[str, str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Verdict:
-    """Two processes sum a tensor and gather objects. `environment` is added to theirs."""
+    """Let two processes sum a tensor and gather objects. `environment` is added to theirs."""
     name = f"{backend} collectives"
     port, started = free_port(), time.monotonic()
     with ExitStack() as stack:
@@ -75,20 +75,20 @@ def collective_verdict(
 
 
 def likely_cause(error: str) -> str:
-    """The remedy for what the processes said."""
+    """Return the remedy for an error of the processes."""
     found = (cause for pattern, cause in CAUSES if re.search(pattern, error, re.IGNORECASE))
     return next(found, OTHER_CAUSE).format(interfaces=", ".join(name for _, name in socket.if_nameindex()))
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody has at this moment."""
+    """Return a TCP port of the loopback interface that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def _failures(children: Sequence[Child], deadline: float) -> list[str]:
-    """What each rank that did not come to its end said, the same words once."""
+    """Return the errors of the ranks that did not finish, each text once."""
     failures = []
     for child in children:
         try:

@@ -1,4 +1,4 @@
-"""What is tried on a device, inside the child: products, attention, and what torch knows of the GPUs."""
+"""Computations that the child tries on a device: matrix products and attention; and torch's facts on the GPUs."""
 
 import functools
 import warnings
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Rows, inner and columns of the products tried; the second line's have ended processes by SIGFPE on GPUs:
+# Rows, inner dimension and columns of the products. Those of the second line have killed processes by SIGFPE on GPUs:
 # https://github.com/PaddlePaddle/Paddle/issues/66921 https://github.com/pytorch/pytorch/issues/133548
 # https://github.com/pytorch/pytorch/issues/152017
 SHAPE = (96, 160, 128)
@@ -20,9 +20,9 @@ HEADS, TOKENS, WIDTH = 4, 128, 64
 def relative_errors(
     device: str, dtype_name: str, product: Callable[[Tensor, Tensor], Tensor] | None = None
 ) -> dict[str, float]:
-    """The largest relative error (norm of the difference over the norm) of each operation's result and gradients
-    against float64 on the CPU, from inputs rounded to the dtype in both. The shapes known to be deadly are tried on
-    GPUs, forward. `product` takes the place of torch.matmul."""
+    """Return the largest relative error (norm of the difference over the norm) of each operation's result and gradients
+    against float64 on the CPU; both start from inputs that are rounded to the dtype. On GPUs the shapes that are known
+    to kill processes are tried as well, forward only. `product` replaces torch.matmul."""
     dtype, product = getattr(torch, dtype_name), product or torch.matmul
     generator = torch.Generator().manual_seed(0)
 
@@ -43,14 +43,15 @@ def relative_errors(
 
 
 def wrong_product(left: Tensor, right: Tensor) -> Tensor:
-    """What a faulty kernel might answer; for tests."""
+    """Return a wrong product, as a faulty kernel might; for tests."""
     return 1.5 * (left @ right)
 
 
 def _relative_error(
     operation: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor], device: str
 ) -> float:
-    """The last of `inputs` is the gradient of the operation's result."""
+    """Return the largest relative error of a result and its gradients. The last of `inputs` is the gradient of the
+    result."""
     found = _result_and_gradients(operation, [each.to(device) for each in inputs])
     expected = _result_and_gradients(exact, [each.double() for each in inputs])
     errors = [(one.cpu().double() - other).norm() / other.norm() for one, other in zip(found, expected, strict=True)]
@@ -60,7 +61,7 @@ def _relative_error(
 def _forward_error(
     product: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, int, int], dtype: torch.dtype, device: str
 ) -> float:
-    """Of a product too large for the CPU to repeat, against float64 on the device itself."""
+    """Return the relative error of a product against float64 on the same device: it is too large for the CPU."""
     rows, inner, columns = shape
     generator = torch.Generator(device).manual_seed(0)
     left = torch.randn((rows, inner), generator=generator, device=device).to(dtype)
@@ -76,8 +77,8 @@ def _result_and_gradients(operation: Callable[..., Tensor], inputs: Sequence[Ten
 
 
 def gpu_facts() -> dict[str, Any]:
-    """As JSON: what torch was built for (None: the CPU alone), why it sees no GPU where it says so, CUDA's version
-    that the driver knows (12040 for 12.4, 0 where unknown), the architectures in this build, and each GPU."""
+    """Return as JSON: what torch was built for (None: only the CPU), why it sees no GPU where it says so, the CUDA
+    version of the driver (12040 for 12.4, 0 where unknown), the architectures of this build, and each GPU."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

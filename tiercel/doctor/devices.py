@@ -1,4 +1,4 @@
-"""Every dtype's products on every kind of device, tried in children that may die of them."""
+"""Trying every dtype on every kind of device, in children that may die of it."""
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ from tiercel.doctor.verdict import Verdict
 
 IMPORT_SECONDS, STEP_SECONDS = 90.0, 30.0
 
-# Relative to float64, from inputs rounded alike: several times what the dtype's rounding gives.
+# Relative to float64 from the same rounded inputs: several times the rounding error of the dtype.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 
-# By the signal that ended the child, or by how else the step failed.
+# By the signal that ended the child, or by another kind of failure.
 REMEDIES = {
     "SIGFPE": "pip install --upgrade torch, which brings a newer nvidia-cublas (12.4.5.8 at least), or set "
     "model.dtype: float32",
@@ -30,7 +30,7 @@ OTHER_REMEDY = "pip install --force-reinstall torch; for a GPU also look at nvid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Of a step. `failure` is None where it came to its end; else `cause` is a key of REMEDIES, or "error"."""
+    """The outcome of a step. `failure` is None where it finished; else `cause` is a key of REMEDIES, or "error"."""
 
     step: str
     result: Any = None
@@ -39,8 +39,8 @@ class Outcome:
 
 
 def device_verdicts() -> Generator[Verdict, None, int | None]:
-    """Of the CPU, of the GPUs, and of each dtype on both. Returns the number of GPUs, None where torch itself cannot
-    be imported."""
+    """Judge the CPU, the GPUs, and each dtype on both. Returns the number of GPUs, None where torch itself cannot be
+    imported."""
     gpu_count = 0
     for outcome in try_steps("cpu", (*TOLERANCES, GPUS)):
         if outcome.step == IMPORT:
@@ -65,8 +65,8 @@ def try_steps(
     import_seconds: float = IMPORT_SECONDS,
     step_seconds: float = STEP_SECONDS,
 ) -> Iterator[Outcome]:
-    """Each step's outcome, in order. One that fails takes its child along, and a fresh one tries the rest; where torch
-    cannot be imported, that is the only outcome."""
+    """Try each step and yield its outcome, in order. A step that fails ends its child, and a new child tries the rest.
+    Where torch cannot be imported, that is the only outcome."""
     left = list(steps)
     while left:
         with Child("tiercel.doctor.step_worker", device, json.dumps(dict(faults or {})), *left) as child:
@@ -78,7 +78,7 @@ def try_steps(
 
 
 def judge(outcome: Outcome, device: str) -> Verdict:
-    """Of a step of that device."""
+    """Judge the outcome of a step on a device."""
     name = f"{device} {outcome.step}"
     if outcome.failure is not None:
         remedy = REMEDIES.get(outcome.cause, OTHER_REMEDY)
@@ -97,7 +97,8 @@ def judge(outcome: Outcome, device: str) -> Verdict:
 
 
 def _outcomes(child: Child, steps: Sequence[str], import_seconds: float, step_seconds: float) -> Iterator[Outcome]:
-    """Of the steps that a child performs, up to the first that fails; an import that does not is left out."""
+    """Yield the outcomes of the steps that a child performs, up to the first that fails; an import that succeeds is
+    left out."""
     running = IMPORT
     following = iter(steps)
     while True:

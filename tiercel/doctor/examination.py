@@ -12,7 +12,7 @@ from tiercel.doctor.verdict import Verdict
 
 
 def examine(directory: Path) -> Iterator[Verdict]:
-    """Verdicts on this machine for runs in this directory, each as soon as it is known."""
+    """Judge this machine for runs in this directory; yield each verdict as soon as it is known."""
     yield from package_verdicts()
     yield from machine_verdicts(directory)
     gpu_count = yield from device_verdicts()

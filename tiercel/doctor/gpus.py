@@ -1,4 +1,4 @@
-"""The GPUs, by what torch says of them, and whether this build of torch has code for them."""
+"""The GPUs as torch describes them, and whether this build of torch has code for them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,12 @@ OTHER_BUILD = "install a build of torch for this CUDA or later, or upgrade the d
 
 
 def has_nvidia_driver() -> bool:
+    """Whether this machine has an NVIDIA driver."""
     return DRIVER_FILE.exists() or DRIVER_DEVICE.exists()
 
 
 def gpu_verdicts(facts: Mapping[str, Any], *, has_driver: bool) -> list[Verdict]:
-    """From what `computations.gpu_facts` found in the child."""
+    """Judge the GPUs by what `computations.gpu_facts` found in the child."""
     if facts["gpus"]:
         return [*_driver(facts), *(_gpu(index, gpu, facts) for index, gpu in enumerate(facts["gpus"]))]
     built_for = facts["built_for"]
@@ -45,8 +46,11 @@ def gpu_verdicts(facts: Mapping[str, Any], *, has_driver: bool) -> list[Verdict]
 
 
 def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether a build with these ("sm_80", "sm_90a", "compute_90") runs on a GPU of that capability: machine code on
-    the same major from its minor on, with an `a` on its own capability alone, PTX on all from its own on."""
+    """Whether a build for these architectures ("sm_80", "sm_90a", "compute_90") runs on a GPU of that capability.
+
+    Machine code ("sm") runs on the same major version from its minor version on; with an `a` only on its own
+    capability; PTX ("compute") on its own capability and all later ones.
+    """
     for architecture in architectures:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
         if match is None:

@@ -1,4 +1,4 @@
-"""Whether packages that tiercel can do without, and that are here, can be imported at all."""
+"""Whether the optional packages that are installed can be imported."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ IMPORT_SECONDS = 90.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionalPackage:
-    """`imports`: what to import, "module" or "module:attribute" where the package loads its parts late."""
+    """A package that tiercel can do without. `imports`: "module", or "module:attribute" where the package loads its
+    parts late."""
 
     imports: str
     needed_for: str
@@ -33,7 +34,7 @@ OPTIONALS = {
     ),
     "torchvision": OptionalPackage(
         imports="torchvision",
-        needed_for="nothing: tiercel's images go through Pillow",
+        needed_for="nothing: tiercel reads images with Pillow",
         remedy="pip install --upgrade torch torchvision from one index, or pip uninstall torchvision: transformers "
         "imports it where it is installed, and fails with it",
     ),
@@ -47,16 +48,16 @@ OPTIONALS = {
 
 
 def import_verdicts() -> Iterator[Verdict]:
-    """Of each package, imported in a child of its own."""
+    """Import each package in its own child and judge the result."""
     for name, optional in OPTIONALS.items():
         yield import_verdict(name, optional)
 
 
 def import_verdict(name: str, optional: OptionalPackage, *, seconds: float = IMPORT_SECONDS) -> Verdict:
-    """`absent` where it is not installed; else whether it imports."""
+    """Judge whether a package can be imported; `absent` where it is not installed."""
     title = f"import {name}"
     spec = find_spec(name)
-    if spec is None or spec.origin is None:  # None: a mere directory of that name
+    if spec is None or spec.origin is None:  # without an origin: a plain directory of that name
         return Verdict(name=title, status="absent", found=f"not installed; needed for {optional.needed_for}")
     started = time.monotonic()
     with Child("tiercel.doctor.import_worker", optional.imports) as child:

@@ -1,4 +1,4 @@
-"""Disk, memory, processors and limits of this machine, and of the container around this process."""
+"""Disk, memory, processors and limits of this machine, and of the container that this process is in."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def machine_verdicts(directory: Path) -> Iterator[Verdict]:
-    """Of the machine as a run in this directory would find it."""
+    """Judge the machine for a run in this directory."""
     yield disk("disk", directory, LEAST_WORKING_DISK, "free some, or write runs elsewhere (output=...)")
     temporary = Path(tempfile.gettempdir())
     yield disk("temporary disk", temporary, LEAST_TEMPORARY_DISK, "free some, or set TMPDIR to another directory")
@@ -41,7 +41,7 @@ def machine_verdicts(directory: Path) -> Iterator[Verdict]:
 
 
 def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:
-    """Space that is left where `directory` lies, and whether one may write there."""
+    """Judge the free space on the disk of `directory`, and whether it can be written."""
     free = shutil.disk_usage(directory).free
     found = f"{_gigabytes(free)} free in {directory}"
     if not os.access(directory, os.W_OK):
@@ -51,6 +51,7 @@ def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:
 
 
 def shared_memory(mount: Path) -> Verdict:
+    """Judge the size and the free space of shared memory."""
     name = "shared memory"
     if not mount.is_dir():
         return Verdict(name=name, status="absent", found=f"no {mount}; NCCL uses it between the GPUs of a machine")
@@ -61,14 +62,14 @@ def shared_memory(mount: Path) -> Verdict:
 
 
 def open_files(limit: int) -> Verdict:
-    """`limit` as `resource` gives it."""
+    """Judge the number of open files of a process. `limit` is as `resource` gives it."""
     is_few = limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES
     found = f"{_count(limit)} for a process"
     return _verdict("open files", "warning" if is_few else "ok", found, f"ulimit -n {LEAST_OPEN_FILES} or more")
 
 
 def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
-    """The user's limit as `resource` gives it, or the container's where that is lower."""
+    """Judge the number of processes: the user's limit as `resource` gives it, or the container's where it is lower."""
     limits = [*cgroup_limits, *([] if limit == resource.RLIM_INFINITY else [limit])]
     if not limits:
         return Verdict(name="processes", status="ok", found="unlimited")
@@ -79,7 +80,7 @@ def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
 
 
 def memory(total: int, cgroup_limits: list[int]) -> Verdict:
-    """Bytes of the machine, or of the container where it may have fewer."""
+    """Judge the memory in bytes: the machine's, or the container's where that is less."""
     limit = min(cgroup_limits, default=total)
     found = f"{_gigabytes(total)}"
     if limit < total:
@@ -89,7 +90,7 @@ def memory(total: int, cgroup_limits: list[int]) -> Verdict:
 
 
 def processors(cores: int, quota: float | None) -> Verdict:
-    """Cores that this process may run on, and how many cores' time its container gets (None: all of it)."""
+    """Judge the cores that this process may run on. `quota`: how many cores' time its container gets; None: all."""
     if quota is None or quota >= cores:
         return Verdict(name="processors", status="ok", found=f"{cores} cores")
     found = f"{cores} cores, of which this container gets the time of {quota:.1f}"
@@ -98,15 +99,15 @@ def processors(cores: int, quota: float | None) -> Verdict:
 
 
 def cgroup_numbers(controller: str, file: str, *, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> list[int]:
-    """What stands in that file of this process's control group and of every group around it, of either version of
-    cgroups, where it is a number and a limit."""
+    """Read the limits in that file of this process's control group and of all groups around it, for both versions of
+    cgroups. Values that mean "no limit" are left out."""
     words = [line.split() for line in _cgroup_texts(controller, file, root, membership)]
     numbers = [int(first) for first, *_ in words if first.isdecimal()]
     return [number for number in numbers if number < UNLIMITED_BYTES]
 
 
 def cgroup_cores(*, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
-    """How many cores' time this process's control groups allow; None: no limit."""
+    """Return how many cores' time this process's control groups allow; None: no limit."""
     pairs = [text.split() for text in _cgroup_texts("cpu", "cpu.max", root, membership)]
     quotas = _cgroup_texts("cpu", "cpu.cfs_quota_us", root, membership)
     periods = _cgroup_texts("cpu", "cpu.cfs_period_us", root, membership)
@@ -116,7 +117,7 @@ def cgroup_cores(*, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> floa
 
 
 def _cgroup_texts(controller: str, file: str, root: Path, membership: Path) -> list[str]:
-    """The file's contents, of this process's group first, then of those around it."""
+    """Read the file of this process's group first, then of the groups around it."""
     texts = []
     for group in _groups(controller, root, membership):
         try:
@@ -137,7 +138,7 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
             continue
         mount = root / controller if controllers else root
         inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):  # in a container the path may be the host's, and only the top is there
+        for group in (inner, *inner.parents):  # in a container the path may be the host's, and only the top exists
             yield mount / group
 
 

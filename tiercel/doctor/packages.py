@@ -1,4 +1,4 @@
-"""Versions, read from what the installer left on disk and not by importing, against what packages ask of each other."""
+"""Versions, read from the installer's metadata without importing, against what packages require of each other."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -14,25 +14,25 @@ from tiercel.doctor.pairs import judge_pairs
 from tiercel.doctor.verdict import Verdict
 
 REQUIRED = ("torch", "transformers", "tokenizers", "huggingface-hub", "peft", "safetensors", "pillow", "numpy")
-OPTIONAL = ("torchvision", "vllm", "deepspeed", "flash-attn")  # named where they are there
-OWNERS = ("tiercel", "transformers", "peft", "torchvision", "vllm", "deepspeed")  # whose requirements are looked at
-EXTRAS = ("", "vllm", "deepspeed")  # of tiercel; a range holds for a package that is there, however it came
+OPTIONAL = ("torchvision", "vllm", "deepspeed", "flash-attn")  # judged where they are installed
+OWNERS = ("tiercel", "transformers", "peft", "torchvision", "vllm", "deepspeed")  # whose requirements are checked
+EXTRAS = ("", "vllm", "deepspeed")  # of tiercel; their ranges hold for a package that is installed, for any reason
 
-# Compiled against one torch: with another they fail, some of them at import and some only at work.
+# Compiled for one version of torch. With another they fail, some at import and some only when they are used.
 # https://github.com/vllm-project/vllm/issues/13608
 BOUND_TO_TORCH = ("torchvision", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What `owner` asks of a package."""
+    """The range of versions that `owner` requires of a package."""
 
     owner: str
     range: SpecifierSet
 
 
 def package_verdicts() -> Iterator[Verdict]:
-    """Of Python, of every package that tiercel stands on, and of what is known to fail together."""
+    """Judge Python, every package that tiercel needs, and the versions that are known to fail together."""
     yield judge_python(platform.python_version())
     needs = needs_by_package()
     for name in (*REQUIRED, *OPTIONAL):
@@ -42,7 +42,7 @@ def package_verdicts() -> Iterator[Verdict]:
 
 
 def judge_python(running: str) -> Verdict:
-    """Against the range that tiercel's own metadata gives."""
+    """Compare a version of Python with the range in tiercel's metadata."""
     wanted = _field("tiercel", "Requires-Python") or ""
     if SpecifierSet(wanted).contains(running, prereleases=True):
         return Verdict(name="python", status="ok", found=running)
@@ -52,7 +52,7 @@ def judge_python(running: str) -> Verdict:
 
 
 def judge_package(name: str, version: str | None, needs: list[Need]) -> Verdict:
-    """`version` is None where the package is not there, or where its metadata lost it."""
+    """Judge a package. `version` is None where it is not installed, or where its metadata has none."""
     if version is None:
         is_damaged = _is_installed(name)
         found = "its metadata has no version: half removed, or written over" if is_damaged else "not installed"
@@ -72,7 +72,7 @@ def judge_package(name: str, version: str | None, needs: list[Need]) -> Verdict:
 
 
 def needs_by_package() -> Mapping[str, list[Need]]:
-    """What the installed ones of OWNERS ask of other packages on this machine."""
+    """Return what the installed packages among OWNERS require, by package."""
     needs: dict[str, list[Need]] = {}
     for owner in OWNERS:
         for requirement in _requirements(owner):
@@ -83,7 +83,7 @@ def needs_by_package() -> Mapping[str, list[Need]]:
 
 
 def version_of(name: str) -> Version | None:
-    """The installed version; None where there is none, or none that can be compared."""
+    """Return the installed version; None where there is none, or none that can be compared."""
     text = _field(name, "Version")
     try:
         return None if text is None else Version(text)
@@ -116,7 +116,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _field(name: str, field: str) -> str | None:
-    """Of a distribution's metadata; None where it lacks it, or is not installed."""
+    """Return a field of a distribution's metadata; None where it is missing, or the package is not installed."""
     try:
         found = metadata.metadata(name)
     except metadata.PackageNotFoundError:

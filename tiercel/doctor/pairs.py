@@ -1,4 +1,4 @@
-"""Versions known to fail, together or by themselves: what was seen, and what mends it."""
+"""Versions that are known to fail, together or by themselves: what happens, and the remedy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from tiercel.doctor.verdict import Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadPair:
-    """`is_bad` gets the installed versions of `packages` in their order, and is asked only where all are there."""
+    """Versions that fail together. `is_bad` gets the installed versions of `packages` in their order; it is called only
+    where all are installed."""
 
     packages: tuple[str, ...]
     is_bad: Callable[..., bool]
@@ -21,7 +22,7 @@ class BadPair:
 
 
 def judge_pairs(version_of: Callable[[str], Version | None]) -> list[Verdict]:
-    """A verdict for each entry that the installed versions meet, or one that says that none does."""
+    """Return a verdict for each entry that the installed versions match, or one that says that none does."""
     verdicts = []
     for pair in KNOWN_BAD_PAIRS:
         versions = [version for name in pair.packages if (version := version_of(name)) is not None]
@@ -42,7 +43,8 @@ def judge_pairs(version_of: Callable[[str], Version | None]) -> list[Verdict]:
 
 
 def _is_other_minor(torch: Version, torchvision: Version) -> bool:
-    """Each torch 2.N has its torchvision 0.(N + 15); pre-releases, which containers carry, are built for each other."""
+    """Whether the two are of different releases: torch 2.N needs torchvision 0.(N + 15). Pre-releases, which containers
+    have, are built for each other."""
     if torch.is_prerelease or torchvision.is_prerelease or torch.major != 2 or torchvision.major != 0:
         return False
     return torchvision.minor != torch.minor + 15

@@ -1,5 +1,5 @@
-"""The child that tries a device: it says the name of each step before and after it, so that its parent knows in which
-one it died. torch comes in at the first step."""
+"""The child that tries a device. It prints the name of each step before and after it, so that its parent knows the step
+in which it died. The first step imports torch."""
 
 import json
 import signal
@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 IMPORT, GPUS = "import", "gpus"
-MARK = "tiercel-step "  # begins the lines that are for the parent; libraries print too
+MARK = "tiercel-step "  # begins the lines for the parent; libraries print lines as well
 WRONG, HANG = "wrong", "hang"  # the name of a signal is a fault as well
 FOR_EVER = 86400.0  # seconds
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the device; a JSON object of faults by step, by which tests make a step fail for real; the steps."""
+    """Perform the steps. Arguments: the device; a JSON object of faults by step, for tests; the steps."""
     device, faults_text, *steps = arguments
     faults = json.loads(faults_text)
     for step in (IMPORT, *steps):

@@ -1,4 +1,4 @@
-"""What a look at one thing found."""
+"""The result of one check."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,8 +8,8 @@ Status = Literal["ok", "warning", "broken", "absent"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """`broken` ends a run that needs it, a `warning` may, and what is `absent` need not be there. `found` is what is
-    there; `remedy` is empty where nothing is to be done."""
+    """The result of one check. `broken`: a run that needs it will fail; `warning`: it may fail; `absent`: it is not
+    there, and not always needed. `found` says what there is; `remedy` is empty where nothing is to be done."""
 
     name: str
     status: Status

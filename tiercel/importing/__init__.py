@@ -1,1 +1,1 @@
-"""Recipes from the command lines of ms-swift, TRL and VLM-R1. Imports no torch."""
+"""Making recipes from the command lines of ms-swift, TRL and VLM-R1. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Settings of accelerate: how many processes, and which of them hold what."""
+"""Settings of accelerate: the number of processes, and how they shard the model."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tiercel.config.yaml_text import YamlProblem, parse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
-    """How ranks hold a model: ZeRO's stage (0 is none), or FSDP, and what lies on the CPU."""
+    """How ranks shard a model: ZeRO's stage (0 is none) or FSDP, and what is offloaded to the CPU."""
 
     stage: int | None = None
     is_fsdp: bool = False
@@ -20,7 +20,7 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerate:
-    """What a file of accelerate says."""
+    """The content of a file of accelerate."""
 
     processes: int | None
     sharding: Sharding
@@ -28,7 +28,7 @@ class Accelerate:
 
 
 def accelerate_of(file: Path) -> Accelerate | None:
-    """None where the file is not one of accelerate's."""
+    """Read a file of accelerate; None where it is not one."""
     try:
         tree = parse(file.read_text(encoding="utf-8"))[0]
     except (OSError, UnicodeDecodeError, YamlProblem):

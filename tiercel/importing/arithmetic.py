@@ -1,4 +1,4 @@
-"""Whole-number arithmetic of shells: `$((16 / n))` and `expr 16 / $n`. Nothing is run."""
+"""Integer arithmetic of shells: `$((16 / n))` and `expr 16 / $n`. Nothing is executed."""
 
 import ast
 import operator
@@ -11,7 +11,7 @@ _WHOLE = re.compile(r"[+-]?\d+")
 
 
 def _quotient(a: int, b: int) -> int:
-    """Rounds towards 0, as shells do."""
+    """Divide and round towards 0, as shells do."""
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -25,7 +25,7 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def evaluated(expression: str, variables: Mapping[str, str]) -> int | None:
-    """The value of an expression of + - * / %, brackets, whole numbers and names of variables; None for any other."""
+    """Compute an expression of + - * / %, brackets, integers and names of variables; None for any other."""
     if len(expression) > _LONGEST:
         return None
     try:

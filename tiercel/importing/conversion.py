@@ -1,11 +1,9 @@
-"""A command as a draft of a recipe: keys that take a flag's value as it is, the peer's defaults of such keys, then what
-several flags decide together, and a note for all that is left."""
-
-import re
+"""Converting a command to a draft of a recipe: first the keys that take a flag's value unchanged, then the peer's
+defaults of such keys, then the values that several flags decide together, and at last a note for everything else."""
 
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
-from tiercel.importing.draft import Draft, defaults_by_rows, set_by_rows
+from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
 from tiercel.importing.launches import Launch
 from tiercel.importing.rewards import set_rewards
@@ -13,11 +11,12 @@ from tiercel.importing.rows import set_rows
 from tiercel.importing.sampling import set_sampling
 from tiercel.importing.sizes import set_lengths, set_pack, set_sizes
 from tiercel.importing.tuning import set_tuning
+from tiercel.plurals import counted
 from tiercel.reliability.redaction import redact
 
 
 def refusals(launch: Launch) -> list[str]:
-    """A line for each flag that asks for a method which is not in this version."""
+    """Return a line for each flag that asks for a method which this version does not have."""
     lines = []
     for name, words in launch.flags.items():
         row = launch.rows.get(name)
@@ -33,9 +32,9 @@ def refusals(launch: Launch) -> list[str]:
     return lines
 
 
-def draft_of(launch: Launch) -> Draft:
-    """The recipe that does what the command does. Raises ValueError where a number is none."""
-    draft = Draft(launch=launch, given=launch.given)
+def draft_of(launch: Launch) -> RecipeDraft:
+    """Make the recipe that does what the command does. Raises ValueError where a value that must be a number is not."""
+    draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)
     for step in STEPS:
@@ -44,21 +43,23 @@ def draft_of(launch: Launch) -> Draft:
     return draft
 
 
-def _processes(draft: Draft) -> None:
+def _processes(draft: RecipeDraft) -> None:
     launch = draft.launch
-    unknown = [label for label in launch.process_labels if re.search(r"\$|\b(gpu|auto)$", draft.given[label])]
+    unknown = launch.unknown_process_labels
     if unknown:
-        draft.note("only the machine knows it: optim.prompts_per_step is that of 1", *unknown)
-    if launch.process_labels:
-        text = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
-        draft.note(f"{launch.processes} processes in all: {text}", *launch.process_labels, is_change=False)
+        text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
+        draft.note(text, *unknown)
+    found = counted(launch.processes, "process", "processes")
+    command = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
+    known = [label for label in launch.process_labels if label not in unknown]
+    if known:
+        draft.note(f"{found} in all: {command}", *known, is_change=False)
     if launch.accelerate is not None and launch.accelerate.processes and "launcher --config_file" in draft.given:
-        text = f"was read: {launch.processes} processes: tiercel {launch.kind} RECIPE --nproc {launch.processes}"
-        draft.note(text, "launcher --config_file", is_change=False)
+        draft.note(f"the file was read, {found}: {command}", "launcher --config_file", is_change=False)
 
 
-def _words(draft: Draft) -> None:
-    """What is no flag's, and what is given twice."""
+def _words(draft: RecipeDraft) -> None:
+    """Note words that belong to no flag, and flags that are given twice."""
     launch = draft.launch
     if "rlhf_type" in launch.flags:
         draft.note(f"tiercel {launch.kind} is the method", "--rlhf_type", is_change=False)
@@ -79,7 +80,7 @@ def _words(draft: Draft) -> None:
         draft.note(f"belongs to no flag{f'; nearest is {near}' if near else ''}", subject=" ".join(launch.strays))
 
 
-# In the order in which one rests on another.
+# Each step may use the values of the steps before it.
 STEPS = (
     set_sizes,
     set_sampling,

@@ -1,4 +1,4 @@
-"""A recipe in the making. Every flag and variable of the command ends in it: at a key, or in a note."""
+"""A draft of a recipe. Every flag and variable of the command ends in it: at a key, or in a note."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.launches import Launch, variable_row
-from tiercel.importing.table import Row
+from tiercel.importing.table import TableRow
 from tiercel.reliability.redaction import is_secret_name, redact
 
 _COUNT = re.compile(r"\d{1,7}")
@@ -19,7 +19,7 @@ _COUNT = re.compile(r"\d{1,7}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where a value comes from: labels of what was given, and what else there is to say."""
+    """The origin of a value: the labels of the flags and variables, and a remark."""
 
     labels: tuple[str, ...]
     remark: str
@@ -27,7 +27,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """What there is to say about something given."""
+    """A note on a flag or variable."""
 
     labels: tuple[str, ...]
     subject: str
@@ -36,8 +36,8 @@ class Note:
 
 
 @dataclass(slots=True)
-class Draft:
-    """Values by key, what each came from, and notes."""
+class RecipeDraft:
+    """Values by key, the origin of each, and notes."""
 
     launch: Launch
     given: dict[str, str]
@@ -46,7 +46,7 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
 
     def set(self, key: str, value: Any, *labels: str, remark: str = "") -> None:
-        """`labels` are what the value depends on; those that the command does not give are left out."""
+        """Set a key. `labels` name what the value depends on; those that the command does not give are left out."""
         known = keys_of(self.launch.kind).get(key)
         given = tuple(label for label in labels if label in self.given)
         if known is not None and (given or remark or known.field.default != value):
@@ -54,16 +54,18 @@ class Draft:
             self.origins[key] = Origin(labels=given, remark=remark)
 
     def drop(self, key: str) -> None:
+        """Remove a key."""
         self.values.pop(key, None)
         self.origins.pop(key, None)
 
     def default(self, key: str, value: Any, flag: str) -> None:
-        """A default of the peer's, where the recipe's own is another."""
+        """Set a key to the peer's default where the recipe's own default differs and the key is not set."""
         known = keys_of(self.launch.kind).get(key)
         if key not in self.values and known is not None and known.field.default != value:
             self.set(key, value, remark=f"{self.launch.framework}'s default of --{flag}")
 
     def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
+        """Add a note on a subject, or on the labels that the command gives; none where it gives none of them."""
         given = tuple(label for label in labels if label in self.given)
         unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
         shown = ", ".join(filter(None, (subject, *unsaid)))
@@ -71,11 +73,11 @@ class Draft:
             self.notes.append(Note(labels=given, subject=shown, text=text, is_change=is_change))
 
     def shown(self, label: str) -> str:
-        """What was given, as it is written; a secret without its value, an address without its credentials."""
+        """Return what was given as it is written; a secret without its value, an address without its credentials."""
         return label.replace("launcher ", "the launcher's ") if self.is_secret(label) else redact(self.given[label])
 
     def is_secret(self, label: str) -> bool:
-        """By its name, where the tables do not name it; but not a number of tokens."""
+        """Whether the name is one of a secret and the tables do not list it; a number of tokens is no secret."""
         name = label.rpartition("--")[2]
         known = self.launch.rows.get(name) if label.startswith("--") else variable_row(label)
         value = self.given[label].partition(" " if "--" in label else "=")[2]
@@ -84,13 +86,14 @@ class Draft:
         return is_secret_name(name) and not is_named and not is_count
 
     def account(self) -> None:
-        """A note for everything given that no key and no note speaks of."""
+        """Add a note for everything given that has no key and no note yet."""
         spoken = {label for origin in self.origins.values() for label in origin.labels}
         spoken |= {label for note in self.notes for label in note.labels}
         for label in [label for label in self.given if label not in spoken]:
             self._account_for(label)
         for label, text in self.given.items():
-            if re.search(r"[$`]", text) and not self.is_secret(label):
+            is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
+            if re.search(r"[$`]", text) and not is_told:
                 self.note("holds what only the shell knows; write its value", label)
 
     def _account_for(self, label: str) -> None:
@@ -107,14 +110,12 @@ class Draft:
             self.note(f"is not known; {self._nearest(name)}", label)
         else:
             text = (
-                "no flag that is known"
-                if "launcher" in label
-                else "tiercel does not read it; export it where yours does"
+                "is not a known flag" if "launcher" in label else "tiercel does not read it; export it where yours does"
             )
             self.note(text, label, is_change="launcher" in label)
 
     def _nearest(self, name: str) -> str:
-        """Of the peer's own flags, or of the keys."""
+        """Return the nearest of the peer's flags, or of the keys."""
         flags = get_close_matches(name, list(self.launch.rows), n=1, cutoff=0.8)
         if flags:
             return f"--{flags[0]} was perhaps meant"
@@ -123,7 +124,7 @@ class Draft:
 
 
 def _same(given: tuple[str, ...], default: tuple[str, ...]) -> bool:
-    """Whether words mean the same: true is True, and 1 is 1.0."""
+    """Whether words mean the same: true is equal to True, and 1 to 1.0."""
     return tuple(map(_plain, given or ("true",))) == tuple(map(_plain, default))
 
 
@@ -134,8 +135,8 @@ def _plain(word: str) -> str:
         return {"none": "", "null": ""}.get(word.lower(), word.lower())
 
 
-def set_by_rows(draft: Draft) -> None:
-    """Keys that take a flag's, or a variable's, value as it is."""
+def set_by_rows(draft: RecipeDraft) -> None:
+    """Set the keys that take the value of a flag or variable unchanged."""
     launch = draft.launch
     for name, words in launch.flags.items():
         row = launch.rows.get(name)
@@ -147,15 +148,15 @@ def set_by_rows(draft: Draft) -> None:
             _set_by_row(draft, row, name, (value,))
 
 
-def defaults_by_rows(draft: Draft) -> None:
-    """Defaults of the peer, for keys that take a flag's value as it is."""
+def defaults_by_rows(draft: RecipeDraft) -> None:
+    """Set the peer's defaults of the keys that take a flag's value unchanged."""
     for name, row in draft.launch.rows.items():
         if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
             value = _value(row.key, name, row.default)
             draft.default(row.key, value, name)
 
 
-def _set_by_row(draft: Draft, row: Row, label: str, words: tuple[str, ...]) -> None:
+def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:
     key = row.key
     if key is None or key not in keys_of(draft.launch.kind):
         return
@@ -182,8 +183,8 @@ def _type(key: str) -> str:
 
 
 def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
-    """A flag's words as the key's type; None for the word that says there is no value. Raises ValueError where a number
-    or a switch is asked for and the word is none."""
+    """Convert a flag's words to the key's type; None for "none" and "null". Raises ValueError where the key needs a
+    number, or true or false, and the word is neither."""
     kind = _type(key)
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
@@ -201,7 +202,7 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
 
 
 def number_of(label: str, word: str) -> int | float:
-    """Raises ValueError with the label where the word is no number."""
+    """Read a number. Raises ValueError, with the label, where the word is no number."""
     try:
         value = parse(word)[0]
     except YamlProblem:
@@ -212,7 +213,7 @@ def number_of(label: str, word: str) -> int | float:
 
 
 def whole_number_of(label: str, word: str) -> int:
-    """Raises ValueError with the label where the word is no whole number; 3.0 is one."""
+    """Read a whole number; 3.0 is one. Raises ValueError, with the label, where the word is none."""
     value = number_of(label, word)
     if value != int(value):
         raise ValueError(f"{label} {word} is no whole number; write the number in its place")

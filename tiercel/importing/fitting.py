@@ -1,8 +1,8 @@
-"""Pairs that go together there and not here: the nearest pair is taken, and told."""
+"""Combinations that the peer allows and tiercel does not: the nearest combination is taken, with a note."""
 
 from tiercel.config.engines import ENGINE_KINDS
 from tiercel.config.strategies import STRATEGY_KINDS
-from tiercel.importing.draft import Draft
+from tiercel.importing.draft import RecipeDraft
 
 _ENGINE_LABELS = (
     "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
@@ -12,25 +12,25 @@ _ENGINE_LABELS = (
 _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
 
 
-def fit(draft: Draft) -> None:
-    """Raises nothing: what does not fit is told."""
+def fit(draft: RecipeDraft) -> None:
+    """Replace combinations that tiercel does not allow, each with a note."""
     _engine(draft)
     _reference(draft)
     _sharding(draft)
     _sampling(draft)
 
 
-def _trains_whole(draft: Draft) -> bool:
+def _trains_whole(draft: RecipeDraft) -> bool:
     return "lora.rank" not in draft.values or draft.values.get("freeze") == []
 
 
-def _trains_vision(draft: Draft) -> bool:
+def _trains_vision(draft: RecipeDraft) -> bool:
     targets, stays = draft.values.get("lora.targets"), draft.values.get("freeze", ["vision", "projector"])
     return targets in ("all", "vision", "projector") or not {"vision", "projector"} <= set(stays)
 
 
-def _engine(draft: Draft) -> None:
-    """An engine gets the policy as an adapter on the language model."""
+def _engine(draft: RecipeDraft) -> None:
+    """Fall back to the local engine where the policy is not an adapter on the language model, which vLLM needs."""
     engine = ENGINE_KINDS[draft.values.get("rollout.engine", "local")]
     if engine.shares_weights or not (_trains_whole(draft) or _trains_vision(draft)):
         if engine.is_served:
@@ -43,8 +43,8 @@ def _engine(draft: Draft) -> None:
     draft.note(f"{reason}; here local samples", *_ENGINE_LABELS)
 
 
-def _reference(draft: Draft) -> None:
-    """Only an adapter's reference moves."""
+def _reference(draft: RecipeDraft) -> None:
+    """Drop a moving reference where no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every")
         draft.drop("algorithm.kl.sync_mix")
@@ -52,9 +52,9 @@ def _reference(draft: Draft) -> None:
         draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
 
 
-def _sharding(draft: Draft) -> None:
-    """Under ZeRO ranks hold parts of each weight, so no copy of the start, and no reference that moves, is kept; and a
-    vision part that is trained would wait for every rank at each picture."""
+def _sharding(draft: RecipeDraft) -> None:
+    """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
+    a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     has_penalty = bool(draft.values.get("algorithm.kl.coef"))
     keeps = has_penalty and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
@@ -65,14 +65,14 @@ def _sharding(draft: Draft) -> None:
         draft.drop(key)
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
     draft.note(
-        "here fsdp2, which divides the model over ranks as ZeRO-3 does, without offloading: ZeRO trains no vision "
+        "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
         "part, and keeps no copy of the start for the KL penalty",
         *labels,
     )
 
 
-def _sampling(draft: Draft) -> None:
-    """Several updates of a rollout take the whole distribution."""
+def _sampling(draft: RecipeDraft) -> None:
+    """Sample from the whole distribution where a rollout is used for several updates."""
     updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
     if updates == 1:
         return

@@ -1,5 +1,5 @@
-"""Which peer's program a command starts, on how many processes, with which flags; and what asks for a method that is
-not here."""
+"""Recognising the peer's program that a command starts, its flags and its number of processes; and commands of methods
+that tiercel does not have."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from tiercel.config.keys import Kind
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.accelerate import Accelerate, accelerate_of
 from tiercel.importing.shell import Command, quoted
-from tiercel.importing.table import Framework, Method, Row, environment_row, rows_of
+from tiercel.importing.table import Framework, Method, TableRow, environment_row, rows_of
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
@@ -20,18 +20,20 @@ OTHER_METHODS = (
     "nash", "prm", "rm", "reward", "distillation", "pt", "rlhf", "harbor",
 )  # fmt: skip
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
-    """A training command of a method that is not in this version."""
+    """A training command of a method that this version does not have."""
 
-    flag: str  # what says so
+    flag: str  # the word that names the method
     nearest: str = "tiercel sft and tiercel grpo"
     is_known: bool = True
 
     def told(self) -> str:
+        """Return the message for the user."""
         fault = "is no method of this version" if self.is_known else "does not say by its name what it trains"
         return f"{self.flag} {fault}; nearest: {self.nearest}"
 
@@ -57,16 +59,16 @@ class Launch:
         return "sft" if self.method == "sft" else "grpo"
 
     @property
-    def rows(self) -> Mapping[str, Row]:
+    def rows(self) -> Mapping[str, TableRow]:
         return rows_of(self.framework, self.method)
 
     def words(self, name: str) -> tuple[str, ...]:
-        """The values that are given for a flag, or else its default."""
+        """Return the values of a flag, or its default."""
         given = self.flags.get(name)
         return given if given is not None else self.rows[name].default if name in self.rows else ()
 
     def text(self, *names: str) -> str | None:
-        """The first value of the first of these flags that is given, or that has a default."""
+        """Return the first value of the first of these flags that is given, or that has a default."""
         given = [name for name in names if name in self.flags]
         for name in (*given, *names):
             if words := self.words(name) or (("true",) if name in self.flags else ()):
@@ -77,7 +79,7 @@ class Launch:
         return (self.text(name) or "false").lower() in ("true", "1", "yes")
 
     def number(self, name: str) -> int | None:
-        """A whole number above 0; None where none is given. Raises ValueError for anything else."""
+        """Return a flag's whole number above 0; None where none is given. Raises ValueError for any other value."""
         value = self.text(name)
         if value is None:
             return None
@@ -88,29 +90,40 @@ class Launch:
         return int(value)
 
     def real(self, name: str) -> float | None:
-        """Raises ValueError where the flag's value is no number."""
+        """Return a flag's number; None where none is given. Raises ValueError where the value is no number."""
         value = self.text(name)
         if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
             raise ValueError(f"--{name} {value} is no number; write the number in its place")
         return None if value is None else float(value)
 
     def file(self, path: str) -> Path | None:
-        """The file of this name, from the working directory or the folders of the script."""
+        """Find a file by its name in the working directory or the folders of the script."""
         if "\0" in path or len(path) > 1024 or any(len(part) > 255 for part in path.split("/")):
             return None
         return next((place for folder in self.folders if (place := folder / path).is_file()), None)
 
     @property
     def process_labels(self) -> tuple[str, ...]:
-        """What says how many processes there are."""
+        """Return the labels that give the number of processes. A launcher's flag comes before a variable."""
         given = self.given
         names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
-        labels = [f"launcher --{name}" for name in names] + ["NPROC_PER_NODE", "NNODES"]
-        return tuple(label for label in labels if label in given)
+        flags = [f"launcher --{name}" for name in names]
+        hidden = {
+            "NPROC_PER_NODE": ("launcher --nproc_per_node", "launcher --num_gpus"),
+            "NNODES": ("launcher --nnodes", "launcher --num_nodes"),
+        }
+        variables = [name for name, before in hidden.items() if not any(flag in given for flag in before)]
+        return tuple(label for label in (*flags, *variables) if label in given)
+
+    @property
+    def unknown_process_labels(self) -> tuple[str, ...]:
+        """Return those of `process_labels` whose number only the machine or the shell knows."""
+        return tuple(label for label in self.process_labels if _UNKNOWN_COUNT.search(self.given[label]))
 
     @property
     def processes(self) -> int:
-        """Count those of all machines; 1 where nothing says otherwise. Raises ValueError where that is no number."""
+        """Return the number of processes on all machines; 1 where nothing gives it. Raises ValueError where a value is
+        no number."""
         if "num_processes" in self.launcher:
             return self._count("launcher --num_processes", self.launcher["num_processes"][0])
         if "include" in self.launcher:  # host:0,1@host:2
@@ -131,7 +144,7 @@ class Launch:
 
     @staticmethod
     def _count(label: str, text: str) -> int:
-        """1 where only the machine knows: a note tells it."""
+        """Read a number of processes; 1 where only the machine knows it, which a note tells."""
         if "$" in text or text in ("gpu", "auto"):
             return 1
         if not re.fullmatch(r"[1-9]\d*", text):
@@ -142,7 +155,7 @@ class Launch:
 
     @property
     def given(self) -> dict[str, str]:
-        """Everything that the command sets, as it is written, by a label: `--flag`, `launcher --flag`, `VARIABLE`."""
+        """Return everything that the command sets, as written, by label: `--flag`, `launcher --flag`, `VARIABLE`."""
         flags = {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in self.flags.items()}
         launcher = {
             f"launcher --{name}": f"the launcher's --{name} {quoted(words)}".strip()
@@ -152,7 +165,7 @@ class Launch:
 
 
 def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | None:
-    """None where the command trains nothing; `file` is the script that it comes from."""
+    """Recognise a training command; None where the command trains nothing. `file` is the script that it comes from."""
     words = list(command.words)
     start = _start(words)
     if start is None or isinstance(start, Foreign):
@@ -164,7 +177,7 @@ def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | 
         return Foreign(flag=f"--rlhf_type {asked}")
     folders = _folders(file)
     launcher = parsed_flags(_launcher(words[:place])).flags
-    if framework == "TRL":  # its own program hands such flags on
+    if framework == "TRL":  # `trl` passes these flags on to accelerate
         own = rows_of(framework, method)
         launcher |= {
             name: flags.pop(name) for name in list(flags) if name not in own and environment_row(f"launcher {name}")
@@ -190,7 +203,7 @@ def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | 
 
 
 def _with_config(launch: Launch) -> Launch:
-    """With the flags of --config's YAML file, which those of the command come before."""
+    """Add the flags of --config's YAML file. The flags of the command take precedence."""
     path = launch.file(config) if (config := launch.text("config")) else None
     if path is None:
         return launch
@@ -215,7 +228,7 @@ def _folders(file: Path | None) -> tuple[Path, ...]:
 
 
 def _start(words: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | None:
-    """Where the flags begin, whose they are, and what they start."""
+    """Return the place where the flags begin, the framework and the method."""
     for i, word in enumerate(words[:-1] if words else []):
         name, following = PurePath(word).name, words[i + 1]
         if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
@@ -235,7 +248,7 @@ def _start(words: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | No
 
 
 def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | None:
-    """A script is taken for one with TRL's flags; its name, or its flags, say what it trains."""
+    """Recognise a Python script. It is assumed to have TRL's flags; its name, or its flags, give the method."""
     parts = re.split(r"[^a-z0-9]+", name.lower().removesuffix(".py"))
     if any(part in OTHER_METHODS for part in parts):
         return Foreign(flag=name)
@@ -249,13 +262,13 @@ def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framew
 
 
 def _launcher(words: Sequence[str]) -> list[str]:
-    """The launcher's words without scripts and variables, which belong to no flag."""
+    """Return the launcher's words without scripts and variables, which belong to no flag."""
     return [word for word in words if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """Words as flags; see Launch."""
+    """The flags of a list of words; see Launch."""
 
     flags: dict[str, tuple[str, ...]]
     earlier: tuple[str, ...]
@@ -263,7 +276,7 @@ class Parsed:
 
 
 def parsed_flags(words: Sequence[str]) -> Parsed:
-    """Flags with their values, from `--name value ...`, `--name=value` and `--name`."""
+    """Read flags with their values from `--name value ...`, `--name=value` and `--name`."""
     flags: dict[str, tuple[str, ...]] = {}
     earlier: list[str] = []
     strays: list[str] = []
@@ -282,6 +295,6 @@ def parsed_flags(words: Sequence[str]) -> Parsed:
     return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))
 
 
-def variable_row(label: str) -> Row | None:
-    """The table's row for a variable, or for a flag of a launcher."""
+def variable_row(label: str) -> TableRow | None:
+    """Return the table's row for a variable, or for a flag of a launcher."""
     return environment_row(label.replace("launcher --", "launcher "))

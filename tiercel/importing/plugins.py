@@ -1,4 +1,4 @@
-"""Rewards that a plugin file registers. The file is read, never run."""
+"""Rewards that a plugin file registers. The file is parsed, never executed."""
 
 import ast
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def registered(file: Path) -> dict[str, str]:
-    """The class or function by the name that `orms['name'] = Class` gives it, and every top-level one by its own name;
-    empty where the file cannot be read as Python."""
+    """Return classes and functions by the names that `orms['name'] = Class` gives them, and all top-level ones by their
+    own names; empty where the file cannot be parsed."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Rewards by the names that the peers have for them."""
+"""Converting rewards from the peers' names."""
 
 from typing import Any
 
-from tiercel.importing.draft import Draft, number_of
+from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.plugins import registered
 
 _BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
@@ -28,8 +28,8 @@ _JUDGED = {  # VLM-R1's --reward_method, by the built-in that comes nearest
 _SCRIPTED = {name: ("think_format_reward", "accuracy_reward") for name in ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")}
 
 
-def set_rewards(draft: Draft) -> None:
-    """The list of rewards with their weights."""
+def set_rewards(draft: RecipeDraft) -> None:
+    """Set the list of rewards with their weights."""
     launch = draft.launch
     if launch.kind == "sft":
         return
@@ -48,7 +48,7 @@ def set_rewards(draft: Draft) -> None:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
 
 
-def _entry(draft: Draft, name: str) -> dict[str, Any]:
+def _entry(draft: RecipeDraft, name: str) -> dict[str, Any]:
     launch = draft.launch
     if launch.framework == "VLM-R1" and name in ("accuracy", "format"):
         return _of_vlm_r1(draft, name)
@@ -68,8 +68,8 @@ def _entry(draft: Draft, name: str) -> dict[str, Any]:
     return _own(draft, name)
 
 
-def _of_vlm_r1(draft: Draft, name: str) -> dict[str, Any]:
-    """Its rewards of referring expressions, or the general ones by the method of judging."""
+def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any]:
+    """Convert VLM-R1's rewards: those of referring expressions, or the general ones by their method."""
     launch = draft.launch
     labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
@@ -91,7 +91,7 @@ def _of_vlm_r1(draft: Draft, name: str) -> dict[str, Any]:
     return {"name": known}
 
 
-def _with_length(draft: Draft, name: str) -> dict[str, Any]:
+def _with_length(draft: RecipeDraft, name: str) -> dict[str, Any]:
     launch = draft.launch
     longest = int(draft.values.get("rollout.max_new_tokens", 256))
     if name == "cosine":
@@ -109,8 +109,8 @@ def _with_length(draft: Draft, name: str) -> dict[str, Any]:
     return {"name": "soft_overlong", "max_tokens": longest, "buffer": buffer}
 
 
-def _own(draft: Draft, name: str) -> dict[str, Any]:
-    """A reward of the user's: in a plugin file that is here, or told."""
+def _own(draft: RecipeDraft, name: str) -> dict[str, Any]:
+    """Convert a reward of the user: from a plugin file where it is found, else with a note."""
     launch = draft.launch
     if launch.framework == "TRL" and "." in name:
         module, _, function = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Rows: data sets, what is held out, system messages, question templates, limits of length."""
+"""Converting what concerns rows: data sets, held-out rows, system messages, question templates, limits of length."""
 
 import re
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from pathlib import PurePath
 from typing import Any
 
 from tiercel.config.yaml_text import YamlProblem, parse
-from tiercel.importing.draft import Draft, number_of
+from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.launches import Launch
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _READ = (".json", ".jsonl", ".parquet")
 _EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
 
-# VLM-R1 adds a request to every question. The tags are what its rewards look for; the wording is tiercel's.
+# VLM-R1 adds a request to every question. Its rewards look for the tags; the wording is tiercel's.
 _THINK_FIRST = (
     "Think the question through inside <think> </think>, then give only your answer inside <answer> </answer>."
 )
@@ -27,7 +27,7 @@ _THOUGHTS_OF_TRL = "Put your reasoning between <think> and </think>, and your an
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Rows of one file or data set, as data.train names them."""
+    """The rows of one file or data set, as data.train names them."""
 
     path: str
     rows: int | None  # how many are taken
@@ -38,8 +38,8 @@ class Source:
         return self.path if self.rows is None else f"{self.path}#{self.rows}"
 
 
-def set_rows(draft: Draft) -> None:
-    """Where rows come from, and what is done with them."""
+def set_rows(draft: RecipeDraft) -> None:
+    """Set the sources of rows, and how they are used."""
     readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1}
     readers[draft.launch.framework](draft)
     _held_out(draft)
@@ -50,21 +50,21 @@ def set_rows(draft: Draft) -> None:
     _turns(draft)
 
 
-def _swift(draft: Draft) -> None:
+def _swift(draft: RecipeDraft) -> None:
     words = draft.launch.words("dataset")
     sources = [_swift_source(draft, word, "--dataset") for word in words]
     shares = [float(number_of("--interleave_prob", share)) for share in draft.launch.words("interleave_prob")]
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
         _mix(draft, sources, weights, "--dataset", "--interleave_prob")
-        note = "an epoch there ends with the first file that is through; here it is as many rows as all files have"
+        note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
         draft.note(note, "--interleave_prob")
     else:
         _end_to_end(draft, sources, "--dataset")
 
 
-def _swift_source(draft: Draft, word: str, label: str) -> Source:
-    """`path#N`, or `id:subset#N`, with HF:: or MS:: before it."""
+def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
+    """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
     hub, mark, rest = text.partition("::")
@@ -86,7 +86,7 @@ def _swift_source(draft: Draft, word: str, label: str) -> Source:
     return Source(path=f"hf:{name}/{subset}" if subset and not several else f"hf:{name}", rows=rows)
 
 
-def _trl(draft: Draft) -> None:
+def _trl(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels: tuple[str, ...] = ("--dataset_name", "--dataset_config", "--dataset_train_split")
     name, split = launch.text("dataset_name"), launch.text("dataset_train_split") or "train"
@@ -111,7 +111,7 @@ def _trl(draft: Draft) -> None:
     draft.set("data.train", path, *labels, remark=remark)
 
 
-def _vlm_r1(draft: Draft) -> None:
+def _vlm_r1(draft: RecipeDraft) -> None:
     launch = draft.launch
     words = launch.words("data_file_paths")
     if words:
@@ -128,8 +128,8 @@ def _vlm_r1(draft: Draft) -> None:
         _listed(draft, name)
 
 
-def _listed(draft: Draft, name: str) -> None:
-    """The files of grpo_rec.py's YAML file, or a data set of grpo.py."""
+def _listed(draft: RecipeDraft, name: str) -> None:
+    """Set the files that grpo_rec.py's YAML file lists, or a data set of grpo.py."""
     file = draft.launch.file(name)
     try:
         tree = parse(file.read_text(encoding="utf-8"))[0] if file is not None else None
@@ -148,8 +148,9 @@ def _listed(draft: Draft, name: str) -> None:
         draft.set("data.train", f"hf:{name}", "--dataset_name")
 
 
-def _end_to_end(draft: Draft, sources: list[Source], *labels: str) -> None:
-    """Files lie one after the other there: each weighs its number of rows against the first's, where it is known."""
+def _end_to_end(draft: RecipeDraft, sources: list[Source], *labels: str) -> None:
+    """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
+    where these are known."""
     counts = [source.rows or _counted(draft, source.path) for source in sources]
     known = [count for count in counts if count]
     if len(known) == len(sources):
@@ -158,14 +159,14 @@ def _end_to_end(draft: Draft, sources: list[Source], *labels: str) -> None:
     _mix(draft, sources, [1.0] * len(sources), *labels)
     if len(sources) > 1:
         note = (
-            f"{draft.launch.framework} lays the files end to end, tiercel takes equal parts until data.mix.N.weight is "
+            f"{draft.launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is "
             "set: each file's number of rows / that of the first"
         )
         draft.note(note, *labels)
 
 
-def _counted(draft: Draft, path: str) -> int | None:
-    """Rows of a file of lines that is here."""
+def _counted(draft: RecipeDraft, path: str) -> int | None:
+    """Count the rows of a .jsonl file; None where it cannot be found."""
     file = draft.launch.file(path) if path.endswith(".jsonl") else None
     if file is None:
         return None
@@ -173,7 +174,7 @@ def _counted(draft: Draft, path: str) -> int | None:
         return sum(1 for line in lines if line.strip())
 
 
-def _mix(draft: Draft, sources: list[Source], weights: list[float], *labels: str) -> None:
+def _mix(draft: RecipeDraft, sources: list[Source], weights: list[float], *labels: str) -> None:
     if not sources:
         return
     draft.set("data.train", sources[0].named, *labels)
@@ -187,7 +188,7 @@ def _mix(draft: Draft, sources: list[Source], weights: list[float], *labels: str
         draft.set("data.mix", more, *labels)
 
 
-def _held_out(draft: Draft) -> None:
+def _held_out(draft: RecipeDraft) -> None:
     launch = draft.launch
     if words := launch.words("val_dataset"):
         draft.set("data.eval", _swift_source(draft, words[0], "--val_dataset").named, "--val_dataset")
@@ -208,12 +209,12 @@ def _held_out(draft: Draft) -> None:
 
 
 def _subset(launch: Launch) -> str:
-    """The configuration of a data set of the hub, as a part of its name."""
+    """Return the configuration of a hub's data set as a part of its name."""
     return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
-def _intervals(draft: Draft) -> None:
-    """When rows that are held out are evaluated; without any there is nothing to ask for."""
+def _intervals(draft: RecipeDraft) -> None:
+    """Set when held-out rows are evaluated, where there are any."""
     launch = draft.launch
     labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
@@ -234,7 +235,7 @@ def _intervals(draft: Draft) -> None:
         draft.note("rows that are held out are evaluated at the start and the end here", *given)
 
 
-def _system(draft: Draft) -> None:
+def _system(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.framework != "ms-swift" or not (text := launch.text("system")):
         return
@@ -247,8 +248,8 @@ def _system(draft: Draft) -> None:
         draft.set("data.system", text, "--system")
 
 
-def _template(draft: Draft) -> None:
-    """VLM-R1's own request in every question."""
+def _template(draft: RecipeDraft) -> None:
+    """Set the request that VLM-R1 adds to every question."""
     launch = draft.launch
     if launch.framework != "VLM-R1":
         return
@@ -259,7 +260,7 @@ def _template(draft: Draft) -> None:
     draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "--task_type", remark=remark)
 
 
-def _limits(draft: Draft) -> None:
+def _limits(draft: RecipeDraft) -> None:
     launch = draft.launch
     limit = launch.number("max_length") if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
@@ -278,7 +279,7 @@ def _limits(draft: Draft) -> None:
         )
 
 
-def _turns(draft: Draft) -> None:
+def _turns(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.kind == "sft" and (scale := launch.text("loss_scale")):
         if scale in ("last_round", "default"):

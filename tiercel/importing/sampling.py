@@ -1,8 +1,8 @@
-"""Sampling and the loss: engines, correction, clips, advantages, the reference."""
+"""Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
 from typing import Any
 
-from tiercel.importing.draft import Draft, whole_number_of
+from tiercel.importing.draft import RecipeDraft, whole_number_of
 
 _SWITCHES = {
     "overlong_filter": ("algorithm.overlong", "mask"),
@@ -10,15 +10,15 @@ _SWITCHES = {
 }
 
 
-def set_sampling(draft: Draft) -> None:
-    """What a rollout is, and what is learnt from it."""
+def set_sampling(draft: RecipeDraft) -> None:
+    """Set how completions are sampled, and how the policy learns from them."""
     if draft.launch.kind == "sft":
         return
     for step in (_top_k, _engine, _correction, _loss, _clips, _advantage, _reference, _penalty, _switches, _rloo):
         step(draft)
 
 
-def _top_k(draft: Draft) -> None:
+def _top_k(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.framework == "VLM-R1":
         draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
@@ -28,7 +28,7 @@ def _top_k(draft: Draft) -> None:
         draft.set("rollout.top_k", max(0, value), "--top_k")
 
 
-def _engine(draft: Draft) -> None:
+def _engine(draft: RecipeDraft) -> None:
     launch = draft.launch
     if not launch.is_true("use_vllm"):
         if "use_vllm" in launch.flags:
@@ -52,7 +52,7 @@ def _engine(draft: Draft) -> None:
         draft.set("rollout.vllm.sleep_level", 1, "--vllm_enable_sleep_mode")
 
 
-def _servers(draft: Draft) -> None:
+def _servers(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels = ("--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port")
     addresses = list(launch.words("vllm_server_base_url"))
@@ -71,8 +71,8 @@ def _servers(draft: Draft) -> None:
         draft.set("rollout.lookahead", 0, "--async_generate")
 
 
-def _correction(draft: Draft) -> None:
-    """For the engine's other probabilities; TRL has it on."""
+def _correction(draft: RecipeDraft) -> None:
+    """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
     launch, key = draft.launch, "algorithm.correction"
     names: tuple[str, ...]
     if launch.method == "rloo":
@@ -90,7 +90,8 @@ def _correction(draft: Draft) -> None:
         if launch.is_true("async_generate"):
             draft.set(f"{key}.level", "token", "--async_generate", remark="completions of an older policy need it here")
             draft.note(
-                "theirs learns from older completions without a correction; algorithm.correction", "--async_generate"
+                "learns from older completions without a correction there; here algorithm.correction is on",
+                "--async_generate",
             )
         return
     remark = "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default"
@@ -107,8 +108,8 @@ def _correction(draft: Draft) -> None:
         draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
 
 
-def _loss(draft: Draft) -> None:
-    """The level of the ratio is part of the loss's name here."""
+def _loss(draft: RecipeDraft) -> None:
+    """Set the loss. The level of the ratio is part of the loss's name in tiercel."""
     launch = draft.launch
     if launch.method == "rloo":
         return
@@ -130,11 +131,11 @@ def _loss(draft: Draft) -> None:
         draft.note(f"with --importance_sampling_level {level} it is {by_level} here", "--loss_type")
 
 
-def _said(draft: Draft, flag: str) -> str:
+def _said(draft: RecipeDraft, flag: str) -> str:
     return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
 
 
-def _clips(draft: Draft) -> None:
+def _clips(draft: RecipeDraft) -> None:
     launch = draft.launch
     loss = launch.text("loss_type")
     gates = {"gate_positive": ("tau_pos", "sapo_temperature_pos"), "gate_negative": ("tau_neg", "sapo_temperature_neg")}
@@ -158,7 +159,7 @@ def _clips(draft: Draft) -> None:
         draft.set("algorithm.clip_high", high, "--epsilon_high")
 
 
-def _advantage(draft: Draft) -> None:
+def _advantage(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.method == "rloo":
         return
@@ -173,13 +174,13 @@ def _advantage(draft: Draft) -> None:
     word = {"true": "group", "false": "none"}.get((scale or "").lower(), scale)
     if advantage in ("reinforce_pp_baseline", "gdpo"):
         if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
-            draft.note(f"{advantage} has a scale of its own here, the step's", "--scale_rewards")
+            draft.note(f"{advantage} has its own scale here, that of the step", "--scale_rewards")
     elif word is not None and "scale_rewards" in launch.flags:
         draft.set("algorithm.scale", word, "--scale_rewards")
 
 
-def _reference(draft: Draft) -> None:
-    """Steps and mix only count where the switch is on."""
+def _reference(draft: RecipeDraft) -> None:
+    """Set the reference. Its steps and its mix count only where --sync_ref_model is on."""
     launch = draft.launch
     if launch.is_true("sync_ref_model"):
         updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
@@ -192,8 +193,8 @@ def _reference(draft: Draft) -> None:
         draft.note("the KL reference is the policy that the run starts from", "--ref_adapters", "--ref_model")
 
 
-def _penalty(draft: Draft) -> None:
-    """In the reward it is a sum of log-ratios."""
+def _penalty(draft: RecipeDraft) -> None:
+    """Set the place of the KL penalty. In the reward it is a sum of log-ratios."""
     launch = draft.launch
     by_estimator = launch.text("advantage_estimator") in ("rloo", "reinforce_plus_plus")
     is_in_reward = launch.is_true("kl_in_reward") if launch.text("kl_in_reward") else by_estimator
@@ -207,7 +208,7 @@ def _penalty(draft: Draft) -> None:
         draft.set("algorithm.kl.place", "loss", "--kl_in_reward")
 
 
-def _switches(draft: Draft) -> None:
+def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
     for name, (key, on) in _SWITCHES.items():
         if name in launch.flags:
@@ -223,8 +224,8 @@ def _switches(draft: Draft) -> None:
         draft.set("rollout.max_new_tokens", launch.number("max_new_tokens"), "--max_new_tokens")
 
 
-def _rloo(draft: Draft) -> None:
-    """TRL's trainer of that name: leave-one-out advantages, and the sum of a completion's logprobs."""
+def _rloo(draft: RecipeDraft) -> None:
+    """Set what TRL's RLOO trainer does: leave-one-out advantages, and the sum of a completion's logprobs."""
     if draft.launch.method != "rloo":
         return
     values: dict[str, Any] = {

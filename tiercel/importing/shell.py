@@ -1,7 +1,7 @@
-"""Commands of a shell script, as far as launching scripts go: comments, continued lines, quotes, variables, arrays,
-arithmetic, and the few substitutions that only handle paths. Nothing is run, and no other file is read.
+"""Reading the commands of a shell script that launches training: comments, continued lines, quotes, variables, arrays,
+arithmetic, and the few substitutions that only compute or handle paths. Nothing is executed, and no other file is read.
 
-What only a shell could know, such as `$(nproc)`, stays as it is written, with its dollar sign.
+What only a shell could know, such as `$(nproc)`, stays as written, with its dollar sign.
 """
 
 import os
@@ -17,7 +17,7 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", r
 _PARAMETER = re.compile(
     r"(?P<count>#?)(?P<name>\w+)(?:\[(?P<index>\d+|@|\*)\])?(?:(?P<rule>:?[-=+])(?P<other>.*))?", re.DOTALL
 )
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)")
 _REDIRECTED = re.compile(r"(?:\d?>>?|&>>?|<)(?:&\d)?")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>")  # of documentation, such as <your_image_root>
@@ -45,16 +45,16 @@ KEYWORDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """Words of one command, and the environment that the script gives it: what it exports, and what stands before the
-    command's name."""
+    """The words of one command, and the environment that the script gives it: exported variables, and assignments
+    before the command's name."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
 
 
 def commands(script: str, file: Path | None = None) -> list[Command]:
-    """Every command of a script, in order; `file` is where it was read from. Raises ValueError where a quote or bracket
-    is not closed, or substitutions are nested too deeply."""
+    """Return every command of a script, in order. `file` is the script's file. Raises ValueError where a quote or a
+    bracket is not closed, or substitutions are nested too deeply."""
     try:
         return _Script(script, file).commands()
     except RecursionError as error:
@@ -62,12 +62,12 @@ def commands(script: str, file: Path | None = None) -> list[Command]:
 
 
 class _Script:
-    """Reads a script from left to right; variables are filled in as they stand there."""
+    """Read a script from left to right. Variables get the values that they have at that place."""
 
     def __init__(self, text: str, file: Path | None):
         self.text = re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))
         self.at = 0
-        self.arrays: dict[str, list[str]] = {}  # every variable; a plain one is a list of one
+        self.arrays: dict[str, list[str]] = {}  # every variable; a plain one is a list of one value
         self.exported: set[str] = set()
         self.folder = Path.cwd()
         if file is not None:
@@ -87,7 +87,7 @@ class _Script:
         return found
 
     def _finished(self, words: list[str]) -> Command | None:
-        """A command from its words; assignments alone, `export` and `cd` only change what follows."""
+        """Make a command of its words. Assignments alone, `export` and `cd` only change the commands that follow."""
         while words and words[0] in KEYWORDS:
             words = words[1:]
         if words and words[0] in ("export", "declare", "local", "readonly", "typeset"):
@@ -120,7 +120,7 @@ class _Script:
         self.arrays[match["name"]] = [before + match["value"]]
 
     def _words(self) -> list[str]:
-        """Up to the end of the command."""
+        """Read the words up to the end of the command."""
         words: list[str] = []
         while self.at < len(self.text):
             rest = self.text[self.at :]
@@ -153,7 +153,7 @@ class _Script:
         return words
 
     def _bracketed(self) -> list[str]:
-        """Words of an array, up to its closing bracket."""
+        """Read the words of an array, up to its closing bracket."""
         words: list[str] = []
         while self.at < len(self.text) and self.text[self.at] != ")":
             if self.text[self.at] in " \t\n":
@@ -178,7 +178,7 @@ class _Script:
         self.at = len(self.text) if end is None else end.end()
 
     def _word(self) -> list[str]:
-        """One word as written; an array, or a variable without quotes, may make it several or none."""
+        """Read one word. An array, or a variable without quotes, may make it several words or none."""
         fields, is_any = [""], False
         while self.at < len(self.text):
             letter = self.text[self.at]
@@ -210,7 +210,7 @@ class _Script:
         return fields if is_any else []
 
     def _quoted(self, fields: list[str]) -> None:
-        """The inside of double quotes, into the word that is being read."""
+        """Read the inside of double quotes into the word that is being read."""
         while self.at < len(self.text) and self.text[self.at] != '"':
             letter = self.text[self.at]
             if letter == "\\" and self.text[self.at + 1 : self.at + 2] in tuple('"\\$`'):
@@ -231,7 +231,7 @@ class _Script:
         return place
 
     def _expanded(self) -> tuple[list[str], bool]:
-        """What stands for the `$...` or backticks here, and whether it is known; else as it is written."""
+        """Return the value of the `$...` or backticks at this place and True, or the text as written and False."""
         start, rest = self.at, self.text[self.at :]
         if rest.startswith("$(("):
             self.at = self._closing(start + 1)
@@ -246,7 +246,7 @@ class _Script:
         elif rest.startswith("${"):
             self.at = self._closing(start + 1)
             values = self._parameter(self.text[start + 2 : self.at - 1])
-        elif match := _NAME.match(rest, 1):
+        elif match := _VARIABLE_NAME.match(rest, 1):
             self.at += match.end()
             values = self.arrays.get(match[0])
             values = values[:1] if values else values
@@ -258,7 +258,7 @@ class _Script:
         return values, not any("$" in value for value in values)
 
     def _closing(self, opening: int) -> int:
-        """The place after the bracket that closes the one here; brackets in quotes do not count."""
+        """Return the place after the bracket that closes the one at `opening`; brackets in quotes do not count."""
         pair = {"(": ")", "{": "}"}[self.text[opening]]
         depth, quote = 0, ""
         for place in range(opening, len(self.text)):
@@ -276,7 +276,7 @@ class _Script:
         raise ValueError(f"a {self.text[opening]} is not closed")
 
     def _parameter(self, inside: str) -> list[str] | None:
-        """What `${inside}` is; None where the script does not say, or where it cuts or replaces."""
+        """Return the value of `${inside}`; None where the script does not give it, or it cuts or replaces text."""
         match = _PARAMETER.fullmatch(inside)
         if match is None:
             return None
@@ -294,13 +294,13 @@ class _Script:
         return values[place : place + 1] or None
 
     def _filled(self, text: str) -> str:
-        """The text with its variables, as one word."""
+        """Return the text with its variables replaced, as one word."""
         inner = _Script(f'"{text}"', None)
         inner.arrays, inner.folder = self.arrays, self.folder
         return " ".join(inner._word())
 
     def _substituted(self, inside: str) -> list[str] | None:
-        """What a command that only computes or handles paths prints; None for any other."""
+        """Return what a command prints that only computes or handles paths; None for any other."""
         inner = _Script(inside, None)
         inner.arrays, inner.folder = dict(self.arrays), self.folder
         words = [list(command.words) for command in inner.commands()]
@@ -314,7 +314,7 @@ class _Script:
 
 
 def _join(fields: list[str], values: list[str]) -> None:
-    """The first value goes on with the word, further ones are words of their own."""
+    """Append the first value to the word that is being read; each further value begins a new word."""
     if values:
         fields[-1] += values[0]
         fields += values[1:]
@@ -335,5 +335,5 @@ PRINTED: dict[str, Callable[[list[str], Mapping[str, str]], str | None]] = {
 
 
 def quoted(words: tuple[str, ...]) -> str:
-    """Words on one line, quoted where they hold blanks."""
+    """Join words in one line, quoted where they hold white space."""
     return " ".join(shlex.quote(word) if re.search(r"\s", word) or not word else word for word in words)

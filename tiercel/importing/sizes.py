@@ -1,15 +1,17 @@
-"""Sizes and lengths: per-device batches become prompts of a step, and counts of updates become counts of steps."""
+"""Converting sizes and lengths: per-device batches become prompts of a step, and counts of updates counts of steps."""
 
 import math
 
-from tiercel.importing.draft import Draft
+from tiercel.importing.draft import RecipeDraft
+from tiercel.plurals import counted
 
 _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
 _LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
 
 
-def set_sizes(draft: Draft) -> None:
-    """They count completions there, and what one device computes at once is no matter of the recipe."""
+def set_sizes(draft: RecipeDraft) -> None:
+    """Set the prompts of a step. The peers count completions; what one device computes at once is no part of a
+    recipe."""
     launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
@@ -18,7 +20,7 @@ def set_sizes(draft: Draft) -> None:
         fills = launch.framework == "ms-swift" and launch.kind == "sft"
         accumulated = max(1, math.ceil(16 / (each * processes))) if fills else 1
     update = each * processes * accumulated
-    origin = f"{each} per device x {processes} processes x {accumulated} accumulated"
+    origin = f"{each} per device x {counted(processes, 'process', 'processes')} x {accumulated} accumulated"
     labels = (*_BATCH, *launch.process_labels)
     if launch.kind == "sft":
         draft.set("optim.prompts_per_step", update, *labels, remark=origin)
@@ -31,27 +33,30 @@ def set_sizes(draft: Draft) -> None:
     draft.set("rollout.group_size", group, "--num_generations", remark=_default(draft, "num_generations"))
     size = max(rollout, update)
     prompts = max(1, size // group)
-    draft.set(
-        "optim.prompts_per_step", prompts, *labels, remark=f"{size} completions a rollout / {group} a group; {origin}"
-    )
+    sampled = counted(size, "completion")
+    draft.set("optim.prompts_per_step", prompts, *labels, remark=f"{sampled} a rollout / {group} a group; {origin}")
     if size % group:
-        draft.note(f"{size} completions are no whole groups of {group}; {prompts} prompts are taken", *labels)
+        text = f"{sampled} cannot be divided into groups of {group}; a step here has {counted(prompts, 'prompt')}"
+        draft.note(text, *labels)
     if launch.method == "grpo" and rollout > update:
         minibatches = math.gcd(max(1, rollout // update), prompts)
-        draft.set("optim.minibatches", minibatches, *labels, remark=f"{rollout} completions / {update} an update")
+        draft.set("optim.minibatches", minibatches, *labels, remark=f"{sampled} / {update} an update")
         if minibatches * update != rollout:
-            draft.note(f"an update of {update} completions holds part of a group; here whole groups", *labels)
+            draft.note(
+                f"an update of {counted(update, 'completion')} holds part of a group; here it holds whole groups",
+                *labels,
+            )
     elif rollout > update:
         draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
 
 
-def updates_per_step(draft: Draft) -> int:
-    """A step is a rollout here, an update there."""
+def updates_per_step(draft: RecipeDraft) -> int:
+    """Return the updates of one step: a step is a rollout in tiercel, an update in the peers."""
     return int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
 
 
-def set_lengths(draft: Draft) -> None:
-    """Length of the run, the warm-up, and what happens every so many steps."""
+def set_lengths(draft: RecipeDraft) -> None:
+    """Set the length of the run, the warm-up, and the intervals in steps."""
     launch, updates = draft.launch, updates_per_step(draft)
     steps = launch.real("max_steps") or -1
     if steps > 0:
@@ -83,16 +88,16 @@ def _per(updates: int) -> str:
     return f"a step here is {updates} updates there" if updates > 1 else ""
 
 
-def _default(draft: Draft, flag: str) -> str:
+def _default(draft: RecipeDraft, flag: str) -> str:
     return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
 
 
-def _tell_fraction(draft: Draft, flag: str, value: float) -> None:
+def _tell_fraction(draft: RecipeDraft, flag: str, value: float) -> None:
     if 0 < value < 1:
         draft.note("a share of the run there; write a number of steps", f"--{flag}")
 
 
-def _warmup(draft: Draft, updates: int) -> None:
+def _warmup(draft: RecipeDraft, updates: int) -> None:
     launch = draft.launch
     labels = ("--warmup_ratio", "--warmup_steps")
     given, ratio = launch.real("warmup_steps") or 0.0, launch.real("warmup_ratio") or 0.0
@@ -104,11 +109,13 @@ def _warmup(draft: Draft, updates: int) -> None:
         warm = math.ceil(ratio * steps)
         draft.set("optim.warmup_steps", warm, *labels, remark=f"of {steps} steps")
     elif ratio > 0:
-        draft.note("write optim.warmup_steps: this share of the run's steps, which tiercel plan tells", *labels)
+        share = "tiercel check prints the share of an epoch that a step takes"
+        draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *labels)
 
 
-def _run_steps(draft: Draft) -> int | None:
-    """Steps of the run, where its length is given in steps, or where the rows are counted (`path#N`)."""
+def _run_steps(draft: RecipeDraft) -> int | None:
+    """Return the steps of the run; None where neither its length in steps nor its number of rows (`path#N`) is
+    given."""
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])
     sources = [draft.values.get("data.train", ""), *(entry["path"] for entry in draft.values.get("data.mix", []))]
@@ -121,8 +128,8 @@ def _run_steps(draft: Draft) -> int | None:
     return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
 
 
-def set_pack(draft: Draft) -> None:
-    """A pack has to hold the longest prompt with its completion."""
+def set_pack(draft: RecipeDraft) -> None:
+    """Set the size of a microbatch, which must hold the longest prompt with its completion."""
     prompt, answer = draft.values.get("data.max_prompt_tokens", 4096), draft.values.get("rollout.max_new_tokens", 0)
     if draft.launch.kind == "grpo" and "rollout.max_new_tokens" not in draft.values:
         answer = 256

@@ -1,4 +1,4 @@
-"""What a peer's flags mean: tables in peers/, one line for each flag, read into rows."""
+"""The meaning of the peers' flags: tables in peers/ with one line for each flag."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ _FILES: dict[Framework, str] = {"ms-swift": "ms-swift.txt", "TRL": "trl.txt", "V
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class TableRow:
     """A flag, or a variable of the environment, of a peer."""
 
     name: str
-    default: tuple[str, ...]  # its words; none where the flag has no default of its own
+    default: tuple[str, ...]  # its words; empty where the flag has no default
     treatment: Treatment
-    key: str | None  # that takes the value, or comes nearest
+    key: str | None  # the key that takes the value, or is nearest
     meaning: str
     remark: str
 
     def told(self) -> str:
-        """What the recipe says of it where it sets no key."""
+        """Return the note on a flag that sets no key."""
         tail = f": {self.remark}" if self.remark else ""
         match self.treatment:
             case "nearest":
@@ -49,8 +49,8 @@ class Row:
 
 
 @cache
-def rows_of(framework: Framework, method: Method) -> Mapping[str, Row]:
-    """Every known flag by its name, as it is meant in one kind of training."""
+def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
+    """Return every known flag by its name, with its meaning in one kind of training."""
     read = _read("transformers.txt") + _read(_FILES[framework])
     plain = {row.name: row for row in read if "@" not in row.name}
     own = {row.name.partition("@")[0]: row for row in read if row.name.endswith(f"@{method}")}
@@ -58,25 +58,26 @@ def rows_of(framework: Framework, method: Method) -> Mapping[str, Row]:
 
 
 @cache
-def environment_rows() -> tuple[Row, ...]:
-    """Variables, some of them patterns such as NCCL_*, and flags of launchers as `launcher NAME`."""
+def environment_rows() -> tuple[TableRow, ...]:
+    """Return variables, some of them patterns such as NCCL_*, and flags of launchers as `launcher NAME`."""
     return _read("environment.txt")
 
 
-def environment_row(name: str) -> Row | None:
+def environment_row(name: str) -> TableRow | None:
+    """Return the row of a variable, or of a launcher's flag; None where it is not known."""
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
 
 
 @cache
-def _read(file: str) -> tuple[Row, ...]:
+def _read(file: str) -> tuple[TableRow, ...]:
     text = (files("tiercel.importing.peers") / file).read_text(encoding="utf-8")
     return tuple(_row(line) for line in text.splitlines() if line and not line.startswith("#"))
 
 
-def _row(line: str) -> Row:
+def _row(line: str) -> TableRow:
     name, default, key, meaning, remark = (part.strip() for part in line.split("|"))
     treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
-    return Row(
+    return TableRow(
         name=name,
         default=tuple(default.split()),
         treatment=treatment,

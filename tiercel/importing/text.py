@@ -1,4 +1,4 @@
-"""A draft as the text of a recipe: a comment for what each value came from, and one for all that has no key."""
+"""Writing a draft as the text of a recipe, with comments on the origin of each value and on what has no key."""
 
 import json
 import re
@@ -7,15 +7,15 @@ from typing import Any
 
 from tiercel.config.keys import keys_of
 from tiercel.config.yaml_text import render
-from tiercel.importing.draft import Draft, Note
+from tiercel.importing.draft import Note, RecipeDraft
 from tiercel.importing.table import VERSIONS
 
 COMMENT_COLUMN = 48
 _PLAIN = re.compile(r"[\w./-]+(:[\w./-]+)*")
 
 
-def recipe_text(draft: Draft) -> str:
-    """YAML with comments."""
+def recipe_text(draft: RecipeDraft) -> str:
+    """Write the recipe as YAML with comments."""
     launch = draft.launch
     lines = [
         f"# Made from a command of {launch.framework}. tiercel check RECIPE says what is still missing.",
@@ -47,7 +47,7 @@ def _noted(heading: str, notes: list[Note]) -> Iterator[str]:
         yield from (f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes)
 
 
-def _lines(name: str, value: Any, key: str, draft: Draft, depth: int) -> list[str]:
+def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> list[str]:
     indent = "  " * depth
     comment = _comment(draft, key)
     if isinstance(value, dict) and key not in draft.origins:
@@ -61,12 +61,12 @@ def _lines(name: str, value: Any, key: str, draft: Draft, depth: int) -> list[st
 
 
 def _beside(line: str, comment: str) -> str:
-    """A comment begins after a blank, or it would be part of the value."""
+    """Put a comment beside a line. It begins after a blank, else it would be part of the value."""
     return f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line
 
 
-def _comment(draft: Draft, key: str) -> str:
-    """What was given, without the value where it stands in the line as it was given."""
+def _comment(draft: RecipeDraft, key: str) -> str:
+    """Return the comment on a key: what was given, without the value where the line shows it."""
     origin = draft.origins.get(key)
     if origin is None:
         return ""
@@ -74,8 +74,8 @@ def _comment(draft: Draft, key: str) -> str:
     return _one_line("; ".join(part for part in (", ".join(shown), origin.remark) if part))
 
 
-def _short(draft: Draft, key: str, label: str) -> str:
-    """As it was given where the line does not show it, the first time."""
+def _short(draft: RecipeDraft, key: str, label: str) -> str:
+    """Return what was given in full at its first key where the line does not show its value; else its name."""
     given, value = draft.shown(label), draft.values[key]
     first = next(each for each, origin in draft.origins.items() if label in origin.labels)
     if "launcher" in label:
@@ -86,12 +86,12 @@ def _short(draft: Draft, key: str, label: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What stays a comment, whatever a flag holds."""
+    """Put a text into one line, so that it stays a comment whatever a flag holds."""
     return " ".join(text.split())
 
 
 def _inline(value: Any) -> str:
-    """One line of YAML."""
+    """Write a value as one line of YAML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_in_brackets(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -101,12 +101,12 @@ def _inline(value: Any) -> str:
 
 
 def _in_brackets(value: Any) -> str:
-    """Between brackets a comma or a bracket of a text would end it."""
+    """Write a value inside brackets, where a comma or a bracket would end a text without quotes."""
     text = _inline(value)
     return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(value, ensure_ascii=False)
 
 
 def _place(key: str) -> int:
-    """In the order of the schema."""
+    """Return the place of a key in the order of the schema."""
     keys = list(keys_of("grpo"))
     return keys.index(key) if key in keys else len(keys)

@@ -1,4 +1,4 @@
-"""What is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
+"""Converting what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import PurePath
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.parts import PARTS
 from tiercel.importing.accelerate import Sharding, sharding_by_name, sharding_of_json
-from tiercel.importing.draft import Draft, whole_number_of
+from tiercel.importing.draft import RecipeDraft, whole_number_of
 
 _FREEZERS = {"vision": "freeze_vit", "projector": "freeze_aligner", "language": "freeze_llm"}
 _FREEZE_LABELS = tuple(f"--{name}" for name in _FREEZERS.values())
@@ -15,13 +15,13 @@ _TUNER_LABELS = ("--tuner_type", "--train_type", "--use_peft")
 _PLAIN_TUNERS = ("lora", "lora_llm", "full")
 
 
-def set_tuning(draft: Draft) -> None:
-    """Everything but rows, sizes and sampling."""
+def set_tuning(draft: RecipeDraft) -> None:
+    """Set everything except rows, sizes and sampling."""
     for step in (_model, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
         step(draft)
 
 
-def _model(draft: Draft) -> None:
+def _model(draft: RecipeDraft) -> None:
     launch = draft.launch
     if path := launch.text("model"):
         draft.set("model.path", path, "--model")
@@ -56,15 +56,15 @@ _PIXELS = {
 }
 
 
-def tuner_of(draft: Draft) -> str:
-    """full, lora, lora_llm, or the name of another."""
+def tuner_of(draft: RecipeDraft) -> str:
+    """Return the tuner: full, lora, lora_llm, or another name."""
     launch = draft.launch
     if launch.framework == "ms-swift":
         return launch.text("tuner_type", "train_type") or "lora"
     return "lora" if launch.is_true("use_peft") else "full"
 
 
-def _adapters(draft: Draft) -> None:
+def _adapters(draft: RecipeDraft) -> None:
     launch, tuner = draft.launch, tuner_of(draft)
     names = ("lora_rank", "lora_alpha") if launch.framework == "ms-swift" else ("lora_r", "lora_alpha")
     if tuner == "full":
@@ -92,8 +92,8 @@ def _adapters(draft: Draft) -> None:
     _targets(draft, tuner)
 
 
-def _targets(draft: Draft, tuner: str) -> None:
-    """Which linear layers have adapters. Parts in `freeze`, and the language model, keep their own weights then."""
+def _targets(draft: RecipeDraft, tuner: str) -> None:
+    """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
     launch = draft.launch
     names = ("target_regex", "target_modules", "lora_target_modules")
     labels = [f"--{name}" for name in names] + list(_FREEZE_LABELS)
@@ -122,11 +122,11 @@ def _targets(draft: Draft, tuner: str) -> None:
         draft.set("lora.targets", rf"(.*\.)?({words})", *labels, remark="as names end")
     else:
         draft.set("lora.targets", "language", remark="no layers are given")
-        draft.note("PEFT has a choice of its own by model type there", subject="no --lora_target_modules")
+        draft.note("there PEFT chooses them by the model type", subject="no --lora_target_modules")
 
 
-def _all_linear(draft: Draft, labels: list[str]) -> None:
-    """ms-swift's all-linear: the linear layers of the parts that are not frozen."""
+def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
+    """Set ms-swift's all-linear: the linear layers of the parts that are not frozen."""
     adapted = [part for part in PARTS if part not in _frozen(draft)]
     remark = "" if "target_modules" in draft.launch.flags else "ms-swift's default, all-linear"
     if len(adapted) in (1, 3):
@@ -139,17 +139,17 @@ def _all_linear(draft: Draft, labels: list[str]) -> None:
         )  # fmt: skip
 
 
-def _frozen(draft: Draft) -> list[str]:
-    """Parts that ms-swift leaves out, in the order of the schema."""
+def _frozen(draft: RecipeDraft) -> list[str]:
+    """Return the parts that ms-swift freezes, in the order of the schema."""
     return [part for part in PARTS if draft.launch.is_true(_FREEZERS[part])]
 
 
-def _name(draft: Draft) -> str:
+def _name(draft: RecipeDraft) -> str:
     return str(draft.values.get("model.path", "")).lower()
 
 
-def _parts(draft: Draft) -> None:
-    """Full fine-tuning: what stays as it is."""
+def _parts(draft: RecipeDraft) -> None:
+    """Set the frozen parts of full fine-tuning."""
     launch = draft.launch
     if tuner_of(draft) != "full":
         if launch.framework == "VLM-R1" and "freeze_vision_modules" in launch.flags:
@@ -166,7 +166,7 @@ def _parts(draft: Draft) -> None:
     draft.set("freeze", frozen, *labels, remark=remark)
 
 
-def _rates(draft: Draft) -> None:
+def _rates(draft: RecipeDraft) -> None:
     launch, tuner = draft.launch, tuner_of(draft)
     rate = launch.real("learning_rate")
     if rate is None:
@@ -193,13 +193,13 @@ def _rates(draft: Draft) -> None:
             draft.note(text, f"--{name}", is_change=not is_same)
 
 
-def _adapted(draft: Draft) -> set[str]:
+def _adapted(draft: RecipeDraft) -> set[str]:
     targets = draft.values.get("lora.targets")
     return set(PARTS) if targets == "all" else {str(targets)}
 
 
-def _precision(draft: Draft) -> None:
-    """What is computed in; TRL takes bfloat16 unless told otherwise, whatever weights are loaded in."""
+def _precision(draft: RecipeDraft) -> None:
+    """Set the dtype of the computation. TRL takes bfloat16 by default, whatever dtype the weights are loaded in."""
     launch = draft.launch
     labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
     mixed = launch.launcher.get("mixed_precision", ("",))[0] or (
@@ -217,7 +217,7 @@ def _precision(draft: Draft) -> None:
         draft.set("model.dtype", names.get(loaded, "float32"), *labels)
 
 
-def _sharding(draft: Draft) -> None:
+def _sharding(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels = (
         "--deepspeed",
@@ -246,8 +246,8 @@ def _sharding(draft: Draft) -> None:
         draft.note("divides nothing, as a single process here", *labels, is_change=False)
 
 
-def _asked(draft: Draft) -> tuple[Sharding | None, str]:
-    """How the command shards, and a remark where it is a file's name that says so."""
+def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
+    """Return how the command shards the model, and a remark where only a file's name says so."""
     launch = draft.launch
     if words := launch.words("deepspeed"):
         return _deepspeed(draft, words[0])
@@ -266,7 +266,7 @@ def _asked(draft: Draft) -> tuple[Sharding | None, str]:
     return None, ""
 
 
-def _deepspeed(draft: Draft, value: str) -> tuple[Sharding | None, str]:
+def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
     if value.startswith("{"):
         return _read(draft, value), ""
     file = draft.launch.file(value) if value.endswith(".json") else None
@@ -282,7 +282,7 @@ def _deepspeed(draft: Draft, value: str) -> tuple[Sharding | None, str]:
     return found, ""
 
 
-def _read(draft: Draft, text: str) -> Sharding | None:
+def _read(draft: RecipeDraft, text: str) -> Sharding | None:
     try:
         found = sharding_of_json(json.loads(text))
     except ValueError:
@@ -292,14 +292,14 @@ def _read(draft: Draft, text: str) -> Sharding | None:
     return found
 
 
-def _kept_reference(draft: Draft) -> None:
-    """Full fine-tuning with a penalty keeps a copy of the start."""
+def _kept_reference(draft: RecipeDraft) -> None:
+    """Set the place of the copy of the start that full fine-tuning with a KL penalty keeps."""
     if tuner_of(draft) == "full" and draft.values.get("algorithm.kl.coef", 0):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
         draft.set("model.reference", place, remark="the KL reference of full fine-tuning")
 
 
-def _trackers(draft: Draft) -> None:
+def _trackers(draft: RecipeDraft) -> None:
     known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
     words = draft.launch.words("report_to")
     given = [word for value in words for word in re.split(r"[\s,'\"]+", value.strip("[]")) if word not in ("", "none")]

@@ -1,1 +1,1 @@
-"""Memory and time of a run before it costs either, from a recipe and a config.json."""
+"""Estimates of the memory and time of a run, from a recipe and a config.json alone."""

@@ -1,4 +1,4 @@
-"""What a plan is made for: ranks, their devices' memory, and that of the machine they are in."""
+"""The machine of a plan: its ranks, the memory of their devices, and the memory of the host."""
 
 import os
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Machine:
 
     ranks: int
     memory_bytes: int  # of each
-    device: Device | None  # None: a CPU, of which no seconds are foretold
-    host_bytes: int | None = None  # of one machine's own memory, where that is known
+    device: Device | None  # None: a CPU, for which no seconds are estimated
+    host_bytes: int | None = None  # of one machine's host memory, where known
 
     @property
     def is_gpu(self) -> bool:
@@ -22,15 +22,15 @@ class Machine:
 
     @property
     def ranks_together(self) -> int:
-        """Ranks of one machine."""
+        """Return the number of ranks on one machine."""
         return self.ranks if self.device is None else min(self.ranks, self.device.per_machine)
 
     def holds(self, memory: RankMemory) -> bool:
-        """Whether a rank's bytes fit into its device, and those of a machine's ranks into the machine."""
+        """Whether a rank's bytes fit into its device, and those of all ranks of a machine into its host memory."""
         has_room = self.host_bytes is None or memory.host_bytes * self.ranks_together <= self.host_bytes
         return has_room and memory.fits(self.memory_bytes)
 
 
 def memory_here() -> int:
-    """Bytes of this machine's memory."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,6 +1,6 @@
-"""Bytes of one rank, by what they are for and by phase, for every strategy.
+"""Bytes of one rank, by purpose and by phase, for every strategy.
 
-Weights are counted, the learner's pass is measured on fake tensors (`probe`), the rest is arithmetic that stands here.
+Weights are counted, the learner's pass is measured on fake tensors (`probe`), and the rest is computed here.
 """
 
 from collections.abc import Mapping
@@ -19,19 +19,19 @@ from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local import TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-MOMENT_BYTES = 8  # AdamW's two, float32
+MOMENT_BYTES = 8  # AdamW's two moments, float32
 HOST_OPTIMIZER_BYTES = 16  # DeepSpeed's on the host: moments, and float32 copies of weight and gradient
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
-CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; measured on no card here, so stated
+CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; assumed, not measured
 FRAGMENTS = "fragmentation"
-FRAGMENTATION = 0.05  # of what PyTorch allocates; likewise
-SERVER_SHARE = 0.9  # of its GPU that a vLLM server takes where it is not told otherwise
-VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; likewise
+FRAGMENTATION = 0.05  # of what PyTorch allocates; assumed
+SERVER_SHARE = 0.9  # of its GPU's memory: vLLM's default
+VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; assumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rollout:
-    """Who samples and scores beside the learner, and how much of it lies on this rank."""
+class RolloutLoad:
+    """The sampling and scoring of a step, and what this rank holds for them."""
 
     engine: EngineKind
     prompts: int  # of this rank in a step
@@ -39,11 +39,11 @@ class Rollout:
     completion_tokens: int
     group_size: int
     tensor_parallel: int = 1  # ranks that share one vLLM engine
-    awake_bytes: int = 0  # what a vLLM engine takes of this rank
-    asleep_bytes: int = 0  # and while the learner works
-    moves_to_host: bool = False  # its weights, then
-    engine_prompts: int = 0  # that one vLLM engine completes: of all ranks that share it, or of a server
-    engine_bytes: int = 0  # of one GPU, for that engine
+    awake_bytes: int = 0  # of this rank's memory, for a vLLM engine that samples
+    asleep_bytes: int = 0  # the same while the learner works
+    moves_to_host: bool = False  # whether its weights move to the host while the learner works
+    engine_prompts: int = 0  # prompts that one vLLM engine completes: of all ranks that share it, or of a server
+    engine_bytes: int = 0  # of one GPU's memory, for that engine
     lookahead: int = 0
     prepacked_bytes: int = 0
     reward_models: RewardModelBytes = field(default_factory=RewardModelBytes)
@@ -55,7 +55,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How the learner's work lies on the ranks."""
+    """How the learner's work is divided over the ranks."""
 
     strategy: str
     ranks: int
@@ -73,23 +73,23 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
-    """One rank's bytes."""
+    """The bytes of one rank."""
 
     strategy: str
-    parts: Mapping[str, Mapping[str, int]]  # by phase, what lives then at its largest, by what it is for
-    host: Mapping[str, int]  # of the machine's memory, by what it is for
-    obstacle: str | None = None  # what keeps it from working however much memory there is
+    parts: Mapping[str, Mapping[str, int]]  # by phase, then by purpose: what lives at the phase's peak
+    host: Mapping[str, int]  # of the host's memory, by purpose
+    obstacle: str | None = None  # why it cannot work with any amount of memory
 
     @property
     def components(self) -> dict[str, int]:
-        """The most of each over the phases."""
+        """Return the largest size of each component over the phases."""
         names = dict.fromkeys(name for parts in self.parts.values() for name in parts)
-        in_order = sorted(names, key=lambda name: name == FRAGMENTS)  # a share of all others
+        in_order = sorted(names, key=lambda name: name == FRAGMENTS)  # last: it is a share of all others
         return {name: max(parts.get(name, 0) for parts in self.parts.values()) for name in in_order}
 
     @property
     def phases(self) -> dict[str, int]:
-        """The most that lives at a time, in each."""
+        """Return the peak of each phase."""
         return {phase: sum(parts.values()) for phase, parts in self.parts.items()}
 
     @property
@@ -104,13 +104,13 @@ class RankMemory:
         return self.obstacle is None and self.peak <= memory_bytes
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the fields for `--json`."""
         return {**asdict(self), "components": self.components, "phases": self.phases}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Peaks of the learner above its weights and moments, by layers and tokens."""
+    """Peaks of the learner above its weights and moments, as functions of layers and tokens."""
 
     learn: LinearBytes
     step: LinearBytes
@@ -118,22 +118,22 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Learner:
-    """What a rank holds of the model and its training, in bytes."""
+    """The bytes of the model and its training on one rank."""
 
     base: int  # of the language model's weights that stay on the device
-    gathered: int  # of other ranks' weights, for a pass
+    gathered: int  # of other ranks' weights, during a pass
     moments: int
     passes: int
     step: int
-    buffer: int  # in which gradients are summed
+    buffer: int  # for summing gradients
     offloaded_weights: int
     offloaded_optimizer: int
 
 
 def rank_memory(
-    recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, rollout: Rollout | None, layout: Layout
+    recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, rollout: RolloutLoad | None, layout: Layout
 ) -> RankMemory:
-    """What a rank holds."""
+    """Compute the bytes of one rank by phase and purpose."""
     held = _learner(recipe, sizes, measured, layout)
     trains_vision = {"vision", "projector"} & set(whole_parts(recipe))
     vision_width = BYTES["float32"] if trains_vision else weights_dtype(recipe).itemsize
@@ -190,7 +190,7 @@ def rank_memory(
 
 
 def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
-    """Divide what a strategy shares out, and move what it offloads."""
+    """Divide what a strategy shards, and move what it offloads."""
     width, ranks = weights_dtype(recipe).itemsize, layout.ranks
     base, moments = width * sizes.language_weights, MOMENT_BYTES * sizes.trained
     step = measured.step.at(sizes.layers, layout.tokens)
@@ -219,8 +219,8 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
 
 
 def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
-    """Bytes of the frozen copy that the KL penalty compares with: of what is trained whole, the language model's shared
-    out over `shares` ranks."""
+    """Return the bytes of the frozen copy that the KL penalty compares with, of all parts that are trained whole. The
+    copy of the language model is sharded over `shares` ranks."""
     if not keeps_start(recipe):
         return 0
     vision = sizes.trained_vision - sizes.vision_adapter
@@ -229,15 +229,15 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
 
 
 def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
-    """Bytes while the copy of the start has the weights' place: where ranks share the model the weights lie
-    aside in float32, else a copy of the host's is brought here."""
+    """Return the bytes that are needed while the copy of the start replaces the weights: under fsdp2 the weights are
+    put aside in float32, else a copy on the host is brought to the device."""
     if layout.kind.shards_model:
         return start * BYTES["float32"] // BYTES[recipe.model.dtype]
     return start if recipe.model.reference == "cpu" else 0
 
 
-def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: int) -> dict[str, int]:
-    """Bytes of what samples. `missing`: of the language model, which the local engine gathers."""
+def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int) -> dict[str, int]:
+    """Return the bytes of the engine. `missing`: bytes of the language model that the local engine must gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
     if rollout.engine.is_beside:
@@ -245,15 +245,15 @@ def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, missing: in
     return {**_local_engine(recipe, sizes, rollout), "weights gathered for the rollout": missing}
 
 
-def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
-    """Bytes of the copies that a CPU decodes from, in float32 only."""
+def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
+    """Return the bytes of the copies that a CPU decodes from; in float32 only."""
     if recipe.model.dtype != "float32":
         return 0
     return min(rollout.prepacked_bytes, BYTES["float32"] * sizes.language_weights)
 
 
-def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> dict[str, int]:
-    """Bytes of keys and values, and of the logits that are drawn from, of the largest batch of prompts."""
+def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> dict[str, int]:
+    """Return the bytes of keys and values, and of logits, for the largest batch of prompts."""
     prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
@@ -264,24 +264,25 @@ def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> di
 
 
 def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: int) -> int:
-    """Bytes of one token's keys and values on one of the ranks that share its heads."""
+    """Return the bytes of one token's keys and values on one of the ranks that share the heads."""
     heads = max(1, sizes.key_heads // tensor_parallel)
     return 2 * BYTES[recipe.model.dtype] * sizes.layers * heads * sizes.head_size
 
 
-def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
-    """Bytes of a vLLM engine's weights on one of the ranks that share it."""
+def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
+    """Return the bytes of a vLLM engine's weights on one of the ranks that share it."""
     return BYTES[recipe.model.dtype] * sizes.weights // rollout.tensor_parallel
 
 
-def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout) -> int:
-    """Prompts with a completion that a vLLM engine holds at a time, none of them shared, to be on the safe side."""
+def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
+    """Return how many completions with their prompts a vLLM engine holds at once. Sharing of prompts is not counted, so
+    that the number is a lower bound."""
     room = rollout.engine_bytes - VLLM_WORKSPACE - engine_weights(recipe, sizes, rollout)
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
 
 
-def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, ranks: int) -> str | None:
-    """Why a vLLM engine cannot work on so many ranks; None where it can."""
+def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad | None, ranks: int) -> str | None:
+    """Return why a vLLM engine cannot work on this number of ranks; None where it can."""
     if rollout is None or not rollout.engine.is_beside:
         return None
     for count, what in ((ranks, "ranks"), (sizes.heads, "attention heads")):
@@ -296,13 +297,13 @@ def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | No
     return None
 
 
-def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> Rollout:
-    """The recipe's rollout on one of the ranks, with prompts of this length and this much memory. A server is taken to
-    be one GPU of the same kind."""
+def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_bytes: int) -> RolloutLoad:
+    """Compute the recipe's rollout on one rank, for prompts of this length and this many bytes of memory. A server is
+    assumed to be one GPU of the same kind."""
     asked, vllm, engine = recipe.rollout, recipe.rollout.vllm, recipe.rollout.engine_kind
     awake = round(memory_bytes * vllm.gpu_memory_utilization) if engine.is_beside else 0
     prompts = -(-recipe.optim.prompts_per_step // ranks)
-    return Rollout(
+    return RolloutLoad(
         engine=engine,
         prompts=prompts,
         engine_prompts=-(-recipe.optim.prompts_per_step // len(asked.urls))

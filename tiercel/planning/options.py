@@ -1,4 +1,4 @@
-"""What a recipe's layout would hold and take on given GPUs, under each strategy."""
+"""The memory and time of a recipe on given GPUs, under each strategy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,13 +13,13 @@ from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
 from tiercel.planning.machine import Machine
-from tiercel.planning.memory import Layout, Measured, RankMemory, Rollout, rank_memory, step_rollout
+from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
 from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward_model_sizes
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
-PROBED_GROUPS = 4  # at most: attention goes over them one by one, and further ones add no more than their tokens
+PROBED_GROUPS = 4  # at most: attention takes groups one by one, so further groups add only their tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Option:
 
     memory: RankMemory
     fits: bool
-    largest_tokens: int  # the greatest learner.max_tokens_per_microbatch that would fit; 0: none
+    largest_tokens: int  # the largest learner.max_tokens_per_microbatch that fits; 0: none
     seconds: Mapping[str, float]
 
     @property
@@ -36,7 +36,7 @@ class Option:
         return sum(self.seconds.values())
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the fields for `--json`."""
         return {**asdict(self), "memory": self.memory.as_json()}
 
 
@@ -51,19 +51,20 @@ class Subject:
     prompt_tokens: int
     reward_models: tuple[RewardModelSize, ...]
 
-    def rollout(self, machine: Machine) -> Rollout | None:
+    def rollout(self, machine: Machine) -> RolloutLoad | None:
+        """Compute the recipe's rollout on one rank of the machine; None for SFT."""
         if not isinstance(self.recipe, GrpoRecipe):
             return None
         rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
         return replace(rollout, reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu))
 
     def learnt_tokens(self, machine: Machine) -> int:
-        """Tokens that the rank with the most rows learns from in a step, prompts once per group."""
+        """Return the tokens that the rank with the most rows learns from in a step, prompts once per group."""
         return -(-self.recipe.optim.prompts_per_step // machine.ranks) * self.composition.group_tokens
 
     @property
     def smallest_tokens(self) -> int:
-        """A microbatch holds a prompt and a completion."""
+        """Return the tokens of the smallest microbatch: a prompt and a completion."""
         return self.prompt_tokens + self.composition.completion_tokens
 
     @property
@@ -75,12 +76,12 @@ class Subject:
                 completion_tokens=rollout.max_new_tokens,
                 group_size=rollout.group_size,
             )
-        answer = max(1, self.prompt_tokens // 4)  # of a conversation's tokens, those that are scored
+        answer = max(1, self.prompt_tokens // 4)  # the scored tokens of a conversation; assumed
         return Composition(prompt_tokens=self.prompt_tokens - answer, completion_tokens=answer, group_size=1)
 
 
 def study(recipe: SftRecipe | GrpoRecipe, prompt_tokens: int | None) -> Subject:
-    """Count the recipe's model. Raises ModelError or EnvironmentProblem where its config cannot be had."""
+    """Count the recipe's model. Raises ModelError or EnvironmentProblem where its config cannot be read or fetched."""
     path, config = read_config(recipe.model)
     family = bare_family(path, config)
     return Subject(
@@ -94,8 +95,8 @@ def study(recipe: SftRecipe | GrpoRecipe, prompt_tokens: int | None) -> Subject:
 
 
 def measure(subject: Subject) -> Measured:
-    """Run the learner on fake tensors at four points. FlexAttention has no form without a GPU; what it keeps for the
-    backward pass is what the CPU's form keeps: queries, keys, values, outputs and their log-sum-exp."""
+    """Run the learner on fake tensors at four points. FlexAttention needs a GPU; for the backward pass it keeps what
+    the CPU's form keeps: queries, keys, values, outputs and their log-sum-exp."""
     recipe, family = subject.recipe, subject.family
     asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
@@ -115,7 +116,7 @@ def measure(subject: Subject) -> Measured:
 
 
 def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
-    """Strategies to judge: the recipe's own, or all that go with the number of ranks."""
+    """Return the strategies to judge: the recipe's own, or all that this number of ranks admits."""
     if recipe.train.strategy != "auto":
         return [recipe.train.strategy]
     return [
@@ -126,13 +127,13 @@ def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
 
 
 def strategy_problems(recipe: SftRecipe | GrpoRecipe, name: str) -> list[str]:
-    """Why the recipe's own rules refuse a strategy."""
+    """Return why the rules of the recipe refuse a strategy."""
     asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": name})})
     return [problem.text for problem in rule_problems(asked) if "train.strategy" in (problem.key, *problem.also)]
 
 
 def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Callable[[int], RankMemory]:
-    """Make the function from a microbatch's tokens to what a rank holds."""
+    """Make the function from the tokens of a microbatch to the memory of a rank."""
     rollout = subject.rollout(machine)
 
     def held(tokens: int) -> RankMemory:
@@ -155,7 +156,7 @@ def option(subject: Subject, measured: Measured, machine: Machine, strategy: str
 
 
 def seconds_of(subject: Subject, machine: Machine, strategy: str) -> Mapping[str, float]:
-    """Estimate a step by phase; nothing without figures of a device."""
+    """Estimate the seconds of a step by phase; empty without figures of a device."""
     if machine.device is None:
         return {}
     recipe = subject.recipe
@@ -170,7 +171,7 @@ def seconds_of(subject: Subject, machine: Machine, strategy: str) -> Mapping[str
 
 
 def largest(fits: Callable[[int], bool], smallest: int) -> int:
-    """Find the greatest number of tokens that fits, by halving; 0 where the smallest does not."""
+    """Find the largest number of tokens that fits, by bisection; 0 where the smallest does not fit."""
     if not fits(smallest):
         return 0
     low, high = smallest, smallest * 2

@@ -1,4 +1,4 @@
-"""The plan of a recipe on given GPUs: what each strategy would hold, which to take, what to change where none fits."""
+"""The plan of a recipe on given GPUs: the memory of each strategy, which to take, what to change where none fits."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from tiercel.planning.probe import LinearBytes
 from tiercel.planning.remedies import Changes, Remedy, changed, engines, find_remedy, words
 from tiercel.planning.sizes import ModelSizes
 
-ENOUGH_ROWS = 16  # that a vLLM engine should hold at a time before it is advised
+ENOUGH_ROWS = 16  # completions that a vLLM engine should hold at once before it is advised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All options, the one to take, and the change to make where there is none."""
+    """All options, the one to take, and the change to make where none fits."""
 
     machine: Machine
     sizes: ModelSizes
@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def shown(self) -> Option:
-        """The option to look at: the one to take, else the nearest recipe's, else the one that lacks the least."""
+        """Return the option to show: the one to take, else that of the nearest recipe that fits, else the smallest."""
         if self.chosen is not None:
             return next(each for each in self.options if each.memory.strategy == self.chosen)
         if self.remedy is not None:
@@ -39,7 +39,7 @@ class Plan:
         return min(self.options, key=lambda each: each.memory.peak)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the fields for `--json`."""
         remedy = self.remedy
         return {
             **asdict(self),
@@ -77,8 +77,8 @@ def make_plan(recipe: SftRecipe | GrpoRecipe, machine: Machine, prompt_tokens: i
 
 
 def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> str | None:
-    """Why the local engine cannot have the whole policy on a rank that holds a share of it, and what to write instead;
-    None where it can. Judged by the longest prompts that the recipe admits."""
+    """Return why the local engine cannot gather the whole policy on a rank that holds a shard, and what to write
+    instead; None where it can. The longest prompts that the recipe admits are assumed."""
     subject = study(recipe, None)
     needed = _rollout_bytes(subject, machine, strategy)
     if needed <= machine.memory_bytes:
@@ -92,7 +92,7 @@ def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> st
 
 
 def _rollout_bytes(subject: Subject, machine: Machine, strategy: str) -> int:
-    """What a rank holds while it samples, for which the learner's passes need not be measured."""
+    """Return the bytes of a rank while it samples. The learner's passes need not be measured for that."""
     nothing = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
     held = memory_of(subject, Measured(learn=nothing, step=nothing), machine, strategy)
     return held(0).phases["rollout"]

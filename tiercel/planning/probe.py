@@ -1,6 +1,6 @@
-"""What the learner really holds: its own code, run on fake tensors, which have shapes and no memory.
+"""Measuring the learner's memory by running its own code on fake tensors, which have shapes but no memory.
 
-A few decoder layers and two numbers of tokens are enough: the bytes of a pass are linear in both, to the rounding of
+A few decoder layers and two numbers of tokens are enough: the bytes of a pass are linear in both, up to the rounding of
 buffers. L decoder layers, T packed tokens.
 """
 
@@ -29,12 +29,12 @@ from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.planning.sizes import with_layers, without_files
 from tiercel.types import EncodedPrompt, Row
 
-PROBED_LAYERS = (2, 3)  # with one, checkpointing holds otherwise
+PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
 SMALL_SHARE = 0.5  # of the token budget, for the second number of tokens
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that were made inside and still live, and the most there were at a time."""
+    """Count the bytes of storages that are made inside and still live, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # most of the calls: a fake tensor is asked where it is
+        if func is torch.ops.prim.device.default:  # most of the calls ask a fake tensor for its device
             return func(*args)
         for value in tree_iter((args, kwargs)):
-            if isinstance(value, Tensor):  # what was there before is not counted, nor are its views
+            if isinstance(value, Tensor):  # tensors from before, and their views, are not counted
                 self._count(value.untyped_storage(), is_new=False)
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
@@ -55,12 +55,12 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def start_again(self) -> int:
-        """Forget the peak so far; the bytes that live now."""
+        """Reset the peak, and return the bytes that live now."""
         self.peak = self.now
         return self.now
 
     def _count(self, storage: torch.UntypedStorage, *, is_new: bool) -> None:
-        key = storage._cdata  # an address, which another storage may have once this one is gone
+        key = storage._cdata  # an address; another storage may get it after this one is freed
         if key in self._known:
             return
         size = storage.nbytes() if is_new else 0
@@ -76,7 +76,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Composition:
-    """What a microbatch is made of: groups of one prompt and its completions, as many as the budget holds."""
+    """The content of a microbatch: groups of one prompt and its completions, as many as the budget holds."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -84,11 +84,11 @@ class Composition:
 
     @property
     def group_tokens(self) -> int:
-        """Tokens of a whole group."""
+        """Return the tokens of a whole group."""
         return self.prompt_tokens + self.group_size * self.completion_tokens
 
     def items(self, tokens: int, dimensions: int) -> list[PackItem]:
-        """Whole groups, a part of one, and what is left in the last one's prompt: `tokens` in all."""
+        """Make groups with `tokens` tokens in all: whole groups, part of one, and the rest in the last prompt."""
         counts: list[int] = []
         left = tokens
         while left >= self.prompt_tokens + self.completion_tokens or not counts:
@@ -123,10 +123,10 @@ class Composition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateBytes:
-    """Bytes above the model's own and the optimiser's moments."""
+    """Peaks above the bytes of the model and of the optimiser's moments."""
 
-    learn: int  # forward and backward of a microbatch, gradients of the one before included
-    step: int  # gradients and the update's own temporaries
+    learn: int  # forward and backward of a microbatch, with the gradients of the one before
+    step: int  # gradients and the temporary tensors of the update
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ class LinearBytes:
 
 
 def fitted(measure: Callable[[int, int], int], tokens: int) -> LinearBytes:
-    """The form through `measure(layers, tokens)` at the probed numbers."""
+    """Fit the linear form through `measure(layers, tokens)` at the probed numbers."""
     (l1, l2), (t1, t2) = PROBED_LAYERS, (max(1, round(tokens * SMALL_SHARE)), tokens)
     f11, f12, f21, f22 = measure(l1, t1), measure(l1, t2), measure(l2, t1), measure(l2, t2)
     d = (f22 - f21 - f12 + f11) / ((l2 - l1) * (t2 - t1))
@@ -156,7 +156,7 @@ def fitted(measure: Callable[[int, int], int], tokens: int) -> LinearBytes:
 
 @contextmanager
 def younger_garbage() -> Iterator[None]:
-    """Inside, `gc.collect` looks at what was made inside alone; torch and transformers are a million older objects."""
+    """Limit `gc.collect` to objects that are made inside; torch and transformers have a million older ones."""
     gc.freeze()
     try:
         yield
@@ -166,14 +166,14 @@ def younger_garbage() -> Iterator[None]:
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Tensors made inside have no memory. Layouts stay real, since code looks at their numbers."""
+    """Make tensors inside without memory. Layouts stay real, because code reads their numbers."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
 
 def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -> Policy:
-    """The recipe's policy with so many decoder layers, on torch's meta device: fake tensors cannot be moved, as adding
-    an adapter does."""
+    """Build the recipe's policy with `layers` decoder layers on torch's meta device: adding an adapter moves tensors,
+    which fake tensors do not allow."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
             with_layers(config, layers), dtype=weights_dtype(recipe), attn_implementation="sdpa"
@@ -183,7 +183,8 @@ def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -
 
 
 def fill_with_fakes(model: nn.Module) -> None:
-    """Fake tensors on the CPU in place of the meta device's, a shared one once; to be called among `fake_tensors`."""
+    """Replace the meta device's tensors by fake tensors on the CPU; a shared tensor stays shared. Call it inside
+    `fake_tensors`."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -198,7 +199,7 @@ def fill_with_fakes(model: nn.Module) -> None:
 
 
 class ProbedLearner(Learner):
-    """Where a pass looks at numbers, to lay it out, it needs real ones."""
+    """A learner whose layouts are computed on real tensors, because their code reads numbers."""
 
     def _attention(self, batch: PackedTokens, first_query: int = 0) -> AttentionForm:
         with _disable_current_modes():
@@ -212,8 +213,8 @@ class ProbedLearner(Learner):
 def update_bytes(
     recipe: BaseRecipe, family: Family, config: Any, layers: int, packed: PackedTokens, form: str
 ) -> UpdateBytes:
-    """Peaks of a microbatch and a step, of the learner's own code; with the head's tiles of a GPU, which on a CPU are
-    smaller and many. The gradients of a microbatch before are there already."""
+    """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles of a GPU.
+    The gradients of an earlier microbatch exist already."""
     with younger_garbage():
         policy = empty_policy(recipe, family, config, layers)
         return _measured_update(recipe, family, policy, packed, form)
@@ -235,7 +236,7 @@ def _measured_update(
         scores = learner(packed, None, 1.0)
         scores.logprobs_N.sum().backward()
         del scores
-        gc.collect()  # what a cycle of references holds would count or not, as it happens
+        gc.collect()  # else objects in reference cycles would be counted at random
         learn = live.peak - resident
         live.start_again()
         optimizer.step()
@@ -245,4 +246,5 @@ def _measured_update(
 
 
 def packed_case(composition: Composition, tokens: int, dimensions: int) -> PackedTokens:
+    """Pack a microbatch of `tokens` tokens."""
     return pack(composition.items(tokens, dimensions))

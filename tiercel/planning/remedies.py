@@ -1,6 +1,6 @@
-"""What to change in a recipe that does not fit: a search over the keys that leave a run's result as it is.
+"""What to change in a recipe that does not fit: a search over the keys that do not change a run's result.
 
-Every combination is judged by the memory and the seconds of `options`, and by the recipe's own rules.
+Every combination is judged by the memory and the seconds of `options`, and by the rules of the recipe.
 """
 
 import json
@@ -19,12 +19,12 @@ from tiercel.planning.memory import Measured, engine_obstacle
 from tiercel.planning.options import Option, Subject, largest, measure, memory_of, option, seconds_of
 from tiercel.sections import Section
 
-MARGIN = 15  # sixteenths of what just fits: a smaller microbatch is cut otherwise, and measured a little otherwise
+MARGIN = 15  # sixteenths of the largest microbatch that fits: a smaller one is cut and measured a little differently
 MORE_RANKS = (1, 2, 4, 8, 16, 32)
 ENGINE_RANKS = (1, 2, 4, 8)
 ENGINE_SHARES = tuple(twentieths / 20 for twentieths in range(2, 20))
-CHANGE_COST = 0.05  # of a step's seconds, that each key to write is taken for
-KEY_COSTS = {"rollout.engine": 6}  # in such keys: another package, and logprobs of another program
+CHANGE_COST = 0.05  # of a step's seconds, for each key to write
+KEY_COSTS = {"rollout.engine": 6}  # in keys: it needs another package, and its logprobs come from another program
 
 STRATEGY = "train.strategy"
 TOKENS = "learner.max_tokens_per_microbatch"
@@ -47,7 +47,7 @@ class Remedy:
     option: Option
 
     def words(self, ranks: int) -> str:
-        """What to write, as one line, beside the number of GPUs where that is not `ranks`."""
+        """Return what to write as one line, with the number of GPUs where it is not `ranks`."""
         more = [f"{self.machine.ranks} GPUs"] if self.machine.ranks != ranks else []
         return ", ".join([*more, *([words(self.changes)] if self.changes else [])])
 
@@ -61,24 +61,24 @@ class _Candidate:
 
     @property
     def cost(self) -> tuple[float, int]:
-        """Seconds of a step and the number of changes, weighed; without seconds the changes alone."""
+        """Return the cost: the seconds of a step, raised by the number of changes; without seconds only the changes."""
         keys = sum(KEY_COSTS.get(key, 1) for key in self.changes)
         return self.seconds * (1 + CHANGE_COST * keys), keys
 
 
 def words(changes: Changes) -> str:
-    """Keys and values as a recipe has them, as one line."""
+    """Format keys and values as in a recipe, in one line."""
     return ", ".join(f"{key}: {written(value)}" for key, value in changes.items())
 
 
 def written(value: Any) -> str:
-    """A value as a recipe has it."""
+    """Format a value as in a recipe."""
     return json.dumps(value).strip('"')
 
 
 def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remedy | None:
-    """The cheapest combination that fits these ranks, or else twice as many, and so on; None where none does.
-    `measured`: of the recipe as it is."""
+    """Find the cheapest combination that fits these ranks, or twice as many, and so on; None where none fits.
+    `measured`: the peaks of the unchanged recipe."""
     by_checkpointing = {subject.recipe.learner.gradient_checkpointing: measured}
     if True not in by_checkpointing:
         by_checkpointing[True] = measure(changed(subject, {CHECKPOINTING: True}))
@@ -94,7 +94,7 @@ def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remed
 
 
 def _candidates(subject: Subject, machine: Machine, measured: Mapping[bool, Measured]) -> Iterator[_Candidate]:
-    """All combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
+    """Yield all combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
     usable = [engine for engine in engines(subject.recipe, machine) if _can_work(changed(subject, engine), machine)]
     strategies, references = list(_strategies(subject.recipe, machine)), list(_references(subject.recipe))
     for is_on, strategy, engine, reference in product(measured, strategies, usable, references):
@@ -119,7 +119,7 @@ def _candidates(subject: Subject, machine: Machine, measured: Mapping[bool, Meas
 
 
 def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
-    """Those that the number of ranks admits, and what DeepSpeed offloads."""
+    """Yield the strategies that the number of ranks admits, and DeepSpeed's ways of offloading."""
     if machine.ranks == 1:
         yield {}
     else:
@@ -133,14 +133,14 @@ def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Ch
 
 
 def _references(recipe: SftRecipe | GrpoRecipe) -> Iterator[Changes]:
-    """The places of the copy that a KL penalty compares with, where there is one."""
+    """Yield the places of the copy that a KL penalty compares with, where there is one."""
     yield {}
     if keeps_start(recipe):
         yield {REFERENCE: "cpu"}
 
 
 def engines(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
-    """The recipe's own way to sample, and vLLM over several ranks of a machine with several shares of their memory."""
+    """Yield the recipe's own engine, and vLLM over several ranks of a machine with several shares of their memory."""
     yield {}
     if not isinstance(recipe, GrpoRecipe) or machine.device is None or recipe.rollout.engine_kind.is_served:
         return
@@ -158,12 +158,12 @@ def _is_allowed(recipe: SftRecipe | GrpoRecipe) -> bool:
 
 
 def changed(subject: Subject, changes: Changes) -> Subject:
-    """The subject with other values of its recipe."""
+    """Return the subject with other values in its recipe."""
     return replace(subject, recipe=_with(subject.recipe, [(key.split("."), value) for key, value in changes.items()]))
 
 
 def value_at(section: Section, key: str) -> Any:
-    """The value at a dotted key."""
+    """Return the value at a dotted key."""
     for name in key.split("."):
         section = getattr(section, name)
     return section

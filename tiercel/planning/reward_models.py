@@ -1,4 +1,4 @@
-"""Bytes of the reward models that a recipe names: weights counted, a pass measured on fake tensors."""
+"""Bytes of a recipe's reward models: weights are counted, and a pass is measured on fake tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from tiercel.planning.probe import LiveBytes, fake_tensors, fill_with_fakes, you
 from tiercel.planning.sizes import local_or_fetched, with_layers
 from tiercel.rewards.started import RewardModel
 
-PROBED_LAYERS = 2  # without gradients a layer's buffers are gone before the next one's
+PROBED_LAYERS = 2  # enough: without gradients a layer's buffers are freed before the next layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardModelSize:
-    """One of them, in bytes."""
+    """The bytes of one reward model."""
 
     device: str  # as the recipe has it
     weights: int
@@ -28,14 +28,14 @@ class RewardModelSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardModelBytes:
-    """Those that one rank holds."""
+    """The bytes of the reward models on one rank."""
 
-    weights: int = 0  # of all, for they stay
-    largest_pass: int = 0  # of one, for they score in turn
+    weights: int = 0  # of all: they stay in memory
+    largest_pass: int = 0  # of one: they score one after the other
 
 
 def held_by_rank(sizes: Sequence[RewardModelSize], *, on_gpu: bool) -> RewardModelBytes:
-    """In the memory that the plan is about: a GPU's does not hold those with `device: cpu`."""
+    """Sum the reward models in the memory that is planned: a GPU does not hold those with `device: cpu`."""
     held = [size for size in sizes if not (on_gpu and size.device == "cpu")]
     return RewardModelBytes(
         weights=sum(size.weights for size in held), largest_pass=max((size.largest_pass for size in held), default=0)
@@ -43,13 +43,13 @@ def held_by_rank(sizes: Sequence[RewardModelSize], *, on_gpu: bool) -> RewardMod
 
 
 def reward_model_sizes(recipe: BaseRecipe) -> tuple[RewardModelSize, ...]:
-    """Raises ModelError where a config.json is no sequence classifier's, and EnvironmentProblem where it cannot be
-    fetched."""
+    """Measure the recipe's reward models. Raises ModelError where a config.json is not one of a sequence classifier,
+    EnvironmentProblem where it cannot be fetched."""
     return tuple(map(_size, reward_models(recipe)))
 
 
 def _size(options: RewardModel) -> RewardModelSize:
-    """Of its pass: the most tokens, in rows of the greatest length."""
+    """Measure a reward model. Its pass has the most tokens that the recipe admits, in rows of the largest length."""
     path = local_or_fetched(options, "rewards.model.path")
     dtype = DTYPES[options.dtype]
     try:
@@ -57,7 +57,7 @@ def _size(options: RewardModel) -> RewardModelSize:
         with torch.device("meta"):
             whole = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
             few = AutoModelForSequenceClassification.from_config(with_layers(config, PROBED_LAYERS), dtype=dtype)
-    except Exception as error:  # as broken files make it raise
+    except Exception as error:  # broken files raise many types
         raise ModelError(f"{path}: not a config.json of a sequence classifier: {error}") from error
     weights = sum(parameter.nbytes for parameter in whole.parameters())
     tokens = min(options.max_tokens, options.batch_tokens)

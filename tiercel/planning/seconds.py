@@ -1,20 +1,20 @@
-"""Seconds of a step from stated figures of a device: an estimate to compare layouts with, no promise."""
+"""Seconds of a step from assumed figures of a device: an estimate to compare layouts, not a promise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.models.policy import weights_dtype
-from tiercel.planning.memory import BYTES, Layout, Rollout, cache_token_bytes, cached_rows, engine_weights
+from tiercel.planning.memory import BYTES, Layout, RolloutLoad, cache_token_bytes, cached_rows, engine_weights
 from tiercel.planning.sizes import ModelSizes
 
-CHECKPOINTED_PASSES = 1  # forward passes more
-REDUCE_SECONDS = 15e-6  # of one sum over tensor-parallel ranks, however small; stated, not measured
+CHECKPOINTED_PASSES = 1  # additional forward passes
+REDUCE_SECONDS = 15e-6  # the least of one sum over tensor-parallel ranks; assumed, not measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """Data-sheet figures, and the share of them that is assumed to be reached."""
+    """Figures of a data sheet, and the share of them that is assumed to be reached."""
 
     name: str
     flops: float  # per second, bfloat16, dense
@@ -37,16 +37,16 @@ DEVICES: dict[str, Device] = {
 
 
 def link_speed(device: Device, ranks: int) -> float:
-    """Bytes per second of a ring over the ranks: its slowest link decides."""
+    """Return the bytes per second of a ring over the ranks; its slowest link decides."""
     speed = device.link if ranks <= device.per_machine else device.network
     return device.reached_link * speed
 
 
 def phase_seconds(
-    recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout | None, device: Device, layout: Layout, packed: int
+    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad | None, device: Device, layout: Layout, packed: int
 ) -> Mapping[str, float]:
-    """Of one step on the rank with the most prompts: rollout, learn, communication that learning does not hide.
-    `packed`: tokens that it learns from."""
+    """Estimate the seconds of one step by phase, on the rank with the most prompts: rollout, learning, and
+    communication that does not overlap with learning. `packed`: tokens that the rank learns from."""
     flops = device.reached_flops * device.flops
     passes = 2 if recipe.lora is not None else 3  # a frozen weight's gradient is not computed
     passes += CHECKPOINTED_PASSES if recipe.learner.gradient_checkpointing else 0
@@ -64,7 +64,7 @@ def phase_seconds(
         gathering += weights / layout.ranks / to_host
     if gathering:
         microbatches = max(1, -(-packed // layout.tokens))
-        # Forward and backward; recomputing takes what is there.
+        # Forward and backward; recomputation finds the weights still gathered.
         seconds["waiting for weights"] = max(0.0, 2 * microbatches * gathering - learn)
         if rollout is not None and rollout.engine.shares_weights:
             seconds["rollout"] += gathering
@@ -79,9 +79,9 @@ def phase_seconds(
     return seconds
 
 
-def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: Rollout, device: Device) -> float:
-    """Of one rank's engine, or of the one that it shares. A decoding step reads the weights and all keys and values
-    that it attends to; with many rows at once its products take longer than that."""
+def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, device: Device) -> float:
+    """Estimate the seconds of one rank's engine, or of the engine that it shares. A decoding step reads the weights and
+    all keys and values; with many rows at once its matrix products take longer than reading."""
     shared = rollout.tensor_parallel
     flops = device.reached_flops * device.flops * shared
     bandwidth = device.reached_bandwidth * device.bandwidth

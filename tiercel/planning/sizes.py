@@ -1,4 +1,4 @@
-"""Numbers of weights, counted on a model without any: built on torch's meta device from its config alone."""
+"""Numbers of weights, counted on a model that is built on torch's meta device from its config alone."""
 
 import copy
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tiercel.models.policy import make_trainable, weights_dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
-    """A model with its adapter, in numbers of elements unless said otherwise."""
+    """The sizes of a model with its adapter, in elements unless stated otherwise."""
 
     layers: int
     hidden: int
@@ -29,14 +29,14 @@ class ModelSizes:
     head_size: int
     vocabulary: int
     layer_weights: int  # of one decoder layer, without adapter
-    root_weights: int  # embedding, head and last norm; a tied matrix once
+    root_weights: int  # embedding, head and last norm; a tied matrix counts once
     vision_weights: int  # tower and projector
     layer_adapter: int
     vision_adapter: int
-    trained_layer: int  # of one decoder layer, whatever is trained
+    trained_layer: int  # trained weights of one decoder layer
     trained_root: int
     trained_vision: int
-    obstacle: str | None  # why prompts cannot be shared
+    obstacle: str | None  # why completions cannot share their prompt
 
     @property
     def language_weights(self) -> int:
@@ -56,14 +56,16 @@ class ModelSizes:
 
 
 def read_config(model: Model) -> tuple[Path, Any]:
-    """Directory and config of a checkpoint whose weights need not be there; from a hub config.json alone is fetched."""
+    """Return the directory and the config of a checkpoint. Its weights need not be present; from a hub only config.json
+    is fetched."""
     path = local_or_fetched(model, "model.path")
     family_class(path)  # refuses remote code and unknown architectures
     return path, AutoConfig.from_pretrained(path, local_files_only=True)
 
 
 def local_or_fetched(source: Source, key: str) -> Path:
-    """The directory of its config.json. Raises EnvironmentProblem, which names the recipe's key."""
+    """Return the directory of its config.json. Raises EnvironmentProblem, which names the recipe's key, where it cannot
+    be fetched."""
     path = Path(source.path).expanduser()
     return path if path.is_dir() else _fetched(source, key)
 
@@ -77,7 +79,7 @@ def _fetched(model: Source, key: str) -> Path:
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(model.path, "config.json", revision=model.revision)).parent
-    except (ImportError, OSError, ValueError) as error:  # which the hubs' own errors derive from
+    except (ImportError, OSError, ValueError) as error:  # the hubs' own errors derive from these
         raise EnvironmentProblem(
             f"{key}: {model.path}: its config.json could not be fetched ({type(error).__name__}: {error}); give a "
             "directory that holds it"
@@ -85,7 +87,7 @@ def _fetched(model: Source, key: str) -> Path:
 
 
 def bare_family(path: Path, config: Any) -> Family:
-    """A family that knows the architecture and can encode nothing, for there is no tokenizer."""
+    """Make a family that knows the architecture but cannot encode, because it has no tokenizer."""
     checkpoint = Checkpoint(
         path=str(path), config=config, tokenizer=None, image_processor=None, chat_template="", end_token_ids=()
     )
@@ -93,7 +95,7 @@ def bare_family(path: Path, config: Any) -> Family:
 
 
 def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
-    """Sizes of the recipe's model and adapter. Decoder layers are alike, so one is built."""
+    """Count the sizes of the recipe's model and adapter. All decoder layers are equal, so one is built."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
             with_layers(config, 1), dtype=weights_dtype(recipe), attn_implementation="sdpa"
@@ -129,14 +131,14 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
 
 
 def without_files(recipe: BaseRecipe) -> BaseRecipe:
-    """A fresh adapter in place of one that would be read; it has the same shapes."""
+    """Return the recipe with a new adapter instead of one that would be read from a file; it has the same shapes."""
     if recipe.lora is None:
         return recipe
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None})})
 
 
 def with_layers(config: Any, layers: int) -> Any:
-    """The config with another number of decoder layers."""
+    """Return the config with another number of decoder layers."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     text.num_hidden_layers = layers
@@ -148,7 +150,7 @@ def with_layers(config: Any, layers: int) -> Any:
 def _layers_of(language: nn.Module) -> nn.ModuleList:
     layers = getattr(language, "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise ModelError(f"{type(language).__name__} has no list of decoder layers, which a plan counts")
+        raise ModelError(f"{type(language).__name__} has no list of decoder layers, which a plan needs to count")
     return layers
 
 

@@ -1,1 +1,1 @@
-"""Keeping a run going, or saying in one message what is wrong with it."""
+"""Detecting what is wrong with a run, and reporting it in one message."""

@@ -1,4 +1,4 @@
-"""The one place where faults on purpose come in. It is empty: `make faults` and tests fill it (benchmarks/faults)."""
+"""The one place where planned faults enter. It is empty in production; `make faults` and tests fill it."""
 
 from typing import Protocol, TypeVar
 
@@ -9,14 +9,14 @@ class Faults(Protocol):
     """Faults by site: a phase of a step, or a name that a call below gives."""
 
     def strike(self, site: str, step: int, rank: int) -> bool:
-        """Do what is planned for this moment. True where the caller is to leave out what it was about to do."""
+        """Perform the fault that is planned for this moment. True where the caller must skip its next action."""
 
     def spoil(self, value: T, site: str, step: int, rank: int) -> T:
         """Return the value, a number or a tensor, or what is planned for it."""
 
 
 class NoFaults:
-    """Nothing goes wrong on purpose."""
+    """No planned faults."""
 
     def strike(self, site: str, step: int, rank: int) -> bool:
         return False
@@ -29,12 +29,12 @@ _faults: Faults = NoFaults()
 
 
 def faults() -> Faults:
-    """Give the faults of this process."""
+    """Return the faults of this process."""
     return _faults
 
 
 def put(new: Faults) -> Faults:
-    """Put faults in place of those of this process, which are returned."""
+    """Replace the faults of this process, and return the earlier ones."""
     global _faults
     before, _faults = _faults, new
     return before

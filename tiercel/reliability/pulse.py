@@ -1,5 +1,5 @@
-"""How far a rank is, from its process's start to its end: phase, rows, the collective it waits in. The watchdog reads
-it from a thread of its own."""
+"""How far a rank is, from the start of its process to its end: phase, rows, the collective it waits in. The watchdog
+reads it from another thread."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doing:
-    """What a rank does at a moment."""
+    """The activity of a rank at one moment."""
 
     phase: str = "import"
-    phases: int = 0  # begun so far; ranks go through the same ones
+    phases: int = 0  # begun so far; all ranks go through the same phases
     step: int = 0
     rows: tuple[str, ...] = ()
-    collective: str | None = None  # it waits in, and where in the code
+    collective: str | None = None  # the one that the rank waits in, and its place in the code
     collectives: int = 0  # entered so far
 
 
 class Pulse:
-    """Written by the rank's own thread, and beaten by any; each write replaces one value as a whole."""
+    """The activity of this rank. The rank's main thread writes it; any thread may report progress. Each write replaces
+    one whole value."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -33,7 +34,7 @@ class Pulse:
         self.moment = time.monotonic()  # of the last progress
 
     def begin(self, phase: str, step: int, rows: Sequence[str] = ()) -> None:
-        """A phase of a step begins."""
+        """Begin a phase of a step."""
         phases = self.doing.phases + 1
         self.doing = replace(self.doing, phase=phase, phases=phases, step=step, rows=tuple(rows), collective=None)
         self.beat()
@@ -48,24 +49,24 @@ class Pulse:
         return faults().spoil(value, site, self.doing.step, self.rank)
 
     def work_on(self, rows: Sequence[str]) -> None:
-        """The phase goes on with these rows."""
+        """Go on in the same phase with these rows."""
         self.doing = replace(self.doing, rows=tuple(rows))
         self.beat()
 
     def beat(self) -> None:
-        """Progress was made."""
+        """Report progress."""
         self.moment = time.monotonic()
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Inside, the rank waits for the others."""
+        """Mark the time inside as waiting for the other ranks."""
         self.doing = replace(self.doing, collective=name, collectives=self.doing.collectives + 1)
         self.beat()
-        yield  # an error leaves it standing: it says where the rank was
+        yield  # after an error the name stays: it says where the rank was
         self.doing = replace(self.doing, collective=None)
         self.beat()
 
     @property
     def quiet_seconds(self) -> float:
-        """Since the last progress."""
+        """Return the seconds since the last progress."""
         return time.monotonic() - self.moment

@@ -1,6 +1,6 @@
-"""Secrets stay out of all that is written: values of variables named like secrets, and credentials in URLs.
+"""Keeping secrets out of everything that is written: values of variables named like secrets, and credentials in URLs.
 
-What is replaced reads `[redacted NAME]` in text and `redacted` in a URL, which so remains one.
+A secret is replaced by `[redacted NAME]` in text, and by `redacted` in a URL, which stays a valid URL.
 """
 
 import fnmatch
@@ -13,11 +13,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 SECRET_VARIABLES = ("*_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")  # in either case
-SHORTEST_SECRET = 8  # characters; a shorter value is in too many words
-CUT = "..."  # where a message shows a long value in part
-_SHORTEST_LINE = 16  # of a secret that has several, such as a private key
+SHORTEST_SECRET = 8  # characters; a shorter value would occur in ordinary words
+CUT = "..."  # marks the place where a message shows only part of a long value
+_SHORTEST_LINE = 16  # characters, of a secret with several lines, such as a private key
 
-_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
+_SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
 _CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>]+(?=@)')
 _CUT_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>@:]*:(?!\d*\.\.\.)[^\s/?#"<>@]*?(?=\.\.\.)')
 _PARAMETER = re.compile(r"(?<=[?&;])(?P<name>[\w.%-]+)=(?P<value>[^\s&;#\"'<>]+)")
@@ -34,12 +34,12 @@ _MARKS = re.compile(r"\[redacted \w+\]|://redacted@|[?&;][\w.%-]+=redacted\b")
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable, key or URL parameter of this name holds a secret."""
-    return _NAMES.match(name.upper().replace("-", "_")) is not None
+    return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable's name by each secret value, the longest first: of variables named like secrets, and of the
-    passwords in URLs that others hold."""
+    """Return the variable's name by secret value, the longest value first. Secrets are the values of variables named
+    like secrets, and passwords in URLs of any variable."""
     found: dict[str, str] = {}
     for name in sorted(environment):
         for part in _secret_parts(name, environment[name]):
@@ -49,7 +49,7 @@ def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secret_parts(name: str, value: str) -> Iterator[str]:
-    # A path that is there says where a secret lies, and is in many other paths.
+    # A path that exists only names the place of a secret, and is part of many other paths.
     if is_secret_name(name) and not (value.startswith(os.sep) and os.path.exists(value)):
         lines = [line.strip() for line in value.strip().split("\n")]
         yield value.strip()
@@ -63,19 +63,19 @@ def _secret_parts(name: str, value: str) -> Iterator[str]:
 
 
 class Redactor:
-    """Replaces the secrets of an environment, and the credentials of any URL."""
+    """Replace the secrets of an environment, and the credentials of any URL."""
 
     def __init__(self, environment: Mapping[str, str]):
         self._names = {
             form: name for value, name in reversed(secret_values(environment).items()) for form in _forms(value)
         }
-        # What is redacted already stays as it is, whatever words a secret is made of.
+        # Text that is already redacted stays as it is, even where a secret is part of a mark.
         done = {f"[redacted {name}]" for name in self._names.values()}
         words = [*done, *sorted(self._names, key=len, reverse=True)]
         self._pattern = re.compile("|".join(map(re.escape, words)))
 
     def redact(self, text: str) -> str:
-        """The text without secrets; redacting it again changes nothing."""
+        """Return the text without secrets. A second call changes nothing."""
         if "://" in text:
             text = _CUT_CREDENTIALS.sub("redacted", _CREDENTIALS.sub("redacted", text))
         if "=" in text:
@@ -86,7 +86,7 @@ class Redactor:
         return CUT.join([*map(self._without_beginning, cut), rest])
 
     def redact_values(self, value: Any) -> Any:
-        """A copy of a tree of dicts, lists and tuples with its texts redacted; keys and numbers stay."""
+        """Copy a tree of dicts, lists and tuples with its texts redacted; keys and numbers stay."""
         if isinstance(value, str):
             return self.redact(value)
         if isinstance(value, dict):
@@ -96,7 +96,7 @@ class Redactor:
         return value
 
     def _without_beginning(self, text: str) -> str:
-        """A text that was cut, without the beginning of a secret at its end."""
+        """Remove the beginning of a secret at the end of a text that was cut there."""
         if len(text) < SHORTEST_SECRET:
             return text
         for form, name in self._names.items():
@@ -110,22 +110,22 @@ class Redactor:
 
 
 def redact(text: str) -> str:
-    """The text without the secrets of this process's environment."""
+    """Return the text without the secrets of this process's environment."""
     return _process_redactor().redact(text)
 
 
 def redact_values(value: Any) -> Any:
-    """A copy of a tree without the secrets of this process's environment; see Redactor."""
+    """Copy a tree without the secrets of this process's environment; see Redactor."""
     return _process_redactor().redact_values(value)
 
 
 def is_redacted(text: str) -> bool:
-    """Whether something was taken out of the text."""
+    """Whether something was removed from the text."""
     return _MARKS.search(text) is not None
 
 
 def redact_given(text: str) -> str:
-    """The text of a RecipeError without what the recipe or an override gives for keys named like secrets."""
+    """Return the text of a RecipeError without the values that a recipe or override gives keys named like secrets."""
     for pattern in _QUOTED:
         text = pattern.sub(_without_value, text)
     return text
@@ -143,7 +143,8 @@ def _cached_redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it stands in text, in Python alone and beside both kinds of quotes, in a URL; and each in JSON."""
+    """Return the forms that a value has in text, in Python's repr (alone and beside both kinds of quotes) and in a URL;
+    and each of them in JSON."""
     plain = (value, repr(value)[1:-1], repr(value + "'\"")[1:-4], quote(value, safe="", errors="surrogateescape"))
     return {
         form for text in plain for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])

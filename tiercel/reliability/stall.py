@@ -1,4 +1,4 @@
-"""From what the ranks last said of themselves: does the run stand still, and whose fault is it?"""
+"""Judging from the ranks' last signs whether the run makes no progress, and which rank is the cause."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ STATES = {
     "R": "its process is there and computes",
     "Z": "its process has ended",
 }
-AT_WORK = ("R", "D")  # it may hold the interpreter for a while, as the loading of a library does
-PATIENCE_AT_WORK = 3  # times as long as others may be silent
+AT_WORK = ("R", "D")  # such a process may hold the interpreter for a while, as when it loads a library
+PATIENCE_AT_WORK = 3  # how many times longer such a process may be silent
 PACKAGE = str(Path(__file__).parent.parent)
 START = ("launch", "import", "join", "agree", "download", "rows")  # phases before there is a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """What a rank said of itself."""
+    """The last report of a rank on itself."""
 
     rank: int
     host: str = ""
@@ -34,22 +34,22 @@ class Sign:
     phases: int  # begun so far
     step: int
     rows: tuple[str, ...] = ()
-    waits_in: str | None = None  # a collective, and where in the code
-    path: tuple[tuple[str, int], ...] = ()  # file and line of each call that led there, outermost first
+    waits_in: str | None = None  # a collective, and its place in the code
+    path: tuple[tuple[str, int], ...] = ()  # file and line of each call on the stack, outermost first
     quiet_seconds: float  # since its last progress
     limit_seconds: float
     is_inside: bool = True  # where it waits in a collective, its innermost call is torch's
-    looks: int = 0  # grows as long as the rank can run at all
+    looks: int = 0  # grows as long as the watchdog's thread runs
     is_silent: bool = False
     is_gone: bool = False  # silent for longer than any rank may be
-    state: str = ""  # of a silent rank's process, by /proc's letter, where one of its machine could look
+    state: str = ""  # of a silent rank's process, as /proc's letter, where a rank of the same machine read it
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def position(self) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """Comparable: how far the rank is in a program that is the same on all."""
+        """Return how far the rank is in the program, which is the same on all ranks; positions can be compared."""
         return self.phases, self.path
 
     @property
@@ -62,15 +62,15 @@ class Sign:
         return f"phase {self.phase} of {'the start' if self.phase in START else f'step {self.step}'}{rows}"
 
     def silent_for(self, seconds: float, limit: float, state: str) -> "Sign":
-        """The same sign, once nothing has followed it for so many seconds; beyond the limit the rank is gone."""
+        """Return the sign as it counts after `seconds` without a new one; beyond the limit the rank is gone."""
         limit *= PATIENCE_AT_WORK if state in AT_WORK else 1
         silent = replace(self, is_silent=True, quiet_seconds=self.quiet_seconds + seconds, state=state)
         return replace(silent, is_gone=True, limit_seconds=limit) if seconds >= limit else silent
 
 
 def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
-    """Whether this rank should end the run: it works on its own beyond its limit; or it waits beyond it, and no other
-    makes progress; or another is gone."""
+    """Whether this rank should end the run: it has worked by itself beyond its limit; or it has waited beyond its limit
+    and no other rank makes progress; or another rank is gone."""
     own = signs[rank]
     if any(sign.is_gone for sign in signs):
         return True
@@ -80,11 +80,16 @@ def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
 
 
 def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
-    """The ranks that hold up the others: those that say nothing any more, unless they were last waiting while another
-    works beyond its limit; else those that stand still before there is a step, each on its own; else those that wait
-    for nobody, where others wait; else those that are in another place than most. Between two halves, those that are
-    further, for they left out a collective; but where all seem to work, as on GPUs that wait by themselves, those that
-    are behind. Where all are in one collective, those whose innermost call is none of torch's, if others' is."""
+    """Return the ranks that hold up the others. The first rule that applies decides:
+
+    1. ranks that give no sign any more, unless they were last waiting while another rank works beyond its limit;
+    2. ranks that make no progress in a phase before the first step;
+    3. ranks that wait for nobody, where others wait;
+    4. where all wait in one collective: ranks whose innermost call is not one of torch's, if that of others is;
+    5. ranks that are in another place than most;
+    6. where the ranks are in two equal parts: those that are further, because they left out a collective. Where all
+       seem to work, as on GPUs, on which the device itself waits: those that are behind.
+    """
     silent = [sign for sign in signs if sign.is_silent]
     is_stuck = any(sign.waits_in is None and sign.is_over and not sign.is_silent for sign in signs)
     if silent and not (is_stuck and all(sign.waits_in is not None for sign in silent)):
@@ -105,8 +110,8 @@ def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
     return tuple(sign for sign in signs if (sign.position == first) == bool(working))
 
 
-def diagnosis(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
-    """The message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
+def stall_message(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
+    """Write the message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
     guilty = culprits(signs)
     if not guilty and len(signs) > 1:
         return "\n".join([_everyone_waits(signs), *_advice(stacks, directory)])
@@ -134,8 +139,8 @@ def _everyone_waits(signs: Sequence[Sign]) -> str:
     sign = max(signs, key=lambda sign: sign.quiet_seconds)
     return (
         f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, "
-        f"{sign.waits_in or 'on their devices'}, {replace(sign, rows=()).place}: the network between them stands "
-        "still, or a device"
+        f"{sign.waits_in or 'on their devices'}, {replace(sign, rows=()).place}: the network between them, or a "
+        "device, does not answer"
     )
 
 
@@ -168,15 +173,15 @@ def _meaning(sign: Sign) -> str:
 
 
 def innermost_frames(stack: str) -> list[str]:
-    """The innermost frames of the rank's own thread, from what faulthandler wrote, which puts that thread last."""
+    """Return the innermost frames of the rank's main thread, which faulthandler writes last."""
     blocks = [block for block in stack.split("\n\n") if "most recent call first" in block]
     frames = [line.strip() for line in blocks[-1].splitlines()[1:]] if blocks else []
     return [frame for frame in frames if frame.startswith("File ")][:FRAMES_SHOWN]
 
 
 def waiting_place(frame: FrameType | None) -> str | None:
-    """Where a thread is in a function of torch.distributed or DeepSpeed's, mostly to wait for other ranks: its name and
-    who called it. None where it is in other code, such as what those functions call."""
+    """Return the name and the caller of the function of torch.distributed or DeepSpeed that a thread is in, mostly to
+    wait for other ranks. None where the thread is in other code."""
     if frame is None or not _communicates(frame):
         return None
     name = frame.f_code.co_name
@@ -186,7 +191,7 @@ def waiting_place(frame: FrameType | None) -> str | None:
 
 
 def code_place(frame: FrameType | None) -> str:
-    """File and line, without the directories above the package."""
+    """Return file and line, without the directories above the package."""
     if frame is None:
         return "unknown"
     file = frame.f_code.co_filename.replace("\\", "/")
@@ -194,7 +199,7 @@ def code_place(frame: FrameType | None) -> str:
 
 
 def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
-    """Files and lines of this package on the way to a frame, outermost first."""
+    """Return the files and lines of this package on the way to a frame, outermost first."""
     path = []
     while frame is not None:
         file = frame.f_code.co_filename
@@ -205,7 +210,7 @@ def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
 
 
 def is_inside_torch(frame: FrameType | None) -> bool:
-    """Whether the frame is one of torch or DeepSpeed, which in a collective wait for the others."""
+    """Whether the frame is in torch or DeepSpeed, which in a collective wait for the others."""
     return frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "/deepspeed/"))
 
 

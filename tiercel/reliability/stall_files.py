@@ -1,4 +1,4 @@
-"""What ranks tell each other on disk while they cannot speak: their signs, a judgement on them, and their stacks."""
+"""Files by which ranks tell each other about a stall, when collectives cannot: signs, a call, and stacks."""
 
 import faulthandler
 import json
@@ -12,19 +12,20 @@ from typing import Any
 from tiercel.reliability.stall import Sign
 
 HAS_STACKS = "has_stacks"
-CALL = "stalled"  # the file that a rank calls out by
-NOWHERE = Path(os.devnull) / "signs"  # where nothing can be: a rank without others has nobody to tell
+CALL = "stalled"  # the file that a rank writes when it has found a stall
+NOWHERE = Path(os.devnull) / "signs"  # cannot exist: for a rank without others
 
 
 class SignFiles:
-    """One small file for each rank, replaced whole, and one that is there once a rank has called out."""
+    """One small file for each rank, always replaced as a whole, and one that exists once a rank has called out."""
 
     def __init__(self, directory: Path, world_size: int):
         self.directory = directory
         self.world_size = world_size
 
     def write(self, sign: Sign, *, has_stacks: bool = False) -> None:
-        """A full disk must not end a run that would go on, so a sign may be lost, but not that there was one."""
+        """Write a rank's sign. Where that fails, as on a full disk, the run goes on: the file's time is changed, so
+        that the others see that the rank is alive."""
         file = self._file(sign.rank)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -34,18 +35,18 @@ class SignFiles:
                 os.utime(file)
 
     def read(self) -> list[Sign | None]:
-        """By rank; None where there is none."""
+        """Read the signs by rank; None where there is none."""
         return [self._read(rank)[0] for rank in range(self.world_size)]
 
     def moment(self, rank: int) -> float | None:
-        """When the rank last wrote, in seconds of the file system's clock; None where it has no file."""
+        """Return when the rank last wrote, in seconds of the file system's clock; None where it has no file."""
         with suppress(OSError):
             return self._file(rank).stat().st_mtime
         return None
 
     def changed_since(self, before: Sequence[Sign | None], *, now: float, began: float, limit: float) -> list[Sign]:
-        """By rank. One that wrote nothing new is silent, since its last sign or since `began`. `now`, `began`: by the
-        file system's clock; `limit`: seconds of silence that are a stall."""
+        """Return the signs by rank. A rank that wrote nothing new is silent, since its last sign or since `began`.
+        `now` and `began` are of the file system's clock; `limit`: seconds of silence that are a stall."""
         signs = []
         for rank, old in enumerate(before):
             new = self._read(rank)[0]
@@ -62,30 +63,30 @@ class SignFiles:
         return all(sign.is_silent or self._read(sign.rank)[1] for sign in signs)
 
     def call_out(self, signs: Sequence[Sign]) -> Sequence[Sign]:
-        """Tell all ranks that the run stands still, by these signs. Returns those that all go by: another rank may have
-        been first."""
+        """Tell all ranks that the run has stalled, with the signs that show it. Returns the signs that all ranks use:
+        those of the first rank that called out."""
         draft = self.directory / f"{CALL}.{os.getpid()}.tmp"
         with suppress(OSError):
             draft.write_text(json.dumps([sign.as_json() for sign in signs]), encoding="utf-8")
             with suppress(FileExistsError):
-                os.link(draft, self._call)  # unlike a renaming, it fails where the file is there
+                os.link(draft, self._call)  # unlike a rename, it fails where the file exists
             draft.unlink()
         return self.called_out() or signs
 
     def called_out(self) -> Sequence[Sign] | None:
-        """The signs that a rank called out by."""
+        """Return the signs of the rank that called out; None where none has."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             return [_sign(fields) for fields in json.loads(self._call.read_text(encoding="utf-8"))]
         return None
 
     def forget(self, rank: int) -> None:
-        """Before a rank's first sign, and after its last."""
+        """Remove a rank's sign and the call: before its first sign, and after its last."""
         for file in (self._file(rank), self._call):
             with suppress(OSError):
                 file.unlink()
 
     def leave(self, rank: int) -> None:
-        """The rank's last act; the last rank of a run that never began leaves no directory behind."""
+        """Remove a rank's files at its end. The last rank of a run that never began removes the directory as well."""
         self.forget(rank)
         with suppress(OSError):
             self.directory.rmdir()
@@ -118,8 +119,8 @@ def _sign(fields: dict[str, Any]) -> Sign:
 
 
 def process_state(sign: Sign) -> str:
-    """The state of the process that gave a sign, by /proc's letter, where it is one of this machine; nothing where that
-    is not known."""
+    """Return the state of the process that gave a sign, as /proc's letter; an empty text where the process is on
+    another machine or the state is not known."""
     if sign.host != platform.node() or not sign.process:
         return ""
     try:
@@ -135,14 +136,14 @@ def stack_name(rank: int) -> str:
 
 
 def write_stacks(directory: Path, rank: int) -> None:
-    """Python stacks of all threads of this process."""
+    """Write the Python stacks of all threads of this process."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / stack_name(rank)).open("w", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
 
 
 def read_stack(directory: Path, rank: int) -> str:
-    """What `write_stacks` wrote, or nothing."""
+    """Read what `write_stacks` wrote; an empty text where it wrote nothing."""
     with suppress(OSError):
         return (directory / stack_name(rank)).read_text(encoding="utf-8")
     return ""

@@ -1,4 +1,4 @@
-"""Tracebacks that end a process or a thread, printed without secrets."""
+"""Printing tracebacks without secrets."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ from tiercel.reliability.redaction import redact
 
 
 def redact_tracebacks() -> None:
-    """For this process and all its threads, from now on."""
+    """Print every traceback that ends this process, or one of its threads, without secrets from now on."""
     sys.excepthook = _print_traceback
     threading.excepthook = _print_thread_traceback
 

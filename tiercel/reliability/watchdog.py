@@ -1,9 +1,9 @@
-"""A rank that makes no progress ends the run, with the stacks of all ranks and one message that names the culprit.
+"""Ending a run that makes no progress, with the stacks of all ranks and one message that names the rank at fault.
 
-From its process's start each rank has a thread that writes what the rank does to a file which all ranks see, and looks
-whether it still makes progress, and whether the next rank still writes. One that waits for the others is no cause as
-long as one of them makes progress. Where a rank is beyond its limit, whoever finds it calls out, with the signs that it
-judged by; all write their stacks and end, and the first of those that can speaks for all.
+From the start of its process, each rank has a thread. It writes what the rank does to a file that all ranks see, and
+checks whether the rank makes progress and whether the next rank still writes. A rank that waits for the others is not
+at fault as long as one of them makes progress. The rank that finds a stall calls out, with the signs that show it. Then
+all ranks write their stacks and end; the first rank that still can prints the message.
 """
 
 import faulthandler
@@ -21,28 +21,30 @@ from types import TracebackType
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.reliability.stall import Sign, code_path, diagnosis, is_inside_torch, is_stalled, waiting_place
+from tiercel.reliability.stall import Sign, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
 from tiercel.reliability.stall_files import SignFiles, read_stack, stack_name, write_stacks
 from tiercel.reliability.work import Work
 
 SLOWEST_LOOK = 0.5  # seconds
 LOOKS_PER_LIMIT = 20
-LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign has not changed after so many looks, or longer, is silent
+LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign does not change for this number of looks is silent
 LONGEST_SILENCE = 3.0  # seconds
-RANKS_OF_A_LOOK = 128  # with more, each looks more seldom: all write to one file system
+RANKS_OF_A_LOOK = 128  # with more ranks, each looks less often: all write to one file system
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_THE_MESSAGE = 4.0
-SECONDS_OF_CLOCKS = 10.0  # by which those of machines may differ
+SECONDS_OF_CLOCKS = 10.0  # by which the clocks of two machines may differ
 STDERR = 2
 ANY_PHASE = ""
-SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # have a limit of their own only while they work
+SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # phases whose own limit holds only while they work
 
 
 class Watchdog:
-    """Watches the rank that opens it, as a context manager. `directory`: of the run; `files`: where its ranks tell each
-    other what they do; `limits`: seconds without progress by phase, ANY_PHASE for those that have none of their own.
-    `age`: seconds since the process began, in which others may have been silent; `end` gets the exit code and does not
-    return."""
+    """Watch the rank that opens it; a context manager.
+
+    `directory`: of the run. `files`: the ranks' signs. `limits`: seconds without progress by phase; ANY_PHASE for the
+    phases without their own. `age`: seconds since the process began, in which other ranks may have been silent. `end`
+    gets the exit code and does not return.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Watchdog:
         self.look_seconds = look * max(1.0, files.world_size / RANKS_OF_A_LOOK)
         self._next_rank = (pulse.rank + 1) % files.world_size
         self._has_met_next = False
-        self._began = 0.0  # this process, or its going on, by the file system's clock
+        self._began = 0.0  # when this process began or was resumed, by the file system's clock
         self._work = Work()
         self._main = threading.get_ident()
         self._stopped = threading.Event()
@@ -88,21 +90,21 @@ class Watchdog:
         self.files.leave(self.pulse.rank)
 
     def limit(self, phase: str) -> float:
-        """Seconds without progress that a phase may have."""
+        """Return the seconds that a phase may be without progress."""
         return self.limits.get(phase, self.limits[ANY_PHASE])
 
     def _watch(self) -> None:
         try:
             while not self._sleep():
-                with suppress(OSError, RuntimeError):  # a file system that fails for a while, no room for a thread
+                with suppress(OSError, RuntimeError):  # the file system fails for a while, or no thread can start
                     self._arm()
                     self._judge()
         finally:
             faulthandler.cancel_dump_traceback_later()
 
     def _sleep(self) -> bool:
-        """Until the next look; whether it is the end. Time that the process lost, stopped by Ctrl-Z or a scheduler, is
-        not time without progress."""
+        """Sleep until the next look, and return whether the watchdog was closed. Time that the process lost because
+        Ctrl-Z or a scheduler stopped it does not count as time without progress."""
         started = time.monotonic()
         is_over = self._stopped.wait(self.look_seconds)
         lost = time.monotonic() - started - self.look_seconds
@@ -110,7 +112,7 @@ class Watchdog:
             self.pulse.moment = min(self.pulse.moment + lost, time.monotonic())
             self._work.moment = min(self._work.moment + lost, time.monotonic())
             self._work.progress = min(self._work.progress + lost, time.monotonic())
-        if lost > LONGEST_SILENCE:  # all ranks were suspended, it may be, and go on one after the other
+        if lost > LONGEST_SILENCE:  # perhaps all ranks were suspended, and resume one after the other
             self._began = self._now() + lost
         return is_over
 
@@ -125,8 +127,8 @@ class Watchdog:
             self._end(called)
 
     def _next_is_silent(self) -> bool:
-        """Whether the next rank has written nothing for longer than any may. One that was there and took its file away
-        has ended by itself. Each rank looks after one other, so that their number does not matter."""
+        """Whether the next rank has written nothing for longer than any phase allows. A rank whose file existed and is
+        gone has ended by itself. Each rank watches one other, so the cost does not grow with their number."""
         if self._next_rank == self.pulse.rank:
             return False
         moment = self.files.moment(self._next_rank)
@@ -136,23 +138,23 @@ class Watchdog:
         return self._now() - max(self._began, moment or self._began) >= self.limits[ANY_PHASE]
 
     def _now(self) -> float:
-        """By the file system's clock, just after this rank wrote its sign: other machines' clocks may differ."""
+        """Return the file system's time, just after this rank wrote its sign: clocks of machines differ."""
         return self.files.moment(self.pulse.rank) or time.time()
 
     def _arm(self) -> None:
-        """Where even this thread cannot run, because something holds the interpreter, the stacks go to stderr. It does
-        not end the process, for one that a scheduler stopped looks the same; other ranks do."""
+        """Have faulthandler write the stacks to stderr where even this thread cannot run, because something holds the
+        interpreter. The process goes on, because one that a scheduler stopped looks the same; other ranks end it."""
         longest = self.limit(self.pulse.doing.phase) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
         faulthandler.dump_traceback_later(longest, file=STDERR)
 
     def _look(self) -> Sign:
-        """What this rank does now, for the others to read as well."""
+        """Return what this rank does now, and write it for the others."""
         self._looks += 1
         doing = self.pulse.doing
         frame = sys._current_frames().get(self._main)
         waits_in, path = doing.collective or waiting_place(frame), code_path(frame)
         is_inside = is_inside_torch(frame)
-        del frame  # it holds what its functions hold
+        del frame  # it would keep the local variables of its functions alive
         quiet, limit = self._quiet_and_limit(doing.phase)
         sign = Sign(
             rank=self.pulse.rank,
@@ -173,8 +175,8 @@ class Watchdog:
         return sign
 
     def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
-        """Seconds without progress, and how many there may be. Where a phase says nothing of its progress, imports and
-        reading are progress, and any work lets it have its own limit."""
+        """Return the seconds without progress, and the limit. In a phase that reports no progress, imports and reading
+        are progress, and while the process works at all the phase has its own limit."""
         quiet, idle = self.pulse.quiet_seconds, self._work.idle_seconds()
         if phase not in SHOWN_BY_WORK:
             return quiet, self.limit(phase)
@@ -183,7 +185,7 @@ class Watchdog:
         return min(quiet, time.monotonic() - self._work.progress), self.limit(phase)
 
     def _signs_of_all(self) -> list[Sign]:
-        """By rank. A rank whose sign does not change meanwhile is silent."""
+        """Return the signs by rank. A rank whose sign does not change meanwhile is silent."""
         before, started = self.files.read(), time.monotonic()
         silence = max(LOOKS_BETWEEN_SIGNS * self.look_seconds, min(LONGEST_SILENCE, min(self.limits.values()) / 20))
         own = self._look()
@@ -196,7 +198,8 @@ class Watchdog:
         return signs
 
     def _end(self, signs: Sequence[Sign]) -> None:
-        """Stacks, one message by one rank, exit. What cannot be written must not keep the rest from being said."""
+        """Write the stacks, print one message on one rank, and exit. A file that cannot be written must not prevent the
+        rest."""
         started = time.time()
         stall = self.directory / "stall" / f"step-{self.pulse.doing.step:06d}"
         message_file = stall / "message.txt"
@@ -210,7 +213,7 @@ class Watchdog:
                 self._speak(signs, stall, message_file, started)
             else:
                 self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
-                if os.environ.get("LOCAL_RANK") == "0":  # each machine may show its user its own ranks' words alone
+                if os.environ.get("LOCAL_RANK") == "0":  # a machine may show its user only the output of its own ranks
                     with suppress(OSError):
                         print(f"\n{message_file.read_text(encoding='utf-8')}", end="", file=sys.stderr, flush=True)
         finally:
@@ -223,7 +226,7 @@ class Watchdog:
             for sign in signs
             if _is_newer(stall / stack_name(sign.rank), started)  # not one of an earlier stall at this step
         }
-        message = redact(diagnosis(signs, stacks, stall))
+        message = redact(stall_message(signs, stacks, stall))
         print(f"\n{message}", file=sys.stderr, flush=True)
         with suppress(OSError):
             with (self.directory / "log.txt").open("a", encoding="utf-8") as log:
@@ -239,5 +242,6 @@ class Watchdog:
 
 
 def _is_newer(file: Path, moment: float) -> bool:
-    """Than a moment of this machine's clock, or nearly; the file may be another's."""
+    """Whether a file is newer than a moment of this machine's clock, with a margin: another machine may have written
+    it."""
     return file.exists() and file.stat().st_mtime >= moment - SECONDS_OF_CLOCKS

@@ -1,4 +1,4 @@
-"""Whether a process does anything at all, for phases that tell of no progress, such as imports."""
+"""Whether a process works at all, for phases that report no progress, such as imports."""
 
 import os
 import resource
@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST_SHARE = 0.02  # of a core; threads that only look now and then use less
-SHORTEST_SPAN = 0.02  # seconds; in less time the figures say nothing
-LEAST_READS = 8.0  # a second; fewer are pages of a resting process that the system took away meanwhile
+LEAST_SHARE = 0.02  # of a core; threads that only check something now and then use less
+SHORTEST_SPAN = 0.02  # seconds; the figures of a shorter time mean nothing
+LEAST_READS = 8.0  # a second; fewer are pages of an idle process that the system had swapped out
 OWN_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Used:
-    """So far, by all threads but the one that asks."""
+    """The resources that all threads except the calling one have used so far."""
 
     processor_seconds: float
     input_output: int  # pages and blocks read from a disk or network, blocks written
@@ -33,7 +33,7 @@ class Used:
 
 
 def process_age() -> float:
-    """Seconds since this process was started; 0 where that cannot be read."""
+    """Return the seconds since this process was started; 0 where that cannot be read."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -42,16 +42,17 @@ def process_age() -> float:
 
 
 class Work:
-    """Looked at every now and then, always by the same thread. Only what goes on over two looks is work: a process that
-    hangs still has a moment's reading or computing, by the system or by a thread that ends."""
+    """Whether the process works. Always asked by the same thread. Only activity in two looks one after the other counts
+    as work, because a hanging process also reads or computes for a moment."""
 
     def __init__(self) -> None:
         self._used = Used.now()
         self._reads = self._computes = False  # at the last look
-        self._looked = self.moment = self.progress = time.monotonic()  # of the last work; of the last import or reading
+        # `moment`: of the last work; `progress`: of the last import or reading.
+        self._looked = self.moment = self.progress = time.monotonic()
 
     def idle_seconds(self) -> float:
-        """Since the process last worked."""
+        """Return the seconds since the process last worked."""
         now = time.monotonic()
         seconds = now - self._looked
         if seconds < SHORTEST_SPAN:

@@ -1,4 +1,4 @@
-"""Pieces that the before-and-after rows and the rollouts share: prompts, answers, completions, rewards."""
+"""Parts of the page that held-out rows and rollouts share: prompts, answers, completions, rewards."""
 
 import json
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import NOTHING, short
 from tiercel.report.pictures import box_text, has_boxes, predicted_box, true_box
-from tiercel.report.reading import CompletionRecord, GroupRecord
 from tiercel.rewards.boxes import iou, is_proper
+from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 LONGEST_TEXT = 1500  # characters of one text on the page
 _KEPT_TAIL = 400
 
 
 def clipped(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The text, its middle left out and counted where it is long."""
+    """Shorten a long text in its middle, and say how many characters were left out."""
     if len(text) <= longest:
         return text
     tail = min(_KEPT_TAIL, longest // 3)
@@ -23,7 +23,7 @@ def clipped(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def text_block(text: str, style: str = "said", longest: int = LONGEST_TEXT) -> Html:
-    """Text as written; a mark where there is none, and white space alone by its escapes."""
+    """Show text as written: "(empty)" for none, and escapes for text of white space alone."""
     if not text:
         return element("p", "(empty)", class_="aside")
     if text.isspace():
@@ -32,19 +32,19 @@ def text_block(text: str, style: str = "said", longest: int = LONGEST_TEXT) -> H
 
 
 def value_text(value: float | None) -> str:
-    """A reward or an advantage; None is a dash."""
+    """Format a reward or an advantage; None is a dash."""
     return NOTHING if value is None else short(value)
 
 
 def answer_text(answer: Any) -> str:
-    """The right answer as the row has it."""
+    """Format the right answer as the row has it."""
     if answer is None:
         return "(the row has none under `answer`)"
     return clipped(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), 600)
 
 
 def prompt_block(group: GroupRecord) -> Html:
-    """Row id, question, right answer, and the prompt as rendered for the model."""
+    """Show the row's id, question and right answer, and the prompt as rendered for the model."""
     rendered = element("details", element("summary", "Prompt as the model gets it"), text_block(group.prompt))
     note = None
     if has_boxes(group) and group.coordinate_space is None:
@@ -61,13 +61,14 @@ def prompt_block(group: GroupRecord) -> Html:
 
 
 def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:
-    """IoU of the completion's box with the row's, both in pixels of the original image; None without either."""
+    """Return the IoU of the completion's box with the row's, both in pixels of the original image; None where one of
+    them is missing."""
     truth, given = true_box(group), predicted_box(group, completion).box if group.images else None
     return None if truth is None or given is None else iou(given, truth)
 
 
 def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
-    """The completion's box for a table, in pixels of the original image, or why there is none."""
+    """Format the completion's box for a table, in pixels of the original image, or say why there is none."""
     found = predicted_box(group, completion)
     if found.box is None:
         return found.missing
@@ -75,7 +76,7 @@ def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
 
 
 def failures_block(completion: CompletionRecord) -> Html | None:
-    """What each failed reward said, folded away."""
+    """Show what each failed reward said, in a closed <details>."""
     if not completion.failures:
         return None
     said = [[element("b", name), text_block(reason)] for name, reason in completion.failures.items()]

@@ -1,4 +1,4 @@
-"""A small renderer of line charts and stacked areas as inline SVG. Colours come from the style sheet's classes."""
+"""Line charts and stacked areas as inline SVG. The classes of the style sheet give the colours."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ _OUTLIER = 4  # times the span of all but the most extreme hundredth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """A line. `every_step`: drawn thin, its trailing mean over it; else as points with whiskers from low to high."""
+    """A line. `every_step`: a thin line under its trailing mean; `points`: points with whiskers from low to high;
+    `other_run`: a dashed trailing mean."""
 
     label: str
     points: tuple[Point, ...]
@@ -40,7 +41,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """Where steps and values lie in the picture."""
+    """The mapping from steps and values to places in the picture."""
 
     steps: tuple[float, float]
     values: tuple[float, float]
@@ -55,7 +56,7 @@ class Frame:
 
 
 def line_chart(chart: Chart) -> Html:
-    """The chart as a <figure>: title, first and last value, picture, legend."""
+    """Draw the chart as a <figure>: title, first and last value, picture, legend."""
     values = [value for series in chart.series for _, value in series.points]
     values += [value for series in chart.series for _, low, high in series.whiskers for value in (low, high)]
     low, high, beyond = _value_range(values, chart.from_zero)
@@ -75,7 +76,7 @@ def line_chart(chart: Chart) -> Html:
 
 
 def stacked_chart(title: str, labels: Sequence[str], steps: Sequence[int], layers: Sequence[Sequence[float]]) -> Html:
-    """Layers on one another, the first at the bottom; each layer has a value at every step."""
+    """Draw layers on top of one another, the first at the bottom. Each layer has a value at every step."""
     bottoms = [0.0] * len(steps)
     tops: list[list[float]] = []
     for layer in layers:
@@ -186,7 +187,7 @@ def _every_step(series: Series, frame: Frame, colour: str) -> Html:
 
 
 def smoothing(count: int) -> int:
-    """Steps that the thick line averages over; 1 is none."""
+    """Return the number of steps that the thick line averages over; 1 means no averaging."""
     return 1 if count < _FEWEST_TO_SMOOTH else max(3, count // _SMOOTHED_SHARE)
 
 
@@ -204,7 +205,8 @@ def _whisker(x: float, low: float, high: float) -> str:
 
 
 def _value_range(values: Sequence[float], from_zero: bool) -> tuple[float, float, int]:
-    """Lowest and highest value of the axis, and how many lie above: a few spikes must not flatten the rest."""
+    """Return the lowest and the highest value of the axis, and how many values lie above it: a few spikes must not
+    flatten the rest."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     beyond = 0
@@ -245,7 +247,7 @@ def _legend(entries: Sequence[tuple[str, str]]) -> Html:
 
 
 def _hover(series: Sequence[Series]) -> str:
-    """The values that the script shows under the pointer."""
+    """Return the values that the script shows under the pointer, as JSON."""
     shown = [
         {"l": each.label, "p": [[step, float(f"{value:.4g}")] for step, value in thinned(each.points, _MOST_POINTS)]}
         for each in series

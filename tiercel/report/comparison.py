@@ -1,9 +1,9 @@
-"""A run beside another: both verdicts, what differs in the recipes, and the held-out rows that tell them apart."""
+"""A run beside another: both verdicts, the keys that differ in the recipes, and the held-out rows of both."""
 
+from tiercel.plurals import counted
 from tiercel.report.details import differences
 from tiercel.report.heldout import Fate, counts_table, fates, pairs_of
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import counted
 from tiercel.report.reading import GroupFile, Run
 from tiercel.report.verdict import headline
 
@@ -19,7 +19,7 @@ _WORDS: dict[Fate, str] = {
 
 
 def comparison_section(run: Run, other: Run, last: GroupFile | None, other_last: GroupFile | None) -> Html:
-    """`last` and `other_last` are the last evaluations of the two runs, None where there is none."""
+    """Compare two runs. `last` and `other_last` are their last evaluations, None where there is none."""
     counts = None
     if last is not None and other_last is not None and (pairs := pairs_of(other_last, last)):
         names = (f"in {other.name}", "in this run")

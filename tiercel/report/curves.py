@@ -1,4 +1,4 @@
-"""Which curves a run has, from its metrics: a chart for every number that says something."""
+"""The curves of a run, from its metrics: a chart for each number that carries information."""
 
 import statistics
 from collections.abc import Iterator
@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from tiercel.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
 from tiercel.report.markup import Html, element
-from tiercel.report.reading import Run, finite
+from tiercel.report.reading import Run
+from tiercel.runs.group_records import finite
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
 _MOST_AREAS = 120  # stretches of a stacked chart
 
 
 def curves_section(run: Run, other: Run | None) -> Html:
-    """Every chart that has data, and what its lines are."""
+    """Draw every chart that has data, and explain its lines."""
     charts = [line_chart(chart) for chart in charts_of(run, other)]
     if (time := _time_chart(run)) is not None:
         charts.append(time)
@@ -34,7 +35,7 @@ def curves_section(run: Run, other: Run | None) -> Html:
 
 
 def charts_of(run: Run, other: Run | None) -> list[Chart]:
-    """Line charts in reading order: score, rewards, loss, then the health of the run."""
+    """Return line charts in reading order: score, rewards, loss, then the health of the run."""
     drawn = [*_score_charts(run, other), *_loss_charts(run, other), *_health_charts(run, other)]
     last_step = max(run.last_step, other.last_step if other is not None else 0)
     return [replace(chart, last_step=last_step) for chart in drawn if chart.series]
@@ -95,7 +96,7 @@ def _accuracy(run: Run, other: Run | None) -> Chart:
 
 
 def _chart(title: str, *series: Series | None, from_zero: bool = False) -> Chart:
-    """A chart of the series that there are; without one of this run's own it has none."""
+    """Make a chart of the series that exist. Without a series of this run it has none."""
     own = [each for each in series if each is not None and each.style != "other_run"]
     present = tuple(each for each in series if each is not None) if own else ()
     return Chart(title=title, series=present, from_zero=from_zero)
@@ -121,7 +122,7 @@ def _is_single_reward(key: str) -> bool:
 
 
 def _time_chart(run: Run) -> Html | None:
-    """Seconds of a step, by phase where the run says; what no phase accounts for is "other"."""
+    """Draw the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
     rows = [row for row in run.metrics if finite(row.get("time/step")) is not None]
     keys = [key for key in PHASES if any(finite(row.get(key)) for row in rows)]
     if not rows:

@@ -1,11 +1,12 @@
-"""What the run was made of: recipe, environment, rejected rows, the log's end, and how to make it again."""
+"""Recipe, environment, rejected rows, the end of the log, and how to repeat the run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tiercel.plurals import counted
 from tiercel.report.cards import clipped, text_block
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import NOTHING, TIMES, counted
+from tiercel.report.numbers import NOTHING, TIMES
 from tiercel.report.reading import Run
 
 _BAD_ROWS_SHOWN = 20
@@ -15,7 +16,7 @@ _LONGEST_LIST = 400  # differing keys
 
 
 def recipe_section(run: Run) -> Html:
-    """The facts one asks for first, then the whole file."""
+    """Show the most important keys, then the whole file."""
     facts = [(label, text) for label, text in _facts(run) if text]
     rows = [element("tr", element("th", label, scope="row"), element("td", text)) for label, text in facts]
     whole = element("details", element("summary", "config.yaml"), text_block(run.config_text, longest=_LONGEST_FILE))
@@ -60,12 +61,12 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def reproduce_section(run: Run) -> Html:
-    """The command that makes the run again."""
+    """Show the command that repeats the run."""
     command = f"tiercel {run.kind} config.yaml output=runs/again"
     text = (
-        "With this run's config.yaml, from the directory that its relative paths start at. On a CPU with the same "
-        "versions and threads the numbers come out the same; with the output as it was, the command goes on from the "
-        "newest valid checkpoint instead."
+        "Use this run's config.yaml, in the directory that its relative paths start from. On a CPU with the same "
+        "versions and threads the numbers are the same. Without another output, the command resumes this run from its "
+        "newest valid checkpoint."
     )
     return element(
         "section",
@@ -77,7 +78,7 @@ def reproduce_section(run: Run) -> Html:
 
 
 def environment_section(run: Run) -> Html | None:
-    """Versions and devices."""
+    """Show versions and devices."""
     if not run.environment:
         return None
     packages = run.environment.get("packages")
@@ -94,7 +95,7 @@ def environment_section(run: Run) -> Html | None:
 
 
 def bad_rows_section(run: Run) -> Html | None:
-    """The first rejected rows, with the reason of each."""
+    """Show the first rejected rows, each with its reason."""
     if not run.bad_rows:
         return None
     shown = run.bad_rows[:_BAD_ROWS_SHOWN]
@@ -115,7 +116,7 @@ def bad_rows_section(run: Run) -> Html | None:
 
 
 def log_section(run: Run) -> Html | None:
-    """The last lines of log.txt."""
+    """Show the last lines of log.txt."""
     if not run.log:
         return None
     lines = run.log[-_LOG_LINES_SHOWN:]
@@ -127,7 +128,7 @@ def log_section(run: Run) -> Html | None:
 
 
 def differences(run: Run, other: Run) -> Html:
-    """Keys of the two recipes that differ."""
+    """Show the keys of the two recipes that differ."""
     here, there = dict(_leaves(run.recipe)), dict(_leaves(other.recipe))
     keys = [key for key in {**here, **there} if here.get(key) != there.get(key)]
     if not keys:

@@ -1,14 +1,16 @@
-"""Held-out rows before and after: how many were fixed and broken, and a spread of each kind to look at."""
+"""Held-out rows before and after: how many were fixed and broken, and examples of each kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tiercel.plurals import counted
 from tiercel.report.cards import box_cell, failures_block, overlap, prompt_block, text_block, value_text
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import counted, evenly_spaced, share, sign_test
+from tiercel.report.numbers import evenly_spaced, share, sign_test
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
-from tiercel.report.reading import GroupFile, GroupRecord
+from tiercel.report.reading import GroupFile
+from tiercel.runs.group_records import GroupRecord
 
 Fate = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
 
@@ -35,14 +37,14 @@ _SHOWN: dict[Fate, int] = {"fixed": 6, "broken": 4, "right": 2, "wrong": 4, "bet
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A held-out row under two policies; the same object twice where there was one evaluation."""
+    """A held-out row under two policies."""
 
     before: GroupRecord
     after: GroupRecord
 
 
 def pairs_of(before: GroupFile, after: GroupFile) -> tuple[Pair, ...]:
-    """Rows that both files have, with the same question, in the order of the first."""
+    """Return the rows that both files have with the same question, in the order of the first file."""
     by_id = {group.id: group for group in after.groups}
     return tuple(
         Pair(before=group, after=by_id[group.id])
@@ -52,9 +54,9 @@ def pairs_of(before: GroupFile, after: GroupFile) -> tuple[Pair, ...]:
 
 
 def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
-    """Pairs by what became of them: by right and wrong where a reward tells, else by the reward.
+    """Sort pairs by their change: right or wrong where a reward says so, else by the reward.
 
-    A row that was not judged while others were counts as wrong, as it does in eval/accuracy.
+    Where other rows were judged, a row that was not judged counts as wrong, as in eval/accuracy.
     """
     knows = any(c.is_correct is not None for pair in pairs for c in (_greedy(pair.before), _greedy(pair.after)))
     sorted_in: dict[Fate, list[Pair]] = {
@@ -85,7 +87,7 @@ def _greedy(group: GroupRecord):
 
 
 def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
-    """The section: counts of all rows, then cards of a spread of them."""
+    """Make the section: counts of all rows, then cards of examples."""
     if first.step == last.step:
         return _single_section(last, album)
     pairs = pairs_of(first, last)
@@ -112,9 +114,9 @@ def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
 def counts_table(
     by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str], words: Mapping[Fate, str] = _IN_TABLE
 ) -> Html:
-    """Rows by their fate: two by two where right and wrong are known, with what chance alone would do.
+    """Make a table of rows by their change: two by two where right and wrong are known, with a test against chance.
 
-    `names` are the two evaluations, `words` what a row of each fate is called.
+    `names` are the two evaluations, `words` the name of each change.
     """
     total = max(1, sum(len(pairs) for pairs in by_fate.values()))
 
@@ -220,7 +222,7 @@ def _answer(name: str, group: GroupRecord, style: str) -> Html:
 
 
 def _single_section(only: GroupFile, album: Album) -> Html:
-    """There was one evaluation so far: what the rows look like, without a comparison."""
+    """Show the rows of the only evaluation so far, without a comparison."""
     name = f"at step {only.step:,}"
     right = [group for group in only.groups if _greedy(group).is_correct is True]
     wrong = [group for group in only.groups if _greedy(group).is_correct is not True]

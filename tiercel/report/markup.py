@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: text becomes part of a page only through `element`."""
+"""HTML that is always escaped: text becomes part of a page only through `element`."""
 
 import html
 import re
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 _VOID = frozenset({"br", "meta"})
 _SELF_CLOSING = frozenset({"rect", "line", "path", "circle", "image"})  # of SVG, where they have no children
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
-# What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two characters that are none.
+# What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two noncharacters.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-# Would turn the rest of a line around, so that a reader sees something else than what is there.
+# These reverse the rest of a line, so that a reader would see other text than the file holds.
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _FIRST_CONTROL_PICTURE = 0x2400
 
@@ -24,10 +24,10 @@ Child = str | int | float | None | Iterable["Child"]
 
 
 def escaped(text: str) -> Html:
-    """Text of any origin as HTML.
+    """Escape text of any origin as HTML.
 
-    Control characters show as their pictures (U+2400 on), overrides of the writing direction by number, and what no
-    HTML may hold as U+FFFD.
+    Control characters are shown as their pictures (from U+2400 on), overrides of the writing direction as numbers, and
+    characters that HTML may not hold as U+FFFD.
     """
     text = text.replace("\r\n", "\n")
     text = _CONTROL.sub(lambda found: chr(_FIRST_CONTROL_PICTURE + ord(found.group())), text)
@@ -36,20 +36,20 @@ def escaped(text: str) -> Html:
 
 
 def trusted(markup: str) -> Html:
-    """Markup that this package wrote itself: its style sheet, its script."""
+    """Take over markup that this package wrote itself: its style sheet and its script."""
     return Html(markup)
 
 
 def fragment(*children: Child) -> Html:
-    """Children one after another; plain strings are escaped, None is nothing."""
+    """Join children. Plain strings are escaped; None is left out."""
     return Html("".join(_pieces(children)))
 
 
 def element(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """<name attributes>children</name>.
+    """Make <name attributes>children</name>.
 
-    A trailing underscore of an attribute is dropped (`class_`), the others become hyphens (`stroke_width`). None and
-    False leave an attribute out, True writes it bare.
+    A trailing underscore of an attribute is dropped (`class_`); other underscores become hyphens (`stroke_width`). None
+    and False leave an attribute out; True writes it without a value.
     """
     opening = "".join([name, *(_attribute(key, value) for key, value in attributes.items())])
     content = fragment(*children)
@@ -69,7 +69,7 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
 
 
 def _number(value: float) -> str:
-    """A coordinate: a tenth of a pixel is enough."""
+    """Format a coordinate to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Numbers for people: means over windows, smoothing, the sign test, formats. Pure functions."""
+"""Numbers for readers: means over windows, smoothing, the sign test, formats. Pure functions."""
 
 import itertools
 import math
@@ -13,19 +13,19 @@ WINDOW = 20  # steps at either end of a run that are averaged
 
 
 def window(count: int) -> int:
-    """Steps to average at either end, so that the two ends never overlap; 1 for a single step."""
+    """Return the number of steps to average at either end. The two ends never overlap; 1 for a single step."""
     return max(1, min(WINDOW, count // 2))
 
 
 def ends(points: Sequence[Point]) -> tuple[float, float, int]:
-    """Means of the first and of the last k values, and k. `points` has at least one."""
+    """Return the means of the first and of the last k values, and k. `points` holds at least one."""
     size = window(len(points))
     values = [value for _, value in points]
     return statistics.fmean(values[:size]), statistics.fmean(values[-size:]), size
 
 
 def trailing_means(points: Sequence[Point], size: int) -> list[Point]:
-    """Each value replaced by the mean of itself and up to `size` - 1 values before it."""
+    """Replace each value by the mean of itself and up to `size` - 1 values before it."""
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
@@ -37,7 +37,8 @@ def trailing_means(points: Sequence[Point], size: int) -> list[Point]:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most about `most` points that look the same when drawn: the extremes of each stretch, first and last kept."""
+    """Return at most about `most` points that look the same when drawn: the first, the last, and the smallest and the
+    largest of each stretch."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / (most / 2))
@@ -49,7 +50,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def evenly_spaced(count: int, most: int) -> list[int]:
-    """At most `most` indices below `count`, the first and the last among them."""
+    """Return at most `most` indices below `count`, with the first and the last."""
     if count <= most:
         return list(range(count))
     if most <= 1:
@@ -58,7 +59,7 @@ def evenly_spaced(count: int, most: int) -> list[int]:
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """Two-sided p-value of `gained` against `lost` where either is as likely (exact McNemar test, 1947)."""
+    """Return the two-sided p-value of `gained` against `lost` where both are equally likely (exact McNemar test)."""
     count, fewer = gained + lost, min(gained, lost)
     if count == 0:
         return 1.0
@@ -70,7 +71,7 @@ def sign_test(gained: int, lost: int) -> float:
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers (1, 2 or 5 times a power of ten apart) that span low to high; low < high."""
+    """Return about `count` round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`; low < high."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
     spacing = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -79,7 +80,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number in about four characters, with a proper minus: 0, 0.312, 1.25, 12.3, 1,024, 12.3k, 2e-05."""
+    """Format a number in about four characters, with a true minus sign: 0, 0.312, 1.25, 12.3, 1,024, 12.3k, 2e-05."""
     size = abs(value)
     if size >= 1e12:
         text = f"{size:.1e}"
@@ -96,7 +97,7 @@ def short(value: float) -> str:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Labels with just as many decimals as tell neighbours apart."""
+    """Label ticks with the smallest number of decimals that distinguishes neighbours."""
     largest = max(abs(tick) for tick in ticks)
     spacing = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
     if largest == 0:
@@ -115,7 +116,7 @@ def _plain(tick: float, spacing: float) -> str:
 
 
 def pair(before: float, after: float) -> tuple[str, str]:
-    """Two numbers with as many decimals, from 2 to 4, as it takes to tell them apart."""
+    """Format two numbers with the smallest number of decimals, from 2 to 4, that distinguishes them."""
     for decimals in (2, 3):
         texts = f"{before:.{decimals}f}", f"{after:.{decimals}f}"
         if texts[0] != texts[1]:
@@ -124,18 +125,13 @@ def pair(before: float, after: float) -> tuple[str, str]:
 
 
 def share(value: float) -> str:
-    """A fraction as a percentage."""
+    """Format a fraction as a percentage."""
     percent = 100 * value
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %" if percent >= 0.1 else "< 0.1 %"
 
 
-def counted(count: int, noun: str) -> str:
-    """ "1 row", "1,024 rows"."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def duration(seconds: float) -> str:
-    """ "42 s", "7 min 30 s", "3 h 05 min"."""
+    """Format a time, as in "42 s", "7 min 30 s" and "3 h 05 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"

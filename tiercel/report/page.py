@@ -7,28 +7,30 @@ from functools import cache
 from pathlib import Path
 
 from tiercel import __version__
+from tiercel.plurals import counted
 from tiercel.report.comparison import comparison_section
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
-from tiercel.report.findings import findings_section
 from tiercel.report.heldout import held_out_section
 from tiercel.report.markup import Html, element, fragment, trusted
-from tiercel.report.numbers import NOTHING, counted, duration, evenly_spaced
+from tiercel.report.numbers import NOTHING, duration, evenly_spaced
 from tiercel.report.pictures import Album, has_boxes
-from tiercel.report.reading import GroupFile, Run, finite, read_groups, read_run
+from tiercel.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
+from tiercel.report.symptoms import symptoms_section
 from tiercel.report.verdict import Change, Notice, changes, completions_sampled, headline, notices, progress
 from tiercel.runs.files import write_atomically
+from tiercel.runs.group_records import finite
 from tiercel.writing import writing
 
 FILE = "report.html"
 
 
 def write_report(run: Path, compare: Path | None = None) -> Path:
-    """Write RUN/report.html from what is in the run directory, and answer its path.
+    """Write RUN/report.html from what is in the run directory, and return its path.
 
-    `compare` is another run: its curves are laid under, its verdict, recipe and last evaluation set beside. Raises
-    RunError where either is no run or cannot be read, or the page cannot be written.
+    `compare` is another run: its curves are drawn below this run's, its verdict, recipe and last evaluation are shown
+    beside. Raises RunError where either is no run or cannot be read, or the page cannot be written.
     """
     page = render(read_run(run), read_run(compare) if compare is not None else None)
     path = run / FILE
@@ -38,18 +40,18 @@ def write_report(run: Path, compare: Path | None = None) -> Path:
 
 
 def describe(run: Path) -> str:
-    """What the run came to, in one line of text. Raises RunError where `run` is no run."""
+    """Summarise the result of a run in one line of text. Raises RunError where `run` is no run."""
     return headline(read_run(run))
 
 
 def render(run: Run, other: Run | None = None) -> str:
-    """The page's HTML; equal runs give equal pages."""
+    """Make the page's HTML. Equal runs give equal pages."""
     album = Album(run.path / "images")
     evaluations = [read_groups(run, "evaluations", step) for step in _first_and_last(run.evaluation_steps)]
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     shown = [file for file in evaluations if file.groups]
-    sections = [section for section in (findings_section(run), curves_section(run, other)) if section is not None]
+    sections = [section for section in (symptoms_section(run), curves_section(run, other)) if section is not None]
     if other is not None:
         others = [read_groups(other, "evaluations", step) for step in other.evaluation_steps[-1:]]
         sections.append(comparison_section(run, other, shown[-1] if shown else None, others[-1] if others else None))
@@ -76,7 +78,7 @@ def _first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album: Album) -> Iterator[Notice]:
-    """What this page could not show, and why."""
+    """Say what this page could not show, and why."""
     for folder, files in (("evaluations", evaluations), ("rollouts", rollouts)):
         for file in files:
             if file.unreadable:
@@ -131,7 +133,7 @@ def _plain_tile(label: str, number: str, note: str) -> Html:
 
 
 def document(title: str, origin: str, body: Html) -> str:
-    """A whole page that opens offline and runs nothing but its own script. `origin`: what it was made from."""
+    """Make a whole page that opens offline and runs only its own script. `origin`: what the page was made from."""
     style, script = _asset("report.css"), _asset("report.js")
     policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
     policy += "base-uri 'none'; form-action 'none'"
@@ -158,5 +160,6 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names a script: nothing else on the page may run, whatever a completion says."""
+    """Return the hash by which a content security policy admits a script. No other script on the page may run, whatever
+    a completion holds."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Pictures with boxes over them, embedded in the page within a budget."""
+"""Pictures with boxes drawn over them, embedded in the page up to a limit of number and bytes."""
 
 import base64
 import io
@@ -10,18 +10,18 @@ from PIL import Image
 
 from tiercel.report.markup import Html, element, fragment
 from tiercel.report.numbers import TIMES
-from tiercel.report.reading import CompletionRecord, GroupRecord, ImageRecord, finite
 from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import is_proper, to_original
+from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, finite
 from tiercel.samples import Box, Size
 
 MOST_IMAGES = 60
-MOST_IMAGE_BYTES = 4_000_000  # of the page, so base64 counts
+MOST_IMAGE_BYTES = 4_000_000  # in the page, as base64
 
 _LONGEST_SIDE = 480  # pixels embedded
 _SHOWN = (336, 272)  # pixels on the page, at most
 _LARGEST_ZOOM = 4
-_PIXELATED_BELOW = 160  # pixels: smaller pictures are shown as the squares that they are
+_PIXELATED_BELOW = 160  # pixels: smaller pictures are shown with visible pixels, not smoothed
 _LARGEST_PNG = 30_000
 _JPEG_QUALITY = 82
 
@@ -32,20 +32,20 @@ class Outline:
 
     box: Box
     style: str  # class of the style sheet
-    label: str  # for whoever cannot see it
-    tag: str = ""  # written at its corner
+    label: str  # for readers who cannot see the picture
+    tag: str = ""  # written at the box's corner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What box a completion holds: `box` in pixels of the original image, else `missing` says why there is none."""
+    """The box of a completion in pixels of the original image; `missing` says why there is none."""
 
     box: Box | None
     missing: str
 
 
 class Album:
-    """The run's images as data: URIs; keeps count of what the page may still take."""
+    """The run's images as data: URIs. It counts how much the page may still take."""
 
     def __init__(self, folder: Path, most_images: int = MOST_IMAGES, most_bytes: int = MOST_IMAGE_BYTES):
         self._folder = folder
@@ -55,7 +55,8 @@ class Album:
         self.missing: dict[str, str] = {}  # reason by file name
 
     def take(self, sha256: str) -> tuple[str, bool] | None:
-        """A data: URI and whether it shows best as squares; None where it is missing or the page is full."""
+        """Return a data: URI, and whether to show it with visible pixels; None where the file is missing or the page is
+        full."""
         file = self._folder / f"{sha256}.png"
         if self._images_left < 1:
             self.left_out += 1
@@ -75,14 +76,14 @@ class Album:
 
 
 def embedded(image: Image.Image) -> tuple[str, bool]:
-    """An RGB picture as a data: URI, and whether it shows best as squares."""
+    """Return an RGB picture as a data: URI, and whether to show it with visible pixels."""
     is_small = max(image.size) < _PIXELATED_BELOW
     kind, data = _small(image)
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", is_small
 
 
 def _small(image: Image.Image) -> tuple[str, bytes]:
-    """The picture at the size of the page: PNG where that is small, else JPEG."""
+    """Reduce the picture to the size of the page: PNG where that is small, else JPEG."""
     image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
@@ -94,7 +95,7 @@ def _small(image: Image.Image) -> tuple[str, bytes]:
 
 
 def true_box(group: GroupRecord) -> Box | None:
-    """The row's right box; None where its answer is something else."""
+    """Return the row's right box; None where its answer is no box."""
     answer = group.answer
     if not group.images:
         return None
@@ -109,7 +110,7 @@ def true_box(group: GroupRecord) -> Box | None:
 
 
 def has_boxes(group: GroupRecord) -> bool:
-    """Whether the completions of the prompt are to hold boxes."""
+    """Whether the completions of the prompt should hold boxes."""
     return bool(group.images) and (true_box(group) is not None or _is_scored_by_iou(group))
 
 
@@ -118,7 +119,7 @@ def _is_scored_by_iou(group: GroupRecord) -> bool:
 
 
 def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Prediction:
-    """The completion's box on the prompt's first image, read as training reads it."""
+    """Read the completion's box on the prompt's first image, with the parser that training uses."""
     written = parse_box(extract_answer(completion.text))
     if written is None:
         return Prediction(box=None, missing="no box")
@@ -130,12 +131,12 @@ def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Predictio
 
 
 def box_text(box: Box) -> str:
-    """Whole pixels, for a table."""
+    """Format a box in whole pixels, for a table."""
     return ", ".join(f"{side:.0f}" if abs(side) < 1e7 else f"{side:.0e}" for side in box)
 
 
 def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most: int = 4) -> Html | None:
-    """The prompt's images, boxes over the first; None for a prompt of text alone."""
+    """Show the prompt's images, with boxes over the first; None for a prompt without images."""
     if not group.images:
         return None
     shown = [
@@ -159,7 +160,7 @@ def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> H
 
 
 def figure(taken: tuple[str, bool], name: str, caption: str, original: Size, outlines: Sequence[Outline]) -> Html:
-    """An embedded picture with boxes over it, which are in pixels of the original."""
+    """Show an embedded picture with boxes over it; boxes are in pixels of the original."""
     uri, is_small = taken
     size = _shown_size(original)
     boxes = ", ".join(f"{outline.label} [{box_text(outline.box)}]" for outline in outlines)
@@ -193,7 +194,7 @@ def _shown_size(original: Size) -> Size:
 
 
 def _drawn(outline: Outline, original: Size, shown: Size) -> Html:
-    """Corners are sorted for drawing, and kept close to the picture: a completion may write any number."""
+    """Draw a box. Corners are sorted and kept close to the picture, because a completion may write any number."""
     x1, x2 = sorted(_placed(side, original[0], shown[0]) for side in (outline.box[0], outline.box[2]))
     y1, y2 = sorted(_placed(side, original[1], shown[1]) for side in (outline.box[1], outline.box[3]))
     frame = {"x": x1, "y": y1, "width": max(1.0, x2 - x1), "height": max(1.0, y2 - y1)}

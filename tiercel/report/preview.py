@@ -1,4 +1,4 @@
-"""Rows as the model will see them, as a page: the prompt's tokens as text, pictures as resized with the row's boxes."""
+"""A page of rows as the model will see them: the tokens as text, and the resized pictures with the row's boxes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tiercel.samples import Size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A run of tokens of one kind, decoded."""
+    """Consecutive tokens of one kind, decoded."""
 
     kind: Literal["given", "learnt", "image"]
     text: str
@@ -48,7 +48,7 @@ class PreviewRow:
 
 
 def render(rows: Sequence[PreviewRow], title: str, notes: Sequence[str]) -> str:
-    """The page. `notes`: lines on what was read."""
+    """Make the page. `notes`: lines on what was read."""
     header = element("header", element("h1", title), [element("p", note, class_="aside") for note in notes], _legend())
     return document(title, "the recipe's rows", fragment(header, [_row(row) for row in rows]))
 

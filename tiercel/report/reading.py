@@ -1,67 +1,27 @@
-"""A run directory as the report sees it: tolerant of what a crash cut short, and counting it."""
+"""Reading a run directory for the report. Lines that a crash cut short are left out and counted."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 
 from tiercel.errors import RunError
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.samples import CoordinateSpace, Size
+from tiercel.runs.group_records import Folder, GroupRecord, finite, groups_path
 
 Kind = Literal["sft", "grpo"]
-Folder = Literal["rollouts", "evaluations"]
 
 _STEP_FILE = re.compile(r"step-([0-9]{1,12})\.jsonl")
 _LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageRecord:
-    """An image of a prompt; its picture is images/SHA256.png, of `processed_size`."""
-
-    sha256: str
-    path: str | None
-    original_size: Size
-    processed_size: Size
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionRecord:
-    """One completion with its rewards; `total` and `advantage` are None where it was masked."""
-
-    text: str
-    tokens: int
-    is_truncated: bool
-    rewards: Mapping[str, float | None]
-    failures: Mapping[str, str]
-    total: float | None
-    is_correct: bool | None
-    advantage: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupRecord:
-    """A line of rollouts/ or evaluations/: a prompt and its completions, at least one."""
-
-    id: str
-    prompt: str
-    question: str
-    answer: Any
-    images: tuple[ImageRecord, ...]
-    completions: tuple[CompletionRecord, ...]
-    coordinate_space: CoordinateSpace | None  # of boxes in the completions; None where the run does not say
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFile:
-    """What one file of rollouts/ or evaluations/ holds."""
+    """The groups of one file of rollouts/ or evaluations/."""
 
     step: int
     groups: tuple[GroupRecord, ...]
@@ -90,12 +50,13 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Optimiser steps done, as far as they are recorded."""
+        """Return the number of optimiser steps that are recorded."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the run was to make: as the recipe says, else (epochs) as the log does."""
+        """Return the number of steps that the run is to make: from the recipe, or from the log where the recipe gives
+        epochs."""
         steps = self.setting("train", "steps")
         if isinstance(steps, int):
             return steps
@@ -103,19 +64,19 @@ class Run:
         return int(found[-1][1] or found[-1][2]) if found else None
 
     def setting(self, *keys: str) -> Any:
-        """A value of the recipe, None where it has none."""
+        """Return a value of the recipe; None where there is none."""
         value: Any = self.recipe
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def series(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) wherever metrics.jsonl has a finite number under `key`."""
+        """Return (step, value) for each row of metrics.jsonl that has a finite number under `key`."""
         pairs = [(row["step"], finite(row.get(key))) for row in self.metrics]
         return [(step, value) for step, value in pairs if value is not None]
 
     def metric_names(self) -> list[str]:
-        """Every key of metrics.jsonl, in order of first appearance."""
+        """Return every key of metrics.jsonl, in order of first appearance."""
         return list(dict.fromkeys(key for row in self.metrics for key in row))
 
 
@@ -156,12 +117,12 @@ def read_run(path: Path) -> Run:
 
 
 def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
-    """The completions of one step. Raises RunError where the file cannot be read."""
-    return group_file(run.path / folder / f"step-{step:06d}.jsonl", step)
+    """Read the completions of one step. Raises RunError where the file cannot be read."""
+    return group_file(groups_path(run.path, folder, step), step)
 
 
 def group_file(file: Path, step: int) -> GroupFile:
-    """A file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
+    """Read a file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
     try:
         records, unreadable = _json_lines(file)
     except OSError as error:
@@ -169,71 +130,10 @@ def group_file(file: Path, step: int) -> GroupFile:
     groups: list[GroupRecord] = []
     for record in records:
         try:
-            groups.append(_group(record))
+            groups.append(GroupRecord.from_json(record))
         except (KeyError, TypeError, ValueError):
             unreadable += 1
     return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
-
-
-def finite(value: Any) -> float | None:
-    """A JSON number as a float; None where it is something else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _group(record: Mapping[str, Any]) -> GroupRecord:
-    space = record.get("coordinate_space")
-    completions = tuple(_completion(completion) for completion in record["completions"])
-    if not completions:
-        raise ValueError("a group has completions")
-    return GroupRecord(
-        id=str(record["id"]),
-        prompt=str(record.get("prompt", "")),
-        question=str(record.get("question", "")),
-        answer=record.get("answer"),
-        images=tuple(_image(image) for image in record.get("images", [])),
-        completions=completions,
-        coordinate_space=space if space in get_args(CoordinateSpace) else None,
-    )
-
-
-def _completion(record: Mapping[str, Any]) -> CompletionRecord:
-    correct = record.get("correct")
-    return CompletionRecord(
-        text=str(record["text"]),
-        tokens=int(record.get("tokens", 0)),
-        is_truncated=record.get("truncated") is True,
-        rewards={str(name): finite(value) for name, value in record.get("rewards", {}).items()},
-        failures={str(name): str(reason) for name, reason in record.get("failures", {}).items()},
-        total=finite(record.get("total")),
-        is_correct=correct if isinstance(correct, bool) else None,
-        advantage=finite(record.get("advantage")),
-    )
-
-
-def _image(record: Mapping[str, Any]) -> ImageRecord:
-    sha256 = str(record["sha256"])
-    if not _SHA256.fullmatch(sha256):
-        raise ValueError("sha256 names a file; it is 64 hexadecimal digits")
-    path = record.get("path")
-    return ImageRecord(
-        sha256=sha256,
-        path=None if path is None else str(path),
-        original_size=_size(record["original_size"]),
-        processed_size=_size(record["processed_size"]),
-    )
-
-
-def _size(value: Any) -> Size:
-    width, height = (int(side) for side in value)
-    if width < 1 or height < 1:
-        raise ValueError("an image has at least one pixel")
-    return width, height
 
 
 def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> Kind:
@@ -269,7 +169,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _json_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a file, and how many of its lines are none."""
+    """Return the objects of a file, and the number of lines that are none."""
     values = list(_parsed_lines(file))
     objects = [value for value in values if isinstance(value, dict)]
     return objects, len(values) - len(objects)

@@ -1,13 +1,15 @@
-"""What was sampled: a spread of steps and prompts, every completion with its box, rewards and advantage."""
+"""What was sampled: a choice of steps and prompts, every completion with its box, rewards and advantage."""
 
 import statistics
 from collections.abc import Sequence
 
+from tiercel.plurals import counted
 from tiercel.report.cards import box_cell, failures_block, prompt_block, text_block, value_text
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import counted, evenly_spaced, share
+from tiercel.report.numbers import evenly_spaced, share
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
-from tiercel.report.reading import CompletionRecord, GroupFile, GroupRecord
+from tiercel.report.reading import GroupFile
+from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 MOST_STEPS = 6
 _PROMPTS = 3  # of a step
@@ -21,7 +23,7 @@ _LEGEND = (
 
 
 def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) -> Html:
-    """The section; `files` are those chosen out of `step_count`."""
+    """Make the section. `files` are those chosen out of `step_count`."""
     intro = (
         f"{counted(len(files), 'step')} of {step_count:,}. Of each: the prompt whose rewards spread most, and others "
         "spread evenly. Completions by reward, best first."
@@ -42,7 +44,7 @@ def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) 
 
 
 def chosen_prompts(groups: Sequence[GroupRecord], most: int = _PROMPTS) -> list[GroupRecord]:
-    """The prompt whose rewards spread most, first, then others evenly spaced through the step."""
+    """Choose the prompt whose rewards vary most, then others evenly spaced through the step."""
     if not groups:
         return []
     widest = max(range(len(groups)), key=lambda index: _spread(groups[index]))

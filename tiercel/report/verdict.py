@@ -1,14 +1,16 @@
-"""What a run came to, in one line, and what is plainly wrong with it."""
+"""The result of a run in one line, and its plain problems."""
 
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tiercel.report.numbers import WINDOW, counted, ends, pair, share, short
-from tiercel.report.reading import Run, finite
+from tiercel.plurals import counted
+from tiercel.report.numbers import WINDOW, ends, pair, share, short
+from tiercel.report.reading import Run
+from tiercel.runs.group_records import finite
 
-_HELD_OUT = {  # label by key, most telling first
+_HELD_OUT = {  # label by key, the most important first
     "eval/accuracy": "held-out accuracy",
     "eval/reward/mean": "held-out reward",
     "eval/loss": "held-out loss",
@@ -19,7 +21,7 @@ _MANY_MASKED = 0.02
 _MANY_TRUNCATED = 0.5
 _MANY_FLAT = 0.8
 _LARGE_LOGPROB_GAP = 0.1
-_LOW_ENTROPY = 0.1  # of what it was at first
+_LOW_ENTROPY = 0.1  # of the first value
 _OVERFIT = 0.02  # held-out loss above its lowest, relative
 
 
@@ -36,7 +38,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """For a line of plain text."""
+        """Return the change as plain text."""
         note = f" ({self.note})" if self.note else ""
         if self.after is None:
             return f"{self.label} {self.before}{_parenthesis(self.before_note)}{note}"
@@ -46,14 +48,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """A plain problem, or something to know."""
+    """A problem of the run, or a note on it."""
 
     level: Literal["warning", "note"]
     text: str
 
 
 def progress(run: Run) -> str:
-    """ "400 steps", or "60 of 400 steps" of a run that is not at its end."""
+    """Return "400 steps", or "60 of 400 steps" for a run that is not at its end."""
     total = run.total_steps
     if total is None or run.last_step >= total:
         return counted(run.last_step, "step")
@@ -61,14 +63,14 @@ def progress(run: Run) -> str:
 
 
 def headline(run: Run) -> str:
-    """The verdict as one line of text."""
+    """Return the verdict as one line of text."""
     found = changes(run)
     said = "; ".join(change.text for change in found) if found else "nothing recorded yet"
     return f"{TITLES[run.kind]}, {progress(run)}: {said}"
 
 
 def changes(run: Run) -> list[Change]:
-    """What the verdict says, most telling first: held-out score, then training's own."""
+    """Return the numbers of the verdict, the most important first: the held-out score, then the one of training."""
     found = [_held_out(run)]
     if run.kind == "grpo":
         found.append(_ends(run, "sampled reward", "reward/mean"))
@@ -131,7 +133,7 @@ def _parenthesis(note: str) -> str:
 
 
 def notices(run: Run) -> list[Notice]:
-    """Plain problems of a run, from its metrics and its rejected rows; warnings first."""
+    """List the problems of a run, from its metrics and its rejected rows; warnings first."""
     found = [*_progress_notices(run), *_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
     if run.bad_rows:
         text = f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."
@@ -214,7 +216,7 @@ def _held_out_notices(run: Run) -> Iterator[Notice]:
 
 
 def completions_sampled(run: Run) -> int:
-    """Completions of all rollouts, from tokens in all and tokens on average."""
+    """Return the number of completions of all rollouts: tokens in all divided by tokens on average."""
     pairs = [(finite(row.get("tokens/completion")), finite(row.get("completion/tokens_mean"))) for row in run.metrics]
     return sum(round(tokens / mean) for tokens, mean in pairs if tokens is not None and mean)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, hashed, renamed last; the newest valid one wins."""
+"""Checkpoints: written to a temporary directory, hashed, and renamed last. A run resumes from the newest valid one."""
 
 import json
 import re
@@ -18,7 +18,7 @@ SCORE = "score"  # in the state of a checkpoint that was evaluated: the metric's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint whose every file has the hash that its manifest states."""
+    """A checkpoint in which each file has the hash that the manifest states."""
 
     step: int
     path: Path
@@ -26,16 +26,18 @@ class FoundCheckpoint:
 
 
 def directory_of(root: Path, step: int) -> Path:
+    """Return the directory of a step's checkpoint."""
     return root / f"step-{step:06d}"
 
 
 def save_checkpoint(
     root: Path, step: int, write: Callable[[Path], None], state: dict[str, Any], *, expected_bytes: int = 0
 ) -> Path:
-    """`write` fills a temporary directory; then state, manifest, flush, rename. A whole checkpoint of the same step is
-    left as it is. Raises RunError, before anything is written, where the disk has less than `expected_bytes` free."""
+    """Save a checkpoint and return its directory. `write` fills a temporary directory; then the state and the manifest
+    are added, everything is flushed to disk, and the directory is renamed. A valid checkpoint of the same step stays as
+    it is. Raises RunError, before anything is written, where the disk has less than `expected_bytes` free."""
     final = directory_of(root, step)
-    if final.exists() and problem_with(final) is None:  # to replace it would leave none for a moment
+    if final.exists() and problem_with(final) is None:  # replacing it would leave no checkpoint for a moment
         return final
     temporary = root / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -59,7 +61,7 @@ def save_checkpoint(
 
 
 def require_space(directory: Path, needed: int) -> None:
-    """Raise RunError where the disk of `directory` has less than `needed` bytes free."""
+    """Require free space on the disk of `directory`. Raises RunError where it has less than `needed` bytes free."""
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise RunError(
@@ -69,7 +71,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def problem_with(path: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
+    """Return why a checkpoint cannot be used; None where it can."""
     hashes = _stated_hashes(path / MANIFEST)
     if hashes is None:
         return f"{MANIFEST} is missing or unreadable"
@@ -102,7 +104,7 @@ def _file_problem(file: Path, expected: Any) -> str | None:
 
 
 def _state_problem(path: Path) -> str | None:
-    """A checkpoint under another one's name would have the data go on from the wrong row."""
+    """Refuse a checkpoint under the name of another: the data would go on from the wrong row."""
     try:
         state = _read_state(path)
     except (OSError, ValueError, RecursionError):
@@ -117,7 +119,7 @@ def _read_state(path: Path) -> Any:
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """Finished checkpoints by step, valid or not, newest first."""
+    """List finished checkpoints with their steps, valid or not, newest first."""
     if not root.is_dir():
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name))]
@@ -125,7 +127,7 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
 
 
 def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint | None:
-    """The newest checkpoint that is whole; each bad one is reported and passed over."""
+    """Find the newest valid checkpoint; each invalid one is reported and skipped."""
     for step, path in list_checkpoints(root):
         if (problem := problem_with(path)) is not None:
             report(f"checkpoint {path} is passed over: {problem}")
@@ -135,8 +137,8 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
 
 
 def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundCheckpoint | None:
-    """Up to step `newest`, the checkpoint whose state has the best score by this metric, the earliest among equals;
-    None where none has a score."""
+    """Find the checkpoint with the best score by this metric, up to step `newest`; the earliest among equals. None
+    where no checkpoint has a score."""
     best: FoundCheckpoint | None = None
     for step, path in reversed(list_checkpoints(root)):
         state = {} if step > newest or _state_problem(path) is not None else _read_state(path)
@@ -147,12 +149,13 @@ def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundC
 
 
 def is_better(score: float, other: float, *, lowest: bool) -> bool:
+    """Whether `score` is better than `other`; with `lowest` the smaller one is better."""
     return score < other if lowest else score > other
 
 
 def prune(root: Path, newest: int, keep: int, best: FoundCheckpoint | None = None) -> None:
-    """Keep the `keep` checkpoints up to step `newest`, the one just saved, and the best. Those past it were passed over
-    when the run was resumed, and count for nothing; they go, and leftovers of interrupted saves too."""
+    """Keep the last `keep` checkpoints up to step `newest`, the one just saved, and the best. Remove all others: older
+    ones, those past `newest`, which were skipped when the run resumed, and the remains of interrupted saves."""
     found = list_checkpoints(root)
     kept = [path for step, path in found if step <= newest][:keep]
     if best is not None:

@@ -1,4 +1,4 @@
-"""A run directory: what is in it, who may write it, and how a run goes on from it."""
+"""A run directory: its files, the lock that one process holds, and how a run resumes from it."""
 
 import fcntl
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -24,7 +24,9 @@ from tiercel.models.images import picture_image
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
+from tiercel.runs.group_records import CompletionRecord, Folder, GroupRecord, ImageRecord, groups_path
 from tiercel.runs.recipe import Recipe, kind_of, load_run_recipe
+from tiercel.samples import CoordinateSpace
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, writing
 
@@ -54,13 +56,14 @@ MAY_DIFFER = (
 )
 LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
-# Left by a run that ends before its config.yaml.
+# Files that a run may leave where it ends before it has written config.yaml.
 BEGUN = (".lock", "config.yaml.tmp", ".signs-sft", ".signs-grpo", ".signs-eval", "stall", "log.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run that is open for writing. All ranks call its methods; the first one writes, and each its own pictures."""
+    """A run that is open for writing. All ranks call its methods. The first rank writes the files; each rank writes its
+    own pictures."""
 
     path: Path
     ranks: Ranks = ALONE
@@ -87,27 +90,27 @@ class RunDirectory:
         self.ranks.on_first(append)
 
     def rollouts_file(self, step: int) -> Path:
-        """The groups that the step's last update learnt from."""
-        return self.path / "rollouts" / f"step-{step:06d}.jsonl"
+        """Return the file of the groups that the step's last update learnt from."""
+        return groups_path(self.path, "rollouts", step)
 
     def record_groups(
         self,
-        folder: Literal["rollouts", "evaluations"],
+        folder: Folder,
         step: int,
         family: Family,
         scored: Sequence[ScoredGroup],
         advantages: Sequence[Sequence[float | None]],
     ) -> list[ScoredGroup]:
-        """Write rollouts/ or evaluations/ of a step, and each image once. The first rank gets all ranks' groups, in the
-        global order and without pictures; the others get none."""
+        """Write a step's file of rollouts/ or evaluations/, and each image once. Returns the groups of all ranks to the
+        first rank, in the global order and without pixels; an empty list to the others."""
         for group in scored:
             self.ranks.pulse.beat()
             for image in group.group.prompt.images:
                 self.save_image(image)
         everyone = gathered_groups(self.ranks, scored, advantages)
-        space = {"coordinate_space": family.coordinate_space}
-        lines = [json_line({**space, **group_record(group, values)}) for group, values in everyone]
-        file = self.path / folder / f"step-{step:06d}.jsonl"
+        space = family.coordinate_space
+        lines = [json_line(group_record(group, values, space).as_json()) for group, values in everyone]
+        file = groups_path(self.path, folder, step)
 
         def write() -> None:
             with writing(file, GO_ON):
@@ -117,7 +120,7 @@ class RunDirectory:
         return [group for group, _ in everyone]
 
     def save_image(self, image: EncodedImage) -> None:
-        """The picture as the model got it, under its hash."""
+        """Save the picture that the model got, under its hash."""
         path = self.path / "images" / f"{image.sha256}.png"
         if not path.exists():
             temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
@@ -129,8 +132,8 @@ class RunDirectory:
 def gathered_groups(
     ranks: Ranks, scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]
 ) -> list[tuple[ScoredGroup, Sequence[float | None]]]:
-    """On the first rank all ranks' groups with their advantages, in the global order, without their pictures' pixels;
-    elsewhere nothing."""
+    """Gather the groups of all ranks, with their advantages, to the first rank: in the global order, without pixels.
+    The other ranks get an empty list."""
     own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
     every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
     return sorted(every, key=lambda entry: entry[0].group.prompt.index)
@@ -142,47 +145,48 @@ def _without_pixels(scored: ScoredGroup) -> ScoredGroup:
     return replace(scored, group=replace(scored.group, prompt=replace(prompt, images=images)))
 
 
-def group_record(group: ScoredGroup, advantages: Sequence[float | None]) -> dict[str, Any]:
-    """A prompt and its completions as rollouts/ keeps them."""
+def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
+    """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
     prompt = group.group.prompt
-    return {
-        "id": prompt.row.id,
-        "index": prompt.index,
-        "policy_version": group.group.policy_version,
-        "prompt": prompt.text,
-        "question": next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
-        "answer": prompt.row.answer,
-        "images": [
-            {
-                "sha256": image.sha256,
-                "path": source.path,
-                "original_size": list(image.plan.original_size),
-                "processed_size": list(image.plan.processed_size),
-            }
+    return GroupRecord(
+        coordinate_space=space,
+        id=prompt.row.id,
+        index=prompt.index,
+        policy_version=group.group.policy_version,
+        prompt=prompt.text,
+        question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
+        answer=prompt.row.answer,
+        images=tuple(
+            ImageRecord(
+                sha256=image.sha256,
+                path=source.path,
+                original_size=image.plan.original_size,
+                processed_size=image.plan.processed_size,
+            )
             for image, source in zip(prompt.images, prompt.row.visuals, strict=False)
-        ],
-        "completions": [
-            {
-                "text": scored.completion.text,
-                "tokens": len(scored.completion.token_ids_L),
-                "token_ids": scored.completion.token_ids_L.tolist(),
-                "seed": scored.completion.seed,
-                "truncated": scored.completion.is_truncated,
-                "rewards": {name: value.value for name, value in scored.rewards.items()},
-                "failures": {name: value.failure for name, value in scored.rewards.items() if value.failure},
-                "total": scored.total,
-                "correct": scored.is_correct,
-                "advantage": advantage,
-            }
+        ),
+        completions=tuple(
+            CompletionRecord(
+                text=scored.completion.text,
+                tokens=len(scored.completion.token_ids_L),
+                token_ids=tuple(scored.completion.token_ids_L.tolist()),
+                seed=scored.completion.seed,
+                is_truncated=scored.completion.is_truncated,
+                rewards={name: value.value for name, value in scored.rewards.items()},
+                failures={name: value.failure for name, value in scored.rewards.items() if value.failure},
+                total=scored.total,
+                is_correct=scored.is_correct,
+                advantage=advantage,
+            )
             for scored, advantage in zip(group.completions, advantages, strict=True)
-        ],
-    }
+        ),
+    )
 
 
 @contextmanager
 def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
-    """Make or reopen the recipe's run directory, and hold it; the first rank does. Raises RunError where it belongs to
-    something else, or where a rank does not see it."""
+    """Make or reopen the recipe's run directory, and lock it on the first rank. Raises RunError where the directory
+    holds something else or another recipe's run, or where a rank cannot see it."""
     path = Path(recipe.output)
     with ExitStack() as stack:
         ranks.on_first(lambda: stack.enter_context(_held(recipe, path)))
@@ -214,7 +218,7 @@ def _held(recipe: Recipe, path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> int:
-    """The descriptor of the lock of a directory that is a run's or becomes one."""
+    """Return the descriptor of the lock file of a directory that is a run or is to become one."""
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
@@ -233,7 +237,7 @@ def _begin(recipe: Recipe, path: Path) -> None:
 
 
 def _take(lock: int, path: Path) -> None:
-    """Lock the run. Workers of a run that was just killed hold its lock until they notice, so it waits a little."""
+    """Lock the run. The workers of a run that was just killed hold the lock until they end, so this waits a little."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
         try:
@@ -252,8 +256,8 @@ def resume_point(
     report: Callable[[str], None],
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:
-    """The newest valid checkpoint; metrics, rollouts and evaluations past it are cut off, unless `require_usable`
-    raises."""
+    """Find the newest valid checkpoint and remove the metrics, rollouts and evaluations of later steps. Nothing is
+    removed where `require_usable` raises."""
     found = newest_valid(run.checkpoints, report)
     if found is not None:
         require_usable(found)
@@ -270,7 +274,8 @@ def resume_point(
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl; a last line that a crash cut short is left out. Raises RunError for any other."""
+    """Read the rows of metrics.jsonl. A last line that a crash cut short is left out. Raises RunError for any other
+    line that is not JSON."""
     rows = []
     file = path / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -279,12 +284,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise RunError(f"{file}:{number} is not JSON: {error}; mend or remove the line") from error
+                raise RunError(f"{file}:{number} is not JSON: {error}; correct or remove the line") from error
     return rows
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices, for env.json; no environment variables."""
+    """Describe versions and devices, for env.json; no environment variables."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -298,7 +303,7 @@ def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
     was = kind_of(before)
     if was != kind_of(now):
         raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
-    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # what was written has no secrets
+    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
     different = [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
         for key in sorted(old.keys() | new.keys())

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, never a part."""
+"""Writing files so that a crash leaves the old file or the new file, never a part of one."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from tiercel.reliability.redaction import redact, redact_values
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside, flush to disk, rename over."""
+    """Write a temporary file, flush it to disk, and rename it over `path`."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -22,7 +22,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes durable, or the renames in a directory."""
+    """Flush a file's bytes, or the renames in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,6 +31,7 @@ def sync(path: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -39,7 +40,7 @@ def file_sha256(path: Path) -> str:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """One line of JSON without secrets; NaN and infinities are refused, for no reader agrees on them."""
+    """Make one line of JSON without secrets. Raises ValueError for NaN and infinities, which JSON does not have."""
     line = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if redact(line) != line:
         line = json.dumps(redact_values(values), ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: a live line on a terminal, plain lines elsewhere, all of it in log.txt."""
+"""Progress of a run for the user: a live line on a terminal, plain lines elsewhere, and everything in log.txt."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ SHOWN = (
 
 
 class Progress:
-    """Prints to stderr, keeps log.txt; a context manager. Without a log it is silent: another rank speaks."""
+    """Print to stderr and write log.txt; a context manager. Without a log it prints nothing: another rank prints."""
 
     def __init__(self, log: Path | None, total_steps: int, log_every: int):
         self.total_steps = total_steps
@@ -54,13 +54,13 @@ class Progress:
         self._file.close()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         text = redact(text)
         self._write(text)
         self._console.print(Text(text))
 
     def step(self, row: Mapping[str, float]) -> None:
-        """A finished step: the live line on a terminal, a line every `log_every` steps elsewhere."""
+        """Show a finished step: the live line on a terminal, a line every `log_every` steps elsewhere."""
         step = int(row["step"])
         line = f"step {step}/{self.total_steps}  " + "  ".join(
             f"{label} {form.format(row[key])}" for key, label, form in SHOWN if row.get(key) is not None

@@ -1,7 +1,7 @@
-"""Versions of the policy as adapter directories, for engines that keep weights of their own.
+"""Versions of the policy as adapter directories, for engines that hold their own weights.
 
-A directory's name says whose it is, which version, and what is in it: `policy-{run}-{N}-{sha8}`. An engine that has the
-name has the weights.
+The name of a directory, `policy-{run}-{N}-{sha8}`, has the run, the version and a hash of the weights. So an engine
+that has loaded the name has the right weights.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class Publisher:
-    """Writes and removes versions under `root`; only the first rank's is used."""
+    """Write and remove versions under `root`. Only the publisher of the first rank is used."""
 
     def __init__(self, run: Path, root: Path):
         self.root = root
@@ -26,7 +26,7 @@ class Publisher:
         self.current: Path | None = None
 
     def publish(self, version: int, write: Callable[[Path], None]) -> Path:
-        """A directory with what `write` makes, complete before it has its name."""
+        """Publish what `write` makes and return its directory, which gets its name once it is complete."""
         with writing(f"{self.root}: version {version} of the policy", GO_ON):
             return self._publish(version, write)
 
@@ -51,5 +51,6 @@ class Publisher:
                 shutil.rmtree(other, ignore_errors=True)
 
     def close(self) -> None:
+        """Remove all versions of the run."""
         for directory in (*self.root.glob(f"policy-{self.run_name}-*"), self.root / f"unfinished-{self.run_name}"):
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The recipe of a run directory. Imports no torch, so that a command can judge it before it loads anything."""
+"""The recipe of a run directory. Imports no torch, so that a command can check it before it loads anything."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,16 +11,17 @@ Recipe = SftRecipe | GrpoRecipe
 
 
 def kind_of(recipe: Recipe) -> Literal["sft", "grpo"]:
+    """Return the command that the recipe is for."""
     return "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a run directory, and not a model's, say."""
+    """Whether a path is a run directory; a model's directory, for example, is not."""
     return (path / "config.yaml").is_file()
 
 
 def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """The recipe that a run directory was made with. Raises RunError where there is none, RecipeError where it is
+    """Load the recipe that a run directory was made with. Raises RunError where there is none, RecipeError where it is
     wrong."""
     config = path / "config.yaml"
     if not is_run(path):
@@ -31,10 +32,11 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 def require_no_redaction(recipe: Recipe, path: Path) -> None:
-    """Raises RunError where the run's recipe as it was written is not the one that trained: it held a secret."""
+    """Require a recipe that was written in full. Raises RunError where a secret was left out of a value: the recipe in
+    the run directory is then not the one that trained."""
     for key, value in flatten(recipe).items():
         if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
             raise RunError(
-                f"{path / 'config.yaml'}: {key} held a secret and was written without it; `tiercel eval` takes the "
+                f"{path / 'config.yaml'}: {key} held a secret and was written without it; give `tiercel eval` the "
                 "recipe file that the run was started with, and an --adapter"
             )

@@ -1,11 +1,11 @@
-"""SIGTERM and SIGINT: the loop asks at each boundary, saves, and ends; a second signal ends at once."""
+"""SIGTERM and SIGINT: the loop asks for them between steps, saves, and ends. A second signal ends the process."""
 
 import signal
 from types import FrameType
 
 
 class StopRequest:
-    """Set by the first signal. A context manager that restores the handlers before it."""
+    """A request to stop, set by the first signal; a context manager that restores the earlier handlers at its end."""
 
     def __init__(self) -> None:
         self.is_set = False

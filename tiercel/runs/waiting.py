@@ -1,4 +1,4 @@
-"""Saying what a person waits for, once it takes longer than a moment."""
+"""Telling the user what takes long."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ MOMENT_SECONDS = 2.0
 
 @contextmanager
 def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
-    """Say `what` where the work inside lasts longer than `moment` seconds. `say` is called in another thread, and not
-    after the end."""
+    """Say `what` where the work inside takes longer than `moment` seconds. `say` is called in another thread, never
+    after the work has ended."""
     timer = threading.Timer(moment, say, [f"{what} ..."])
     timer.daemon = True
     timer.start()
@@ -25,7 +25,7 @@ def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECOND
 
 @contextmanager
 def entered(context: AbstractContextManager[T], say: Callable[[str], None], what: str) -> Iterator[T]:
-    """Enter a context whose start may take long, and stay in it."""
+    """Enter a context whose start may take long, and stay in it; `what` is said where it does."""
     with ExitStack() as stack:
         with waiting(say, what):
             value = stack.enter_context(context)

@@ -1,1 +1,1 @@
-"""Who else gets the rows of metrics.jsonl: TensorBoard, Weights & Biases, trackio, SwanLab. Imports no torch."""
+"""Trackers that get the rows of metrics.jsonl: TensorBoard, Weights & Biases, trackio, SwanLab. Imports no torch."""

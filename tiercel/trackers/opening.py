@@ -1,4 +1,4 @@
-"""The recipe's trackers: found before the run starts, opened for it, given its rows, closed however it ends."""
+"""The recipe's trackers: checked before the run starts, opened, given its rows, and closed at its end."""
 
 import re
 import time
@@ -13,9 +13,9 @@ from typing import Any
 from tiercel.config.schema import BaseRecipe, TrackerName
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.reliability.redaction import redact_values
-from tiercel.report.reading import finite
 from tiercel.runs.files import write_atomically
-from tiercel.trackers.pictures import rollout_pictures, rollouts_file
+from tiercel.runs.group_records import finite, groups_path
+from tiercel.trackers.pictures import rollout_pictures
 from tiercel.trackers.swanlab import SwanLab
 from tiercel.trackers.tensorboard import TensorBoard
 from tiercel.trackers.tracker import Picture, Place, Tracker
@@ -23,9 +23,9 @@ from tiercel.trackers.trackio import Trackio
 from tiercel.trackers.wandb import Wandb
 
 FOLDER = "trackers"  # of the run directory
-PATIENCE = 30.0  # seconds of one call; a tracker that takes longer holds every step up
+PATIENCE = 30.0  # seconds of one call; a tracker that takes longer delays every step
 
-# By the name that the tracker's package has, too.
+# The names are also the names of the trackers' packages.
 TRACKERS: dict[TrackerName, Callable[[Place], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
@@ -35,7 +35,8 @@ TRACKERS: dict[TrackerName, Callable[[Place], Tracker]] = {
 
 
 def require_packages(names: Sequence[TrackerName]) -> None:
-    """Before anything is loaded. Raises EnvironmentProblem with the command that installs what is missing."""
+    """Require the packages of these trackers, before anything is loaded. Raises EnvironmentProblem, with the command
+    that installs what is missing."""
     missing = [name for name in names if not _is_installed(name)]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
@@ -47,13 +48,13 @@ def require_packages(names: Sequence[TrackerName]) -> None:
 
 def _is_installed(name: str) -> bool:
     spec = find_spec(name)
-    return (
-        spec is not None and spec.origin is not None
-    )  # a mere folder of that name, such as wandb's own, has no origin
+    # A plain folder of that name, such as the one that wandb writes, has no origin.
+    return spec is not None and spec.origin is not None
 
 
 class Trackers:
-    """The trackers of a run that work so far. A fault of one is a line in the log and the end of that one."""
+    """The trackers of a run that work so far. A tracker that fails is turned off, with a line in the log; the run goes
+    on."""
 
     def __init__(self, run: Path, say: Callable[[str], None], pictures_every: int, last_step: int):
         self._run = run
@@ -63,7 +64,8 @@ class Trackers:
         self._working: dict[str, Tracker] = {}
 
     def open(self, name: TrackerName, place: Place, kept: Sequence[Mapping[str, Any]]) -> None:
-        """`kept`: the rows of metrics.jsonl that the run goes on from; given to a tracker that has not had them."""
+        """Open a tracker. `kept`: the rows of metrics.jsonl that the run resumes from; they are sent to a tracker that
+        does not have them."""
         is_new = not place.directory.exists()
 
         def build() -> None:
@@ -76,11 +78,11 @@ class Trackers:
                 self._send([name], row)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """A row that metrics.jsonl has already; at some steps a few rollouts as well."""
+        """Send a row that is already in metrics.jsonl; at some steps a few rollouts as well."""
         self._send(list(self._working), row)
 
     def close(self) -> None:
-        """Those that still work."""
+        """Close the trackers that still work."""
         for name, tracker in list(self._working.items()):
             self._attempt(name, tracker.close)
         self._working.clear()
@@ -94,10 +96,10 @@ class Trackers:
                 self._attempt(name, partial(_hand_over, self._working[name], step, metrics, pictures), PATIENCE)
 
     def _pictures(self, row: Mapping[str, Any]) -> list[Picture]:
-        """Of the step's rollouts where they are due: with an evaluation, else when a checkpoint is."""
+        """Return pictures of the step's rollouts where they are due: at an evaluation, else at a checkpoint."""
         step = row["step"]
         is_due = step % self._pictures_every == 0 or step == self._last_step or any(k.startswith("eval/") for k in row)
-        if not is_due or not rollouts_file(self._run, step).exists():
+        if not is_due or not groups_path(self._run, "rollouts", step).exists():
             return []
         try:
             return rollout_pictures(self._run, step)
@@ -109,7 +111,7 @@ class Trackers:
         started = time.monotonic()
         try:
             action()
-        except Exception as error:  # of any kind: a tracker's fault is never the training's
+        except Exception as error:  # of any kind: a tracker must never end the training
             reason = (str(error).strip().splitlines() or ["without a reason"])[0]
             self._turn_off(name, f"{type(error).__name__}: {reason}")
         else:
@@ -137,7 +139,8 @@ def open_trackers(
     last_step: int,
     say: Callable[[str], None],
 ) -> Iterator[Trackers]:
-    """For a run directory that goes on from the rows `kept` of metrics.jsonl; `say` hears why one is turned off."""
+    """Open trackers for a run that resumes from the rows `kept` of metrics.jsonl. `say` is told why a tracker is turned
+    off."""
     trackers = Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)
     try:
         try:
@@ -153,7 +156,7 @@ def open_trackers(
 
 
 def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept: Sequence[Mapping[str, Any]]) -> Place:
-    """Named after the run directory and the one that holds it."""
+    """Make a tracker's place: the run is named after its directory, the project after the directory above."""
     path = run.absolute()
     return Place(
         directory=path / FOLDER / name,
@@ -166,7 +169,8 @@ def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept
 
 
 def _run_id(file: Path, is_new: bool) -> str:
-    """The run's, kept in its directory, which may be moved. A run that starts anew is another run to its trackers."""
+    """Return the run's id, which is kept in its directory, so that the directory may be moved. A run that starts again
+    from step 0 gets a new id."""
     file.parent.mkdir(exist_ok=True)
     if is_new or not file.exists():
         write_atomically(file, uuid.uuid4().hex[:21])  # as long as SwanLab's own
@@ -174,5 +178,5 @@ def _run_id(file: Path, is_new: bool) -> str:
 
 
 def _plain(name: str) -> str:
-    """What every tracker admits as a name."""
+    """Return the name in characters that every tracker admits."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "tiercel"

@@ -1,4 +1,4 @@
-"""A few of a step's rollouts as pictures with captions, from the run directory alone."""
+"""A few of a step's rollouts as pictures with captions, made from the run directory alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,24 +8,21 @@ from PIL import Image, ImageDraw
 from tiercel.reliability.redaction import redact
 from tiercel.report.numbers import evenly_spaced
 from tiercel.report.pictures import has_boxes, predicted_box, true_box
-from tiercel.report.reading import CompletionRecord, GroupRecord, ImageRecord, group_file
+from tiercel.report.reading import group_file
+from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
 from tiercel.trackers.tracker import Picture
 
 MOST = 4
 LONGEST_SIDE = 512  # pixels
 LONGEST_TEXT = 300  # characters of a prompt, and of a completion
-TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, apart for the colour-blind as well
-
-
-def rollouts_file(run: Path, step: int) -> Path:
-    return run / "rollouts" / f"step-{step:06d}.jsonl"
+TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, which colour-blind people can tell apart
 
 
 def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[Picture]:
-    """The first completions of at most so many prompts with a picture, spread over the step; the true box is green, the
-    completion's red. Raises RunError or OSError where a file cannot be read."""
-    groups = [group for group in group_file(rollouts_file(run, step), step).groups if group.images]
+    """Make pictures of the first completions of at most `most` prompts that have an image, spread over the step. The
+    true box is green, the completion's red. Raises RunError or OSError where a file cannot be read."""
+    groups = [group for group in group_file(groups_path(run, "rollouts", step), step).groups if group.images]
     return [_picture(run / "images", groups[index]) for index in evenly_spaced(len(groups), most)]
 
 
@@ -41,8 +38,8 @@ def _picture(folder: Path, group: GroupRecord) -> Picture:
 
 
 def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tuple[int, int, int]]]) -> None:
-    """Boxes in pixels of the original image; corners are sorted and kept close to the picture, for a completion may
-    write any number."""
+    """Draw boxes that are in pixels of the original image. Corners are sorted and kept close to the picture, because a
+    completion may write any number."""
     pen = ImageDraw.Draw(image)
     for box, colour in boxes:
         sides = [
@@ -54,7 +51,7 @@ def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tu
 
 
 def caption(group: GroupRecord, completion: CompletionRecord) -> str:
-    """What was asked, what was answered, what it was worth; without secrets and control characters."""
+    """Write the prompt, the completion and its reward, without secrets and control characters."""
     reward = "masked" if completion.total is None else f"{completion.total:.4g}"
     return f"prompt: {_shown(group.question)}\ncompletion: {_shown(completion.text)}\nreward: {reward}"
 

@@ -1,4 +1,4 @@
-"""SwanLab: online where it is logged in, a directory to sync later with SWANLAB_MODE=offline."""
+"""SwanLab: online where the user is logged in; with SWANLAB_MODE=offline a directory to synchronise later."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ from tiercel.trackers.tracker import Picture, Place
 
 
 class SwanLab:
-    """A run of the same id goes on; of a metric's steps the service keeps the first value. Offline each process writes
-    a directory of its own, which has to be whole."""
+    """A SwanLab run. A run of the same id is continued; of a step that is sent twice the service keeps the first value.
+    Offline, each process writes its own directory, which must hold all rows."""
 
     def __init__(self, place: Place):
         import swanlab
@@ -25,13 +25,13 @@ class SwanLab:
             log_dir=os.environ.get("SWANLAB_LOGDIR") or os.environ.get("SWANLAB_LOG_DIR") or str(place.directory),
             config=dict(place.config),
             resume="allow",
-            # The console has its log.txt. What it finds out about the process holds the command line, and that may hold
-            # a secret.
+            # log.txt has the console's lines. SwanLab's facts on the process would include the command line, which may
+            # hold a secret.
             settings=swanlab.Settings(
                 probe={"runtime": False, "git": False, "requirements": False}, terminal={"proxy_type": "none"}
             ),
         )
-        signal.signal(signal.SIGINT, handler)  # SwanLab takes it, and the run would no longer be saved
+        signal.signal(signal.SIGINT, handler)  # SwanLab replaces it, and Ctrl-C would no longer save the run
         self.needs_earlier = self._run.mode != "online"
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is given."""
+"""The protocol of a tracker, and the values that it is given."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a tracker writes, and what it calls the run."""
+    """Where a tracker writes, and the names that it gives the run."""
 
-    directory: Path  # trackers/NAME of the run directory; there already
+    directory: Path  # trackers/NAME of the run directory; it exists
     project: str
     name: str
     id: str  # of the run; the same when it goes on from a checkpoint
     config: Mapping[str, Any]  # the recipe without secrets
-    first_step: int  # of the rows to come; what was tracked from there on was cut off. 0: a new run
+    first_step: int  # of the rows to come; later rows of an earlier process are void. 0: a new run
 
 
 class Tracker(Protocol):
-    """A sink of rows and pictures. Whatever it raises turns it off, not the run."""
+    """A receiver of rows and pictures. An error of any kind turns the tracker off; the run goes on."""
 
     @property
     def needs_earlier(self) -> bool:
-        """Whether it lacks what came before `first_step`, and is to be given it again."""
+        """Whether the rows before `first_step` must be sent again."""
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A row of metrics.jsonl, numbers only."""
+        """Take a row of metrics.jsonl, numbers only."""
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        """A few of the step's rollouts."""
+        """Take pictures of a few of the step's rollouts."""
 
     def close(self) -> None:
-        """Called once, however the run ends, unless the tracker was turned off."""
+        """End the tracker. Called once at the end of the run, unless the tracker was turned off."""

@@ -1,4 +1,4 @@
-"""trackio: an SQLite file of its own, or a Space or server where its variables name one."""
+"""trackio: an SQLite file, or a Space or server where trackio's variables name one."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,12 @@ from contextlib import suppress
 
 from tiercel.trackers.tracker import Picture, Place
 
-OWNER = "tiercel_run"  # key of trackio's config that tells our run from another of the same name
+OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
 
 
 class Trackio:
-    """It appends rows and replaces none: a local run that goes on is written anew, a remote one appended to."""
+    """A trackio run. trackio appends rows and replaces none, so a local run that resumes is written again from its
+    first row, and a remote one is continued."""
 
     def __init__(self, place: Place):
         os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
@@ -30,8 +31,8 @@ class Trackio:
         )
 
     def _delete(self, place: Place) -> None:
-        """What an earlier process of this run tracked."""
-        with suppress(ValueError):  # no such project: TRACKIO_DIR is another now
+        """Delete what an earlier process of this run tracked."""
+        with suppress(ValueError):  # no such project: TRACKIO_DIR has changed
             for run in self._trackio.Api().runs(place.project):
                 if run.name == place.name and (run.config or {}).get(OWNER) == place.id:
                     run.delete()

@@ -1,18 +1,18 @@
-"""Weights & Biases: online where it is logged in, a directory to sync later with WANDB_MODE=offline."""
+"""Weights & Biases: online where the user is logged in; with WANDB_MODE=offline a directory to synchronise later."""
 
 import os
 from collections.abc import Mapping, Sequence
 
 from tiercel.trackers.tracker import Picture, Place
 
-STEP = "step"  # the charts' axis; wandb's own counter never goes back, and a resumed run does
-# Read by wandb when it is first used. The console has its log.txt, and git says nothing that env.json does not.
+STEP = "step"  # the axis of the charts: wandb's own counter never goes back, but the steps of a resumed run do
+# wandb reads these when it is first used. log.txt has the console's lines, and env.json the versions.
 QUIET = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_FINISH_TIMEOUT": "300"}
 
 
 class Wandb:
-    """A run of the same id goes on. Offline each process writes a directory of its own, and syncing the later one
-    replaces the earlier, so that each has to be whole."""
+    """A wandb run. A run of the same id is continued. Offline, each process writes its own directory, and synchronising
+    a later one replaces the earlier one, so each must hold all rows."""
 
     def __init__(self, place: Place):
         for name, value in QUIET.items():
@@ -27,7 +27,7 @@ class Wandb:
             dir=os.environ.get("WANDB_DIR", str(place.directory)),
             config=dict(place.config),
             resume="allow",
-            # What it finds out about the process holds the command line, and that may hold a secret.
+            # wandb's facts on the process would include the command line, which may hold a secret.
             settings=wandb.Settings(x_disable_meta=True),
         )
         self._run.define_metric(STEP, hidden=True)
@@ -38,7 +38,7 @@ class Wandb:
         self._run.log({STEP: step, **metrics})
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        # Each under a key of its own: a list would be shown at the size of its first.
+        # Each picture has its own key: wandb would show a list at the size of its first picture.
         shown = {
             f"rollouts/{number}": self._wandb.Image(picture.image, caption=picture.caption)
             for number, picture in enumerate(pictures)

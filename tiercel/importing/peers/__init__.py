@@ -1,1 +1,1 @@
-"""Tables of the peers' flags: data only."""
+"""Tables of the peers' flags: data files only."""

@@ -1,13 +1,13 @@
-"""Faults that the run's metrics showed on the way, as its log said them."""
+"""Faults that showed in the metrics during the run; the log has the same warnings."""
 
-from tiercel.reliability.diagnosis import findings
+from tiercel.reliability.diagnosis import symptoms
 from tiercel.report.markup import Html, element
 from tiercel.report.reading import Run
 
 
-def findings_section(run: Run) -> Html | None:
-    """Each with the step that showed it first; None where there was none."""
-    found = findings(run.metrics)
+def symptoms_section(run: Run) -> Html | None:
+    """Make a table of the faults, each with the step that showed it first; None where there was none."""
+    found = symptoms(run.metrics)
     if not found:
         return None
     header = element("tr", [element("th", text, scope="col") for text in ("step", "what", "likely cause", "look at")])
