@@ -8,9 +8,9 @@ from pkgutil import iter_modules
 
 import tiercel.models
 from tiercel.documents import with_table
-from tiercel.models.catalogue import NAME, table
 from tiercel.models.family import Family
 from tiercel.models.loading import FAMILIES
+from tools.docs.families import NAME, table
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""The table of docs/families.md, made from FAMILIES: `python -m tiercel.models.catalogue docs/families.md`."""
+"""Make the table of docs/families.md from FAMILIES: `python -m tools.docs.families docs/families.md`."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ SPACES: dict[CoordinateSpace, str] = {
 
 
 def table() -> str:
-    """Every family in a row."""
+    """List every family in a row."""
     lines = [
         "| name | models | boxes that it writes | positions | size of an image | what else is its own |",
         "|---|---|---|---|---|---|",

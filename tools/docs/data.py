@@ -1,4 +1,4 @@
-"""The table of docs/data.md, made from FORMATS: `python -m tiercel.data.catalogue docs/data.md`."""
+"""Make the table of docs/data.md from FORMATS: `python -m tools.docs.data docs/data.md`."""
 
 import inspect
 import sys
@@ -11,7 +11,7 @@ NAME = "formats"
 
 
 def table() -> str:
-    """Every format in a row, with the first sentence of its converter's docstring."""
+    """List every format in a row, with the first sentence of its converter's docstring."""
     lines = ["| `data.format` | rows | told by the keys | the right answer |", "|---|---|---|---|"]
     for name, convert in FORMATS.items():
         rows = " ".join((inspect.getdoc(convert) or "").split()).split(". ")[0].removesuffix(".")
