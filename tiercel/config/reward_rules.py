@@ -2,6 +2,7 @@
 
 import re
 
+from tiercel.calls import CALL_FORM, is_call
 from tiercel.config.addresses import address_fault
 from tiercel.config.keys import shown
 from tiercel.config.problems import Problem, Problems
@@ -56,8 +57,6 @@ TELLS_RIGHT = (
     "point_in_box",
     "vlm_r1_rec",
 )  # built-in rewards with a correct_at of their own
-_FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
-_MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -126,10 +125,10 @@ def _reward_options(key: str, reward: Reward) -> Problems:
             text=f"{reward.buffer} given, above max_tokens ({reward.max_tokens}); even an empty completion would lose",
             also=(f"{key}.max_tokens",),
         )
-    if reward.call is not None and call_file(reward.call) is None and not _MODULE_CALL.fullmatch(reward.call):
+    if reward.call is not None and not is_call(reward.call):
         yield Problem(
             key=f"{key}.call",
-            text=f"{shown(reward.call)} given; must be file.py:function or package.module:function",
+            text=f"{shown(reward.call)} given; must be {CALL_FORM}",
         )
 
 
@@ -190,12 +189,6 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
                 also=(first[entry],),
             )
         first.setdefault(entry, key)
-
-
-def call_file(call: str) -> str | None:
-    """The file of `file.py:function`; None for `package.module:function` and for what is neither."""
-    match = _FILE_CALL.fullmatch(call)
-    return match["file"] if match else None
 
 
 def regex_fault(pattern: str) -> str | None:
