@@ -3,35 +3,32 @@
 Nothing here fills in a value that depends on another key, and nothing here imports torch.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+from tiercel.algorithms.section import Algorithm
+from tiercel.sections import (
+    SECTION_FORM,
+    TEXT_FORM,
+    FiniteFloat,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    form_of,
+)
+
 RowFormat = Literal["auto", "tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
 Part = Literal["vision", "projector", "language"]
-LossName = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo"]
-AdvantageName = Literal[
-    "group_norm", "group_centred", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "pass_k"
-]
 RewardName = Literal[
     "format", "exact", "normalised", "ocr", "number", "count", "math", "choice", "json", "iou", "giou", "ciou",
     "box_precision", "box_recall", "box_f1", "box_map", "point_in_box", "vlm_r1_rec", "length", "cosine",
     "soft_overlong", "repetition", "judge", "model",
 ]  # fmt: skip
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
-TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts them into its locations
-
-
-class Section(BaseModel):
-    """A frozen section of the recipe; a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Source(Section):
@@ -99,10 +96,6 @@ class HeldOut(Section):
     """Number of rows."""
 
 
-def _form(value: Any) -> str:
-    return SECTION_FORM if isinstance(value, dict | HeldOut) else TEXT_FORM
-
-
 class Video(Section):
     """How videos become frames; families of Qwen and the local engine read them."""
 
@@ -125,7 +118,7 @@ class Data(Section):
     mix: tuple[MixedFile, ...] = ()
     """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
     eval: (
-        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(_form)] | None
+        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(form_of)] | None
     ) = None
     """Held-out rows, scored greedily at step 0 and every train.eval_every steps: named as data.train, or
     {fraction: 0.01} or {count: 100} of the training rows."""
@@ -304,75 +297,6 @@ class Rollout(Section):
     further rollouts at most, of other rows, fill the step; groups that are good already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
-
-
-class Kl(Section):
-    """Penalty for leaving the reference: the policy that the run started from."""
-
-    coef: NonNegativeFloat = 0.0
-    """Weight of the penalty; 0 computes no reference at all."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the divergence, per token (docs/algorithms.md)."""
-    place: Literal["loss", "reward"] = "loss"
-    """loss: a term of the loss, mean over tokens as the loss takes it; reward: the sum over a completion's tokens is
-    taken off its reward, before the advantage."""
-    sync_every: PositiveInt | None = None
-    """Steps after which the reference moves towards the policy; null keeps it where the run started."""
-    sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the policy's adapter in the new reference, matrix by matrix; 1 is a copy."""
-
-
-class Correction(Section):
-    """Importance weights for completions that an engine, or an older version, drew with other probabilities than the
-    policy that learns from them has."""
-
-    level: Literal["none", "token", "sequence"] = "none"
-    """The ratio of the learner's probability to the engine's: of each token, or of the whole completion; none is 1."""
-    mode: Literal["truncate", "mask"] = "truncate"
-    """truncate: a ratio above the cap becomes the cap; mask: one above the cap or below 1 / cap becomes 0."""
-    cap: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
-    """Largest ratio."""
-
-
-class Algorithm(Section):
-    """The policy-gradient loss and its advantages; docs/algorithms.md has the formulas."""
-
-    loss: LossName = "grpo"
-    """What is minimised at each token, and how tokens are averaged."""
-    normalise: Literal["sequence", "token", "constant"] | None = None
-    """Mean over each completion's tokens, then over completions; over all tokens of the minibatch; or the sum over
-    rollout.max_new_tokens x completions. null: as the loss was published."""
-    advantage: AdvantageName = "group_norm"
-    """How rewards become advantages."""
-    scale: Literal["group", "batch", "none"] | None = None
-    """Deviation that advantages are divided by: of the group's rewards, of the whole step's, or none. null: as the
-    advantage was published."""
-    pass_k: PositiveInt | None = None
-    """Tries of which one need be right, for advantage: pass_k."""
-    advantage_clip: PositiveFloat | None = None
-    """Largest absolute advantage; null is off."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
-    """The ratio is clipped below at 1 - clip_low; null is off."""
-    clip_high: PositiveFloat | None = 0.2
-    """The ratio is clipped above at 1 + clip_high; null is off."""
-    delta: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Largest ratio also where the advantage is negative (two-sided clipping); null is off."""
-    gate_positive: PositiveFloat = 1.0
-    """sapo: temperature of the gate where the advantage is positive."""
-    gate_negative: PositiveFloat = 1.05
-    """sapo: temperature of the gate where the advantage is negative."""
-    entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the policy's entropy, which the loss then rewards."""
-    top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the minibatch's tokens that the policy term learns from, those of the highest entropy (Wang et al.
-    2025, "Beyond the 80/20 rule"); below 1 it takes a pass before the update."""
-    overlong: Literal["keep", "mask"] = "keep"
-    """mask: truncated completions count in their group's baseline, but nothing is learnt from them (DAPO 2025)."""
-    off_policy_delta: PositiveFloat | None = None
-    """Completions with a negative advantage whose mean of (sampler's - policy's logprob) is above this are left out of
-    the policy term (DeepSeek-V3.2 2025); null is off."""
-    kl: Kl = Kl()
-    correction: Correction = Correction()
 
 
 class Learner(Section):

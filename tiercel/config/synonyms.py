@@ -105,6 +105,7 @@ SYNONYMS: dict[str, Suggestion] = {
     "data_file_paths": _to("data.train"),
     "val_dataset": _to("data.eval"),
     "eval_dataset": _to("data.eval"),
+    "eval.ratio": _to("data.eval.fraction"),
     "val_file": _to("data.eval"),
     "val_files": _to("data.eval"),
     "eval_file": _to("data.eval"),

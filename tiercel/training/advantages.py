@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tiercel.algorithms import ADVANTAGES, Options, RewardTable, advantages
+from tiercel.algorithms import Options, RewardTable, advantage_of, advantages
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError
@@ -45,7 +45,7 @@ def step_advantages(
         for group in scored
         if among is None or group.group.prompt.index in among
     ]
-    least = ADVANTAGES[algorithm.advantage].least_group
+    least = advantage_of(algorithm.advantage).least_group
     everyone = sorted((group for groups in ranks.gather(mine) for group in groups), key=lambda group: group.index)
     usable = [group for group in everyone if len(group.totals) >= least]
     options = Options(scale=algorithm.scale, pass_k=algorithm.pass_k, clip=algorithm.advantage_clip)
@@ -81,8 +81,8 @@ def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> Re
     return RewardTable(
         totals_C=torch.tensor([total for group in groups for total in group.totals], dtype=torch.float32),
         group_of_C=torch.tensor([number for number, group in enumerate(groups) for _ in group.totals]),
-        rewards_CR=torch.tensor(rewards, dtype=torch.float32).reshape(len(rewards), width),
-        weights_R=torch.tensor(weights, dtype=torch.float32),
+        rewards_CF=torch.tensor(rewards, dtype=torch.float32).reshape(len(rewards), width),
+        weights_F=torch.tensor(weights, dtype=torch.float32),
         is_correct_C=torch.tensor([right for group in groups for right in group.is_correct], dtype=torch.bool),
     )
 
