@@ -55,7 +55,7 @@ types: venv
 	.venv/bin/mypy
 
 docs: venv
-	.venv/bin/python -m tiercel.config.reference > docs/recipe.md
+	.venv/bin/python -m tools.docs.recipe > docs/recipe.md
 	.venv/bin/python -m tools.docs.algorithms > docs/algorithms.md
 	.venv/bin/python -m tiercel.rewards.builtin docs/rewards.md
 	.venv/bin/python -m tools.docs.data docs/data.md
