@@ -57,7 +57,7 @@ types: venv
 docs: venv
 	.venv/bin/python -m tools.docs.recipe > docs/recipe.md
 	.venv/bin/python -m tools.docs.algorithms > docs/algorithms.md
-	.venv/bin/python -m tiercel.rewards.builtin docs/rewards.md
+	.venv/bin/python -m tools.docs.rewards docs/rewards.md
 	.venv/bin/python -m tools.docs.data docs/data.md
 	.venv/bin/python -m tools.docs.families docs/families.md
 

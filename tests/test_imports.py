@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own, and from its own package; never from beside it or from above.
 LAYERS = (
-    {"__init__", "errors", "samples", "documents", "sections", "calls"},
+    {"__init__", "errors", "samples", "sections", "calls"},
     {"algorithms"},
     {"types", "geometry", "config", "writing"},
     {"reliability"},

@@ -6,9 +6,10 @@ import pytest
 from tests.rewards.samples import reward, sample
 from tiercel.config.reward_rules import REWARD_OPTIONS, TELLS_RIGHT
 from tiercel.config.schema import RewardName
-from tiercel.documents import with_table
 from tiercel.errors import DataError
-from tiercel.rewards.builtin import BUILTIN, NAME, table
+from tiercel.rewards.builtin import BUILTIN
+from tools.docs.rewards import NAME, table
+from tools.docs.tables import with_table
 
 
 def value(name, row, **options):

@@ -11,9 +11,9 @@ from tiercel.config.yaml_text import parse
 from tiercel.data.formats import ANSWERS, FORMATS, MARKS, detect_format, expanded, parse_record
 from tiercel.data.order import RowOrder
 from tiercel.data.rows import Reading
-from tiercel.documents import with_table
 from tiercel.types import ImageRoots, Row
 from tools.docs.data import NAME, table
+from tools.docs.tables import with_table
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 # The format is that of the nearest heading above, where that names one.

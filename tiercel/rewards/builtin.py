@@ -1,21 +1,15 @@
 """The built-in rewards, by the names that recipes give them; docs/rewards.md has this table.
 
-    python -m tiercel.rewards.builtin docs/rewards.md        writes it there
-
 Each is a pure function of a sample and its entry in the recipe. It reads the model's answer with answers.py and the
 right answer from the row: `answer`, or the column that `answer_column` names. A row without a right answer gets None:
 the reward does not apply. A right answer that cannot be read is a DataError naming row and column.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
-from tiercel.config.reward_rules import REWARD_OPTIONS
 from tiercel.config.schema import Reliability, Reward, RewardName
-from tiercel.documents import write_table
 from tiercel.rewards import grounding, shape, wording
 from tiercel.rewards.judge import JudgeReward
 from tiercel.rewards.truths import truth_of
@@ -215,21 +209,3 @@ BUILTIN: dict[RewardName, BuiltIn] = {
         value="the score that a Hugging Face reward model gives the conversation; one that is too long is unscorable",
     ),
 }
-
-
-NAME = "built-in rewards"
-
-
-def table() -> str:
-    """The built-in rewards as docs/rewards.md lists them."""
-    lines = ["| name | what it takes as the answer | value | options | right from |", "|---|---|---|---|---|"]
-    for name, each in BUILTIN.items():
-        options = ", ".join(f"`{option}`" for option in REWARD_OPTIONS[name] if option != "correct_at") or "-"
-        right = "-" if each.correct_at is None else f"{each.correct_at:g}"
-        needs = f"; needs the package {each.needs}" if each.needs else ""
-        lines.append(f"| `{name}` | {each.answer} | {each.value}{needs} | {options} | {right} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    write_table(Path(sys.argv[1]), NAME, table())

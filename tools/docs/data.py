@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tiercel.data.formats import ANSWERS, FORMATS, MARKS
-from tiercel.documents import write_table
+from tools.docs.tables import write_table
 
 NAME = "formats"
 

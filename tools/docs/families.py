@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from tiercel.documents import write_table
 from tiercel.models.loading import FAMILIES
 from tiercel.types import CoordinateSpace
+from tools.docs.tables import write_table
 
 NAME = "families"
 SPACES: dict[CoordinateSpace, str] = {
