@@ -46,7 +46,8 @@ class OwnFunction:
         except Exception as error:
             if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
                 raise  # torch's own; the run says itself what to do where memory runs out
-            raise self.fault(f"raised {type(error).__name__}: {error}\n  {_place(error, self._function)}\n ") from error
+            place = _place(error, self._function)
+            raise self.fault(f"raised {type(error).__name__}: {error}\n  at {place}\n") from error
 
     def require(self, values: Any, like: Tensor, meaning: str) -> None:
         """Raise TrainingError where a returned value is no tensor of the shape, dtype and device of `like`."""
@@ -66,7 +67,8 @@ class OwnFunction:
 
     def fault(self, text: str) -> TrainingError:
         """Make the error that names the key, the function and the remedy."""
-        return TrainingError(f"{self.key}: {self.call} {text}; {REMEDY}")
+        end = "" if text.endswith("\n") else "; "
+        return TrainingError(f"{self.key}: {self.call} {text}{end}{REMEDY}")
 
 
 @cache
