@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.fault_plan import Fault, planning
 from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.distributed.agreement import facts
-from tiercel.reliability.fault_plan import Fault, planning
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 LOSS, ADVANTAGE = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
