@@ -78,7 +78,7 @@ def is_near_policy(
     logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_C: Tensor, completion_of_N: Tensor, delta: float
 ) -> Tensor:
     """Compute bool (N,), False at the tokens of a completion with a negative advantage whose mean of (sampler - policy)
-    is above `delta`: the policy hardly makes such a mistake any more, so it learns nothing from it (DeepSeek-V3.2)."""
+    is above `delta`: the policy hardly makes such a mistake any more, so it learns little from it (DeepSeek-V3.2)."""
     distance_N = -log_ratios(logprobs_N, sampler_logprobs_N)
     distance_C = completions.means(distance_N, completion_of_N, len(advantages_C))
     return ~((advantages_C < 0) & (distance_C > delta))[completion_of_N]

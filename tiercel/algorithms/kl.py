@@ -82,8 +82,8 @@ class Kl(Section):
     estimator: EstimatorName = "k3"
     """Estimator of the divergence, per token (docs/algorithms.md)."""
     place: Literal["loss", "reward"] = "loss"
-    """loss: a term of the loss, mean over tokens as the loss takes it; reward: the sum over a completion's tokens is
-    taken off its reward, before the advantage."""
+    """loss: a term of the loss, averaged over tokens as the loss is; reward: the sum over a completion's tokens is
+    subtracted from its reward, before the advantage."""
     sync_every: PositiveInt | None = None
     """Steps after which the reference moves towards the policy; null keeps it where the run started."""
     sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -110,7 +110,7 @@ class KlTerm:
 
     @property
     def in_reward(self) -> bool:
-        """Tell whether it is taken off the rewards, before the advantages."""
+        """Tell whether it is subtracted from the rewards, before the advantages."""
         return self.place == "reward"
 
     def estimate(self, logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the k
     """Share of the minibatch's tokens that the policy term learns from, those of the highest entropy (Wang et al.
     2025, "Beyond the 80/20 rule"); below 1 it takes a pass before the update."""
     overlong: Literal["keep", "mask"] = "keep"
-    """mask: truncated completions count in their group's baseline, but nothing is learnt from them (DAPO 2025)."""
+    """mask: truncated completions count in the baseline of their group, but the policy does not learn from them (DAPO
+    2025); keep: it does."""
     off_policy_delta: PositiveFloat | None = None
     """Completions with a negative advantage whose mean of (sampler's - policy's logprob) is above this are left out of
     the policy term (DeepSeek-V3.2 2025); null is off."""

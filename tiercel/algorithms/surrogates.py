@@ -26,9 +26,9 @@ class SurrogateKeys(Section):
     delta: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Largest ratio also where the advantage is negative (two-sided clipping); null is off."""
     gate_positive: PositiveFloat = 1.0
-    """sapo: temperature of the gate where the advantage is positive."""
+    """Surrogate gated (sapo): temperature of the gate where the advantage is positive."""
     gate_negative: PositiveFloat = 1.05
-    """sapo: temperature of the gate where the advantage is negative."""
+    """Surrogate gated (sapo): temperature of the gate where the advantage is negative."""
 
     @property
     def bounds(self) -> tuple[float, float]:

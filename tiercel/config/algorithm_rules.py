@@ -121,7 +121,7 @@ def _loss(recipe: GrpoRecipe) -> Problems:
         yield Problem(
             key="algorithm.delta",
             text=f"{algorithm.delta:g} given, not above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}; it "
-            "bounds what the upper clip leaves; write a larger one, such as 4",
+            "bounds ratios beyond the upper clip; write a larger one, such as 4",
             also=("algorithm.clip_high",),
         )
     shared = _shared_gradient(algorithm)
@@ -236,7 +236,7 @@ def _pass_k(recipe: GrpoRecipe) -> Problems:
     elif k >= size > 1:
         yield Problem(
             key="algorithm.pass_k",
-            text=f"{k} given; must be below rollout.group_size ({size}), of which draws of {k} are taken",
+            text=f"{k} given; must be below rollout.group_size ({size}), since {k} of a group are drawn",
             also=("rollout.group_size",),
         )
 
@@ -269,7 +269,7 @@ def _reference(recipe: GrpoRecipe) -> Problems:
         yield Problem(
             key="algorithm.kl.place",
             text=f"reward given with algorithm.advantage {recipe.algorithm.advantage}, which does not look at the sum "
-            "of the rewards that the penalty is taken off; write loss",
+            "of the rewards, from which the penalty is subtracted; write loss",
             also=("algorithm.advantage",),
         )
     if kl.sync_every is None and kl.sync_mix != 1:
@@ -288,7 +288,7 @@ def _reference(recipe: GrpoRecipe) -> Problems:
 
 
 def _kept_start(recipe: GrpoRecipe) -> Problems:
-    """The copy of weights that are trained whole."""
+    """Judge a reference that is a copy of weights, since they are trained whole."""
     kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
     if recipe.train.strategy == "deepspeed":
         yield Problem(

@@ -44,8 +44,8 @@ ADVANTAGES_NOTE = """\
 deviations are over n - 1. "The step" is every scorable completion of the step on all ranks."""
 
 KL_NOTE = """\
-`kl.coef` 0 computes no reference. `kl.place: loss` adds coef x estimate at each token; `kl.place: reward` takes
-coef x the sum over a completion's tokens off its reward, before the advantage, at the price of a pass before the
+With `kl.coef` 0 no reference is computed. `kl.place: loss` adds coef x estimate at each token. `kl.place: reward`
+subtracts coef x the sum over a completion's tokens from its reward, before the advantage; it needs a pass before the
 update. The reference is the policy that the run started from; with `kl.sync_every` it is an adapter of its own, kept
 in checkpoints, that moves towards the policy by `kl.sync_mix`."""
 
@@ -146,7 +146,7 @@ AROUND: dict[str, tuple[str, type[Section]]] = {
     "algorithm.off_policy_delta": ("completions of an older policy", Algorithm),
     "rollout.resample_tries": ("many groups of equal rewards", Rollout),
     "algorithm.overlong": ("truncated completions", Algorithm),
-    "algorithm.entropy_coef": ("the entropy collapses", Algorithm),
+    "algorithm.entropy_coef": ("the entropy falls to 0", Algorithm),
     "algorithm.top_entropy": ("long chains of thought", Algorithm),
     "algorithm.advantage_clip": ("rewards with outliers", Algorithm),
     "algorithm.kl.sync_every": ("long runs with a penalty", Kl),
@@ -157,8 +157,8 @@ METRICS = """\
 
 | key | formula over the learnt completions | meaning |
 |---|---|---|
-| `sampler/logprob_gap_mean`, `_max` | \\|log learner - log engine\\| | how far engine and learner round apart |
-| `sampler/gap_far_fraction` | tokens whose gap is over four tolerances | 0; over 5 % the engine is another one |
+| `sampler/logprob_gap_mean`, `_max` | \\|log learner - log engine\\| | how far their rounding differs |
+| `sampler/gap_far_fraction` | tokens whose gap is over four tolerances | 0; over 5 % it is another model |
 | `off_policy/kl` | mean over tokens of log engine - log learner | 0 on policy |
 | `off_policy/chi2` | mean over tokens of ratio², less 1 | large where single tokens weigh too much |
 | `off_policy/ess` | (sum w)² / (n x sum w²), w the completions' ratios | effective share of completions, 1 on policy |
