@@ -55,11 +55,11 @@ types: venv
 	.venv/bin/mypy
 
 docs: venv
-	.venv/bin/python -m tiercel.config.reference > docs/recipe.md
-	.venv/bin/python -m tiercel.algorithms.catalogue > docs/algorithms.md
-	.venv/bin/python -m tiercel.rewards.builtin docs/rewards.md
-	.venv/bin/python -m tiercel.data.catalogue docs/data.md
-	.venv/bin/python -m tiercel.models.catalogue docs/families.md
+	.venv/bin/python -m tools.docs.recipe > docs/recipe.md
+	.venv/bin/python -m tools.docs.algorithms > docs/algorithms.md
+	.venv/bin/python -m tools.docs.rewards docs/rewards.md
+	.venv/bin/python -m tools.docs.data docs/data.md
+	.venv/bin/python -m tools.docs.families docs/families.md
 
 test-catalogue: venv
 	.venv/bin/python -m pytest -m catalogue

@@ -17,13 +17,13 @@ from pathlib import Path
 from benchmarks.tables import RESULTS, markdown_table
 from tiercel.cli.import_command import first_launch
 from tiercel.config.loading import problems_of_text
-from tiercel.documents import write_table
 from tiercel.errors import RecipeError
 from tiercel.importing.conversion import draft_of, refusals
 from tiercel.importing.draft import RecipeDraft
 from tiercel.importing.launches import Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
+from tools.docs.tables import write_table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from.md"
 VISION = re.compile(r"VL|-vl|Omni|OCR|MAX_PIXELS|MAX_TOKEN_NUM|freeze_vit|Ovis|MiniCPM-V|Keye|[Gg]emma-?4|GLM-4\.\dV")

@@ -19,6 +19,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts them into its locations
 
 
 class Section(BaseModel):
@@ -119,3 +120,8 @@ def regex_fault(pattern: str) -> str | None:
     except re.error as error:
         return str(error)
     return None
+
+
+def form_of(value: Any) -> str:
+    """Tell which form a value has whose key takes a text or a section: the tag for pydantic."""
+    return SECTION_FORM if isinstance(value, dict | Section) else TEXT_FORM

@@ -1,15 +1,11 @@
 """Advantages against numbers worked by hand."""
 
 import math
-from typing import get_args
 
 import pytest
 import torch
 
 from tiercel.algorithms import ADVANTAGES, Options, RewardTable, advantages
-from tiercel.algorithms.advantages import SCALES
-from tiercel.config.algorithm_rules import FIXED_SCALE, WITHOUT_GROUP
-from tiercel.config.schema import AdvantageName, Algorithm
 
 NAN = math.nan
 
@@ -152,11 +148,3 @@ def test_no_completions_at_all_are_no_advantages(name):
         is_correct_C=torch.empty(0, dtype=torch.bool),
     )
     assert advantages(empty, name, Options(pass_k=2)).shape == (0,)
-
-
-def test_the_recipe_knows_every_advantage_and_scale_and_no_other():
-    assert set(get_args(AdvantageName)) == set(ADVANTAGES)
-    (names, _) = get_args(Algorithm.model_fields["scale"].annotation)
-    assert set(get_args(names)) == set(SCALES)
-    assert {name for name, each in ADVANTAGES.items() if each.scale is None} == set(FIXED_SCALE)
-    assert {name for name, each in ADVANTAGES.items() if each.least_group == 1} == set(WITHOUT_GROUP)

@@ -7,7 +7,8 @@ import torch
 
 from tiercel.algorithms import LossInput, Totals, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_metrics, drift_sums, is_near_policy
-from tiercel.config.schema import Algorithm, Kl
+from tiercel.algorithms.kl import Kl
+from tiercel.config.schema import Algorithm
 
 # two completions: ratios 2, 3 and 1/4, unknown
 OLD = torch.log(torch.tensor([0.4, 0.6, 0.1, 0.5]))

@@ -1,14 +1,12 @@
 """Estimators of the divergence against numbers worked by hand."""
 
 import math
-from typing import get_args
 
 import pytest
 import torch
 
-from tiercel.algorithms import KL_ESTIMATORS, KlTerm
-from tiercel.algorithms.kl import k1, k2, k3
-from tiercel.config.schema import Kl
+from tiercel.algorithms import KlTerm
+from tiercel.algorithms.kl import Kl, k1, k2, k3
 
 
 def test_by_hand():
@@ -60,10 +58,6 @@ def test_the_gradient_of_k2_averages_to_that_of_the_divergence():
     (true,) = torch.autograd.grad((policy.exp() * (policy - reference.log())).sum(), logits, retain_graph=True)
     (found,) = torch.autograd.grad((policy.exp().detach() * k2(policy, reference.log())).sum(), logits)
     torch.testing.assert_close(found, true)
-
-
-def test_the_recipe_knows_every_estimator_and_no_other():
-    assert set(get_args(Kl.model_fields["estimator"].annotation)) == set(KL_ESTIMATORS)
 
 
 def test_a_coefficient_of_zero_makes_no_term():

@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tiercel.algorithms import LOSSES, LossInput, LossOutput, Totals, policy_loss
-from tiercel.algorithms.kl import k3
-from tiercel.config.schema import Algorithm, Kl
+from tiercel.algorithms.kl import Kl, k3
+from tiercel.config.schema import Algorithm
 
 LONGEST = 10  # rollout.max_new_tokens
 
@@ -300,5 +300,27 @@ def test_the_entropy_bonus_is_taken_off_the_loss():
     torch.testing.assert_close(entropy.grad, torch.tensor([-0.05, -0.05], dtype=torch.float64))
 
 
-def test_the_recipe_knows_every_loss_and_no_other():
-    assert set(get_args(Algorithm.model_fields["loss"].annotation)) == set(LOSSES)
+def test_each_part_can_be_named_by_itself():
+    # ratios 4 and 1/4 of a completion, whose geometric mean is 1: dapo clips the first token, the sequence's ratio none
+    plain, _ = run([4.0, 0.25], [1.0], [0, 0], loss="dapo")
+    assert float(plain.loss) == pytest.approx(-(1.3 + 0.25) / 2)
+    sequence, gradient = run([4.0, 0.25], [1.0], [0, 0], loss="dapo", ratio="sequence")
+    assert float(sequence.loss) == pytest.approx(-1.0)
+    torch.testing.assert_close(gradient, torch.tensor([-0.5, -0.5], dtype=torch.float64))
+    weighted, _ = run([4.0, 0.25], [1.0], [0, 0], loss="dapo", surrogate="weighted")
+    assert float(weighted.loss) == pytest.approx((1.3 + 0.8) * 1.5 / 2)  # logprobs are -1.5
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_equals_its_three_parts_named_one_by_one(name):
+    parts = LOSSES[name]
+    named, gradient = run([1.5, 0.5, 1.0], [1.0, -2.0], [0, 1, 1], loss=name)
+    built, same = run(
+        [1.5, 0.5, 1.0],
+        [1.0, -2.0],
+        [0, 1, 1],
+        ratio=parts.ratio,
+        surrogate=parts.surrogate,
+        normalise=parts.normalise,
+    )
+    assert torch.equal(named.loss, built.loss) and torch.equal(gradient, same)

@@ -13,7 +13,7 @@ from benchmarks.coming_from import (
     vlm_r1_examples,
 )
 from benchmarks.tables import RESULTS
-from tiercel.documents import with_table
+from tools.docs.tables import with_table
 
 
 def test_the_document_has_the_table_of_the_results():

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from tests.learner.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
-from tiercel.config.schema import Algorithm, GrpoRecipe, Kl, Lora, Model
+from tiercel.algorithms.kl import Kl
+from tiercel.config.schema import Algorithm, GrpoRecipe, Lora, Model
 from tiercel.distributed.ranks import ALONE
 from tiercel.distributed.strategy import build_strategy
 from tiercel.errors import ModelError

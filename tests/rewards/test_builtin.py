@@ -4,11 +4,12 @@ import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.config.keys import allowed_words, keys_of
-from tiercel.documents import with_table
 from tiercel.errors import DataError
-from tiercel.rewards.builtin import BUILTIN, KINDS, NAME, TELLS_RIGHT, table
+from tiercel.rewards.builtin import BUILTIN, KINDS, TELLS_RIGHT
 from tiercel.rewards.entry import Entry, TruthReward
 from tiercel.scoring.batches import STARTERS
+from tools.docs.rewards import TABLE, table
+from tools.docs.tables import with_table
 
 
 def value(name, row, **options):
@@ -29,7 +30,7 @@ def test_every_name_of_the_schema_is_built_in_and_says_what_it_takes():
 def test_the_document_lists_every_reward():
     """Mended by: make docs."""
     document = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-    assert with_table(document, NAME, table()) == document
+    assert with_table(document, TABLE, table()) == document
 
 
 def test_the_recipes_rules_know_which_rewards_tell_right_from_wrong():

@@ -5,10 +5,7 @@ from tiercel.errors import EXIT_TRAINING, TrainingError
 from tiercel.samples import RewardValue
 from tiercel.scoring.metrics import (
     FailureStats,
-    accuracy,
     count_failures,
-    failed_fraction,
-    require_few_failures,
     reward_statistics,
 )
 
@@ -53,17 +50,12 @@ def test_undefined_numbers_are_left_out():
     assert reward_statistics([]) == {"reward/failed_fraction": 0.0, "reward/masked": 0, "group/dropped": 0}
 
 
-def test_accuracy_counts_what_is_judged():
-    assert accuracy(GROUPS) == pytest.approx(3 / 5)
-    assert accuracy(GROUPS[2:]) is None
-
-
 def test_too_many_failures_stop_the_training_with_the_first_one():
-    assert failed_fraction(GROUPS) == pytest.approx(1 / 7)
-    require_few_failures(GROUPS, 1 / 7)
-    require_few_failures([], 0.0)
+    assert count_failures(GROUPS).fraction == pytest.approx(1 / 7)
+    count_failures(GROUPS).require_at_most(1 / 7)
+    count_failures([]).require_at_most(0.0)
     with pytest.raises(TrainingError, match=r"1 of 7 completions .* = 0.1 allows(.|\n)*mine.py:score: boom") as caught:
-        require_few_failures(GROUPS, 0.1)
+        count_failures(GROUPS).require_at_most(0.1)
     assert caught.value.exit_code == EXIT_TRAINING
 
 

@@ -1,9 +1,15 @@
-"""Pure functions on tensors: advantages, divergences, losses. No model, no ranks, no logging."""
+"""Advantages, divergences and losses: pure functions on tensors. No model, no ranks, no logging.
 
-from tiercel.algorithms.advantages import ADVANTAGES, Options, RewardTable, advantages
+What a recipe can name is a table beside the functions, and the keys that it reads are declared there. Adding an entry
+touches its file, its test, and docs/algorithms.md, which `make docs` writes.
+"""
+
+from tiercel.algorithms.advantages import ADVANTAGES, Options, RewardTable, advantage_of, advantages
 from tiercel.algorithms.correction import importance_weights
 from tiercel.algorithms.kl import KL_ESTIMATORS, KlTerm
-from tiercel.algorithms.losses import LOSSES, LossInput, LossOutput, Totals, policy_loss
+from tiercel.algorithms.losses import LOSSES
+from tiercel.algorithms.policy_loss import policy_loss
+from tiercel.algorithms.types import LossInput, LossOutput, TokenTerms, Totals
 
 __all__ = [
     "ADVANTAGES",
@@ -14,7 +20,9 @@ __all__ = [
     "LossOutput",
     "Options",
     "RewardTable",
+    "TokenTerms",
     "Totals",
+    "advantage_of",
     "advantages",
     "importance_weights",
     "policy_loss",

@@ -1,16 +1,24 @@
-"""Advantages of completions from their rewards.
+"""Advantages of completions from their rewards. Shapes: see types.py.
 
-C scorable completions of a step over all ranks, in the global order of their prompts; F rewards of the recipe;
-G completions of one prompt. Groups are runs of equal numbers in `group_of_C`. A group whose rewards are all equal
-gets exact zeros, wherever its own mean is the baseline.
+C are the scorable completions of a step over all ranks, in the global order of their prompts. A group is a run of equal
+numbers in `group_of_C`. A group whose rewards are all equal gets exact zeros, wherever its own mean is the baseline.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Discriminator, Tag
+
+from tiercel.algorithms.own import own_advantages
+from tiercel.sections import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EPSILON = 1e-4
 
@@ -26,15 +34,15 @@ class RewardTable:
     is_correct_C: Tensor  # bool
 
     def groups(self) -> list[slice]:
-        """Each group's run of completions."""
-        _, sizes = torch.unique_consecutive(self.group_of_C, return_counts=True)
+        """Give each group's run of completions."""
+        _, sizes = self.group_of_C.unique_consecutive(return_counts=True)
         ends = sizes.cumsum(0).tolist()
         return [slice(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a recipe may choose beside the advantage's name."""
+    """Choices of the recipe beside the advantage's name."""
 
     scale: str | None = None  # one of SCALES; None: the advantage's own
     pass_k: int | None = None
@@ -42,35 +50,35 @@ class Options:
 
 
 def centred(values_G: Tensor) -> Tensor:
-    """r - mean; exact zeros where all are equal."""
-    return torch.zeros_like(values_G) if _all_equal(values_G) else values_G - values_G.mean()
+    """Compute r - mean; exact zeros where all are equal."""
+    return values_G.new_zeros(values_G.shape) if _all_equal(values_G) else values_G - values_G.mean()
 
 
 def by_group_mean(table: RewardTable, options: Options) -> Tensor:
-    """r - mean of the group."""
+    """Compute r - mean of the group."""
     return _by_group(table, centred)
 
 
 def by_others_mean(table: RewardTable, options: Options) -> Tensor:
-    """r - mean of the group's other completions = (r - mean) G / (G - 1)."""
+    """Compute r - mean of the group's other completions = (r - mean) G / (G - 1)."""
     return _by_group(table, lambda rewards_G: centred(rewards_G) * (len(rewards_G) / max(1, len(rewards_G) - 1)))
 
 
 def by_batch(table: RewardTable, options: Options) -> Tensor:
-    """(r - mean) / std over all completions of the step."""
+    """Compute (r - mean) / std over all completions of the step."""
     return whitened(table.totals_C)
 
 
 def by_group_mean_and_batch_std(table: RewardTable, options: Options) -> Tensor:
-    """r - mean of the group, over the standard deviation of that difference in the whole step."""
+    """Compute r - mean of the group, over the standard deviation of that difference in the whole step."""
     centred_C = by_group_mean(table, options)
     return centred_C / (_std(centred_C) + EPSILON)
 
 
 def each_reward_by_group(table: RewardTable, options: Options) -> Tensor:
-    """Every reward normalised in its group by itself, their weighted sum normalised over the step. A reward that does
-    not apply to a completion adds nothing to it."""
-    sums_C = torch.zeros_like(table.totals_C)
+    """Normalise every reward in its group by itself, and their weighted sum over the step. A reward that does not apply
+    to a completion adds nothing to it."""
+    sums_C = table.totals_C.new_zeros(table.totals_C.shape)
     for rewards_C, weight in zip(table.rewards_CF.unbind(1), table.weights_F, strict=True):
         for run in table.groups():
             applies_G = ~rewards_C[run].isnan()
@@ -81,13 +89,13 @@ def each_reward_by_group(table: RewardTable, options: Options) -> Tensor:
 
 
 def by_pass_at_k(table: RewardTable, options: Options) -> Tensor:
-    """Of a group with w wrong ones of G, all draws of k counted: a draw passes where one of its k is right.
+    """Count all draws of k of a group with w wrong ones of G: a draw passes where one of its k is right.
 
     P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); a right one gets (1 - P) / s, a wrong one
     (1 - P - C(w - 1, k - 1) / C(G - 1, k - 1)) / s; exact zeros where s is 0.
     """
     assert options.pass_k is not None
-    advantages_C = torch.zeros_like(table.totals_C)
+    advantages_C = table.totals_C.new_zeros(table.totals_C.shape)
     for run in table.groups():
         is_correct_G = table.is_correct_C[run]
         size, wrong = len(is_correct_G), int((~is_correct_G).sum())
@@ -97,33 +105,38 @@ def by_pass_at_k(table: RewardTable, options: Options) -> Tensor:
         if deviation > 0:
             fails_with_it = math.comb(wrong - 1, k - 1) / math.comb(size - 1, k - 1)
             right, mistaken = (1 - passes) / deviation, (1 - passes - fails_with_it) / deviation
-            advantages_C[run] = torch.where(is_correct_G, right, mistaken)
+            advantages_C[run].fill_(mistaken).masked_fill_(is_correct_G, right)
     return advantages_C
 
 
 def whitened(values_C: Tensor) -> Tensor:
-    """(x - mean) / (std + 1e-4); exact zeros where all are equal."""
+    """Compute (x - mean) / (std + 1e-4); exact zeros where all are equal."""
     return centred(values_C) / (_std(values_C) + EPSILON)
 
 
 def scale_by_group(table: RewardTable, values_C: Tensor) -> Tensor:
-    """Over the standard deviation (ddof 1) of the group's rewards + 1e-4."""
-    scaled = [values_C[run] / (_std(table.totals_C[run]) + EPSILON) for run in table.groups()]
-    return torch.cat(scaled) if scaled else values_C
+    """Divide by the standard deviation (ddof 1) of the group's rewards + 1e-4."""
+    scaled_C = values_C.clone()
+    for run in table.groups():
+        scaled_C[run] /= _std(table.totals_C[run]) + EPSILON
+    return scaled_C
 
 
 def scale_by_batch(table: RewardTable, values_C: Tensor) -> Tensor:
-    """Over the standard deviation (ddof 1) of all rewards of the step + 1e-4."""
+    """Divide by the standard deviation (ddof 1) of all rewards of the step + 1e-4."""
     return values_C / (_std(table.totals_C) + EPSILON)
 
 
 def unscaled(table: RewardTable, values_C: Tensor) -> Tensor:
+    """Leave the values as they are."""
     return values_C
 
 
 def _by_group(table: RewardTable, baseline: Callable[[Tensor], Tensor]) -> Tensor:
-    parts = [baseline(table.totals_C[run]) for run in table.groups()]
-    return torch.cat(parts) if parts else torch.zeros_like(table.totals_C)
+    values_C = table.totals_C.clone()
+    for run in table.groups():
+        values_C[run] = baseline(values_C[run])
+    return values_C
 
 
 def _all_equal(values: Tensor) -> bool:
@@ -131,26 +144,21 @@ def _all_equal(values: Tensor) -> bool:
 
 
 def _std(values: Tensor) -> Tensor:
-    """ddof 1; 0 of fewer than two values."""
+    """Compute it with ddof 1; 0 for fewer than two values."""
     return values.std(unbiased=True) if len(values) > 1 else values.new_zeros(())
-
-
-def advantages(table: RewardTable, name: str, options: Options) -> Tensor:
-    """fp32 (C,): the named advantage, scaled and cut as asked."""
-    chosen = ADVANTAGES[name]
-    values_C = chosen.baseline(table, options)
-    if chosen.scale is not None:
-        values_C = SCALES[options.scale or chosen.scale](table, values_C)
-    return values_C if options.clip is None else values_C.clamp(-options.clip, options.clip)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantage:
-    """An advantage of the catalogue."""
+    """An advantage that a recipe can name."""
 
-    baseline: Callable[[RewardTable, Options], Tensor]
-    scale: str | None  # of SCALES, where the recipe names none; None: it takes no scale
+    baseline: Callable[[RewardTable, Options], Tensor]  # -> (C,)
+    scale: str | None  # of SCALES, where the recipe names none; None: it has a scale of its own
     least_group: int = 2  # a group with fewer scorable completions is dropped
+    looks_at: Literal["totals", "rewards", "right", "all"] = (
+        "totals"  # fields of the RewardTable, without which it is 0
+    )
+    needs_pass_k: bool = False
     formula: str
     source: str
     use: str
@@ -204,6 +212,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "gdpo": Advantage(
         baseline=each_reward_by_group,
         scale=None,
+        looks_at="rewards",
         formula="sum over rewards of weight x `group_norm` of that reward, then normalised over the step",
         source="GDPO: Liu et al. 2026",
         use="several rewards of different spread, so that none hides another",
@@ -211,10 +220,70 @@ ADVANTAGES: dict[str, Advantage] = {
     "pass_k": Advantage(
         baseline=by_pass_at_k,
         scale=None,
+        looks_at="right",
+        needs_pass_k=True,
         formula="P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); right (1 - P) / s, wrong "
         "(1 - P - C(w-1, k-1) / C(G-1, k-1)) / s, w wrong ones of G",
         source="Pass@k training: Chen et al. 2025",
-        use="keeps exploring where one of k tries need be right; needs `pass_k` and a reward that tells right from "
+        use="keeps exploring where one right try of k is enough; needs `pass_k` and a reward that tells right from "
         "wrong",
     ),
 }
+
+if TYPE_CHECKING:
+    AdvantageName = str
+    ScaleName = str
+else:
+    AdvantageName = Literal[tuple(ADVANTAGES)]
+    ScaleName = Literal[tuple(SCALES)]
+
+
+class OwnAdvantage(Section):
+    """An advantage of your own (docs/algorithms.md)."""
+
+    call: str
+    """file.py:function or package.module:function; it takes a RewardTable and Options, returns a value for each
+    completion of the step, and runs in the trainer's process."""
+    least_group: PositiveInt = 2
+    """A group with fewer scorable completions is dropped; 1 goes with rollout.group_size: 1."""
+
+
+class AdvantageKeys(Section):
+    """Keys of the recipe that choose the advantage."""
+
+    advantage: Annotated[
+        Annotated[AdvantageName, Tag(TEXT_FORM)] | Annotated[OwnAdvantage, Tag(SECTION_FORM)], Discriminator(form_of)
+    ] = "group_norm"
+    """How rewards become advantages; your own by {call: file.py:function}."""
+    scale: ScaleName | None = None
+    """Deviation that advantages are divided by: of the group's rewards, of the whole step's, or none. null: as the
+    advantage was published; none for your own."""
+    pass_k: PositiveInt | None = None
+    """Tries of which one has to be right, for advantage: pass_k, or for your own."""
+    advantage_clip: PositiveFloat | None = None
+    """Largest absolute advantage; null is off."""
+
+
+def advantage_of(chosen: str | OwnAdvantage) -> Advantage:
+    """Find the advantage that a recipe chooses. One of the user's own is loaded when it is first computed."""
+    if isinstance(chosen, str):
+        return ADVANTAGES[chosen]
+    return Advantage(
+        baseline=partial(own_advantages, chosen.call),
+        scale="none",
+        least_group=chosen.least_group,
+        looks_at="all",
+        formula="your own",
+        source=chosen.call,
+        use="research",
+    )
+
+
+def advantages(table: RewardTable, chosen: str | OwnAdvantage, options: Options) -> Tensor:
+    """Compute fp32 (C,): the chosen advantage, scaled and cut as asked. Raises TrainingError where the user's own
+    fails."""
+    advantage = advantage_of(chosen)
+    values_C = advantage.baseline(table, options)
+    if advantage.scale is not None:
+        values_C = SCALES[options.scale or advantage.scale](table, values_C)
+    return values_C if options.clip is None else values_C.clamp(-options.clip, options.clip)

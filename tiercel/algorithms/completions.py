@@ -1,19 +1,23 @@
-"""Sums over the tokens of each completion. N scored tokens of a microbatch, C its completions."""
+"""Sums over the tokens of each completion. Shapes: see types.py."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def sums(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """(C,), with the gradient of `values_N`; 0 for a completion without tokens."""
+    """Sum by completion: (C,), with the gradient of `values_N`; 0 for a completion without tokens."""
     return values_N.new_zeros(count).index_add(0, completion_of_N, values_N)
 
 
 def lengths(completion_of_N: Tensor, count: int) -> Tensor:
-    """Scored tokens of each completion, int64 (C,)."""
-    return torch.bincount(completion_of_N, minlength=count)
+    """Count the scored tokens of each completion: int64 (C,)."""
+    return completion_of_N.bincount(minlength=count)
 
 
 def means(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """(C,); 0 for a completion without tokens."""
+    """Average by completion: (C,); 0 for a completion without tokens."""
     return sums(values_N, completion_of_N, count) / lengths(completion_of_N, count).clamp(min=1)

@@ -1,37 +1,43 @@
-"""Estimators of KL(policy || reference) at sampled tokens (Schulman 2020, "Approximating KL divergence").
+"""Estimators of KL(policy || reference) at sampled tokens (Schulman 2020, "Approximating KL divergence"), and the
+penalty that a recipe makes of one. Shapes: see types.py.
 
-N scored tokens. p and q are the policy's and the reference's logprob of a token that the policy drew.
+p and q are the policy's and the reference's logprob of a token that the policy drew.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from torch import Tensor
+from pydantic import Field
 
-from tiercel.config.schema import Kl
+from tiercel.sections import NonNegativeFloat, PositiveInt, Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def k1(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """p - q: unbiased, of either sign. Its own gradient is 0 in expectation, so it belongs into the reward
-    (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL")."""
+    """Compute p - q: unbiased, of either sign. Its own gradient is 0 in expectation, so its place is the reward (Tang
+    and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL")."""
     return logprobs_N - reference_logprobs_N
 
 
 def k2(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """(p - q)^2 / 2: biased in value; its gradient is that of the divergence, in expectation."""
+    """Compute (p - q)^2 / 2: biased in value; its gradient is that of the divergence, in expectation."""
     return 0.5 * (logprobs_N - reference_logprobs_N).square()
 
 
 def k3(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """exp(q - p) - (q - p) - 1: unbiased and never negative."""
+    """Compute exp(q - p) - (q - p) - 1: unbiased and never negative."""
     difference_N = reference_logprobs_N - logprobs_N
     return difference_N.exp() - difference_N - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KlEstimator:
-    """An estimator, and what the catalogue says of it."""
+    """An estimator of the divergence."""
 
     estimate: Callable[[Tensor, Tensor], Tensor]
     formula: str
@@ -62,6 +68,27 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {
     ),
 }
 
+if TYPE_CHECKING:
+    EstimatorName = str
+else:
+    EstimatorName = Literal[tuple(KL_ESTIMATORS)]
+
+
+class Kl(Section):
+    """Penalty for leaving the reference: the policy that the run started from."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight of the penalty; 0 computes no reference at all."""
+    estimator: EstimatorName = "k3"
+    """Estimator of the divergence, per token (docs/algorithms.md)."""
+    place: Literal["loss", "reward"] = "loss"
+    """loss: a term of the loss, averaged over tokens as the loss is; reward: the sum over a completion's tokens is
+    subtracted from its reward, before the advantage."""
+    sync_every: PositiveInt | None = None
+    """Steps after which the reference moves towards the policy; null keeps it where the run started."""
+    sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the policy's adapter in the new reference, matrix by matrix; 1 is a copy."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KlTerm:
@@ -72,7 +99,7 @@ class KlTerm:
     estimator: str  # one of KL_ESTIMATORS
 
     @classmethod
-    def of(cls, kl: Kl) -> "KlTerm | None":
+    def of(cls, kl: Kl) -> KlTerm | None:
         """Make the term that a recipe's `algorithm.kl` asks for; None where its coef is 0."""
         return cls(coef=kl.coef, place=kl.place, estimator=kl.estimator) if kl.coef > 0 else None
 
@@ -83,7 +110,7 @@ class KlTerm:
 
     @property
     def in_reward(self) -> bool:
-        """Tell whether it is taken off the rewards, before the advantages."""
+        """Tell whether it is subtracted from the rewards, before the advantages."""
         return self.place == "reward"
 
     def estimate(self, logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:

@@ -1,33 +1,63 @@
-"""Ratios of the policy's probability to the old policy's, by token or by completion.
+"""Ratios of the policy's probability to the old policy's, by token or by completion. Shapes: see types.py."""
 
-N scored tokens of a microbatch, C its completions.
-"""
+from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from tiercel.algorithms import completions
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def by_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Each token's own (PPO, 2017)."""
+    """Take each token's own ratio."""
     return log_ratios_N.exp()
 
 
 def by_sequence(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """The geometric mean of a completion's token ratios, at each of its tokens (GSPO 2025)."""
+    """Take the geometric mean of a completion's token ratios, at each of its tokens."""
     return completions.means(log_ratios_N, completion_of_N, count).exp()[completion_of_N]
 
 
 def by_sequence_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """The completion's ratio in value, with the gradient of the token's own (GSPO-token 2025)."""
+    """Take the completion's ratio in value, with the gradient of the token's own."""
     fixed_N = completions.means(log_ratios_N.detach(), completion_of_N, count)[completion_of_N]
     return (fixed_N + log_ratios_N - log_ratios_N.detach()).exp()
 
 
-RATIOS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "token": by_token,
-    "sequence": by_sequence,
-    "sequence_at_token": by_sequence_at_token,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """A ratio that a loss can take."""
+
+    of: Callable[[Tensor, Tensor, int], Tensor]  # log ratios (N,), completion_of_N, C -> ratios (N,)
+    # The ratio with the same value whose gradient at a token is the token's own; None where this is such a ratio.
+    by_token: str | None = None
+    formula: str
+    source: str
+    use: str
+
+
+RATIOS: dict[str, Ratio] = {
+    "token": Ratio(of=by_token, formula="r of the token", source="PPO: Schulman et al. 2017", use="the usual one"),
+    "sequence": Ratio(
+        of=by_sequence,
+        by_token="sequence_at_token",
+        formula="r the geometric mean of the completion's token ratios",
+        source="GSPO: Zheng et al. 2025",
+        use="mixtures of experts and long completions, whose token ratios are noisy",
+    ),
+    "sequence_at_token": Ratio(
+        of=by_sequence_at_token,
+        formula="r of the completion in value, with the gradient of the token's own",
+        source="GSPO-token: Zheng et al. 2025",
+        use="as `sequence` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+    ),
 }
+
+if TYPE_CHECKING:
+    RatioName = str
+else:
+    RatioName = Literal[tuple(RATIOS)]

@@ -1,58 +1,119 @@
-"""What a loss minimises at each token, from its ratio and its advantage. N scored tokens of a microbatch."""
+"""What a loss minimises at each token, from its ratio and its advantage. Shapes: see types.py."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from tiercel.config.schema import Algorithm
+from tiercel.algorithms.types import TokenTerms
+from tiercel.sections import PositiveFloat, Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SurrogateKeys(Section):
+    """Keys of the recipe that surrogates read; each surrogate names its own."""
+
+    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
+    """The ratio is clipped below at 1 - clip_low; null is off."""
+    clip_high: PositiveFloat | None = 0.2
+    """The ratio is clipped above at 1 + clip_high; null is off."""
+    delta: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Largest ratio also where the advantage is negative (two-sided clipping); null is off."""
+    gate_positive: PositiveFloat = 1.0
+    """Surrogate gated (sapo): temperature of the gate where the advantage is positive."""
+    gate_negative: PositiveFloat = 1.05
+    """Surrogate gated (sapo): temperature of the gate where the advantage is negative."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Give the smallest and the largest ratio that clipping leaves."""
+        low = 0.0 if self.clip_low is None else 1 - self.clip_low
+        high = math.inf if self.clip_high is None else 1 + self.clip_high
+        return low, high
+
+
+def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
+    """Compute -min(ratio A, clip(ratio) A), the first ratio at most `delta`."""
+    low, high = keys.bounds
+    bounded_N = ratio_N if keys.delta is None else ratio_N.clamp(max=keys.delta)
+    return TokenTerms(
+        values_N=-(bounded_N * advantages_N).minimum(bounded_N.clamp(low, high) * advantages_N),
+        token_sums=_clip_sums(
+            is_low_N=(ratio_N < low) & (advantages_N < 0),
+            is_high_N=((ratio_N > high) & (advantages_N > 0)) | (bounded_N < ratio_N),
+        ),
+    )
+
+
+def weighted(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
+    """Compute -clip(ratio) A logp, the ratio without gradient: no token loses its gradient, its weight is bounded."""
+    low, high = keys.bounds
+    weights_N = ratio_N.detach().clamp(low, high)
+    return TokenTerms(
+        values_N=-weights_N * advantages_N * logprobs_N,
+        token_sums=_clip_sums(is_low_N=ratio_N < low, is_high_N=ratio_N > high),
+    )
+
+
+def gated(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
+    """Compute -4 / t sigmoid(t (ratio - 1)) A: the gradient fades with the distance of the ratio from 1 instead of
+    ending at a bound, faster (t = gate_negative) where A < 0."""
+    positive, negative = ratio_N.new_tensor(keys.gate_positive), ratio_N.new_tensor(keys.gate_negative)
+    temperature_N = positive.where(advantages_N > 0, negative)
+    gates_N = (temperature_N * (ratio_N - 1)).sigmoid() * 4 / temperature_N
+    never_N = ratio_N.new_zeros(ratio_N.shape).bool()
+    return TokenTerms(values_N=-gates_N * advantages_N, token_sums=_clip_sums(is_low_N=never_N, is_high_N=never_N))
+
+
+def _clip_sums(*, is_low_N: Tensor, is_high_N: Tensor) -> dict[str, Tensor]:
+    """Count the tokens whose gradient the lower and the upper bound change."""
+    return {"clip/low_fraction": is_low_N.sum(), "clip/high_fraction": is_high_N.sum()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surrogate:
-    """Per token: the term, with gradient, and where the lower and the upper bound take it away."""
+    """A surrogate that a loss can take."""
 
-    terms_N: Tensor
-    is_low_N: Tensor  # bool
-    is_high_N: Tensor  # bool
-
-
-def _bounds(algorithm: Algorithm) -> tuple[float, float]:
-    """Smallest and largest ratio."""
-    low = 0.0 if algorithm.clip_low is None else 1 - algorithm.clip_low
-    high = torch.inf if algorithm.clip_high is None else 1 + algorithm.clip_high
-    return low, high
+    of: Callable[[Tensor, Tensor, Tensor, SurrogateKeys], TokenTerms]  # ratios, advantages, logprobs (N,), keys
+    reads: tuple[str, ...]  # of SurrogateKeys
+    learns_by_ratio: bool = True  # its gradient goes through the ratio
+    formula: str
+    source: str
+    use: str
 
 
-def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, algorithm: Algorithm) -> Surrogate:
-    """-min(ratio A, clip(ratio) A), the first ratio at most `delta` (PPO 2017; the bound delta: Ye et al. 2020,
-    "dual clip", and INTELLECT-2, 2025)."""
-    low, high = _bounds(algorithm)
-    bounded_N = ratio_N if algorithm.delta is None else ratio_N.clamp(max=algorithm.delta)
-    return Surrogate(
-        terms_N=-torch.minimum(bounded_N * advantages_N, bounded_N.clamp(low, high) * advantages_N),
-        is_low_N=(ratio_N < low) & (advantages_N < 0),
-        is_high_N=((ratio_N > high) & (advantages_N > 0)) | (bounded_N < ratio_N),
-    )
+SURROGATES: dict[str, Surrogate] = {
+    "clipped": Surrogate(
+        of=clipped,
+        reads=("clip_low", "clip_high", "delta"),
+        formula="-min(r A, clip(r) A)",
+        source="PPO: Schulman et al. 2017; `delta`: dual clip, Ye et al. 2020, and INTELLECT-2 2025",
+        use="the usual one",
+    ),
+    "weighted": Surrogate(
+        of=weighted,
+        reads=("clip_low", "clip_high"),
+        learns_by_ratio=False,
+        formula="-clip(r) A log p, r without gradient",
+        source="CISPO: MiniMax-M1 2025",
+        use="several updates per rollout where rare tokens matter: no token loses its gradient",
+    ),
+    "gated": Surrogate(
+        of=gated,
+        reads=("gate_positive", "gate_negative"),
+        formula="-(4 / t) sigmoid(t (r - 1)) A, t = `gate_positive` or `gate_negative` by the sign of A",
+        source="SAPO: Gao et al. 2025",
+        use="instead of clipping, where bounds are hard to tune",
+    ),
+}
 
-
-def weighted(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, algorithm: Algorithm) -> Surrogate:
-    """-clip(ratio) A logp, the ratio without gradient: no token loses its gradient, its weight is bounded
-    (CISPO: MiniMax-M1 2025)."""
-    low, high = _bounds(algorithm)
-    weights_N = ratio_N.detach().clamp(low, high)
-    return Surrogate(terms_N=-weights_N * advantages_N * logprobs_N, is_low_N=ratio_N < low, is_high_N=ratio_N > high)
-
-
-def gated(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, algorithm: Algorithm) -> Surrogate:
-    """-4 / t sigmoid(t (ratio - 1)) A: the gradient fades with the distance of the ratio from 1 instead of ending at
-    a bound, faster (t = gate_negative) where A < 0 (SAPO 2025)."""
-    positive, negative = ratio_N.new_tensor(algorithm.gate_positive), ratio_N.new_tensor(algorithm.gate_negative)
-    temperature_N = torch.where(advantages_N > 0, positive, negative)
-    gates_N = torch.sigmoid(temperature_N * (ratio_N - 1)) * 4 / temperature_N
-    never_N = torch.zeros_like(ratio_N, dtype=torch.bool)
-    return Surrogate(terms_N=-gates_N * advantages_N, is_low_N=never_N, is_high_N=never_N)
-
-
-SurrogateOf = Callable[[Tensor, Tensor, Tensor, Algorithm], Surrogate]
+if TYPE_CHECKING:
+    SurrogateName = str
+else:
+    SurrogateName = Literal[tuple(SURROGATES)]

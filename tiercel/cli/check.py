@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tiercel.algorithms.trial import try_own_functions
 from tiercel.config import GrpoRecipe
 from tiercel.data.encoding import decode_videos, require_readable, row_images, row_plans
 from tiercel.data.images import open_header
@@ -61,6 +62,7 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     report = reports[0]
     if isinstance(recipe, GrpoRecipe):
         _dry_reward(recipe, family, train.rows, console)
+        _try_own_functions(recipe, console)
         if recipe.rollout.engine_kind.is_served:
             _ask_servers(recipe, family, console)
     console.print(token_table(recipe, report, len(train.rows)))
@@ -122,6 +124,11 @@ def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console
             raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
         shown = "does not apply" if value.value is None else f"{value.value:g}"
         console.print(f"reward {name}: {shown} for a made-up completion of row {row.id}")
+
+
+def _try_own_functions(recipe: GrpoRecipe, console: Console) -> None:
+    for line in try_own_functions(recipe.algorithm, group_size=recipe.rollout.group_size, rewards=len(recipe.rewards)):
+        console.print(line, markup=False)
 
 
 def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:

@@ -1,19 +1,27 @@
-"""Judgements on the algorithm: which losses, advantages, penalties and ways of sampling make sense together."""
+"""Judgements on the algorithm: which losses, advantages, penalties and ways of sampling make sense together.
+
+What a loss or an advantage needs and reads stands in its table in tiercel/algorithms; the rules here ask the tables.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from tiercel.algorithms.advantages import ADVANTAGES, OwnAdvantage, advantage_of
+from tiercel.algorithms.losses import LOSSES, LossKeys, OwnLoss
+from tiercel.algorithms.ratios import RATIOS
+from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
+from tiercel.calls import CALL_FORM, is_call
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.problems import Problem, Problems
 from tiercel.config.reward_rules import TELLS_RIGHT, tells_right
 from tiercel.config.schema import Algorithm, GrpoRecipe
+from tiercel.sections import shown
 
-FIXED_SCALE = ("reinforce_pp", "reinforce_pp_baseline", "gdpo", "pass_k")
-WITHOUT_GROUP = ("reinforce_pp",)
-NOT_OF_THE_SUM = ("gdpo", "pass_k")  # advantages that do not look at the weighted sum of the rewards
 DEFAULTS = Algorithm()
 
 
 def updates_per_rollout(recipe: GrpoRecipe) -> int:
+    """Count the optimiser's updates of a step."""
     return recipe.optim.minibatches * recipe.optim.rollout_epochs
 
 
@@ -23,24 +31,26 @@ def _minibatches(recipe: GrpoRecipe) -> Problems:
         divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
         yield Problem(
             key="optim.minibatches",
-            text=f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), for groups are not split "
-            f"between updates; write one of {', '.join(divisors)}",
+            text=f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), since groups are not "
+            f"split between updates; write one of {', '.join(divisors)}",
             also=("optim.prompts_per_step",),
         )
 
 
 def _group_size(recipe: GrpoRecipe) -> Problems:
-    advantage, size = recipe.algorithm.advantage, recipe.rollout.group_size
-    if size > 1:
+    advantage = recipe.algorithm.advantage
+    if recipe.rollout.group_size > 1:
         return
-    if advantage not in WITHOUT_GROUP:
+    if advantage_of(advantage).least_group > 1:
+        alone = next(name for name, each in ADVANTAGES.items() if each.least_group == 1)
+        remedy = f"algorithm.advantage: {alone}" if isinstance(advantage, str) else "algorithm.advantage.least_group: 1"
         yield Problem(
             key="rollout.group_size",
-            text="1 given; the advantage of a single completion is undefined, for reward - group mean is always 0; "
-            f"write 2 or more, or algorithm.advantage: {WITHOUT_GROUP[0]}",
+            text="1 given; the advantage of a single completion is undefined, since reward - group mean is always 0; "
+            f"write 2 or more, or {remedy}",
             also=("algorithm.advantage",),
         )
-    elif recipe.optim.prompts_per_step == 1:
+    elif recipe.optim.prompts_per_step == 1 and isinstance(advantage, str):
         yield Problem(
             key="optim.prompts_per_step",
             text=f"1 given with rollout.group_size 1; {advantage} compares the completions of a step, of which there "
@@ -83,71 +93,134 @@ def _correction(recipe: GrpoRecipe) -> Problems:
                 f"those before it; leave it out, or write {cause}{_OFF[cause]}",
                 also=(f"{cause}.level" if cause == "algorithm.correction" else cause,),
             )
-    if correction.level == "token" and recipe.algorithm.loss == "gspo":
+    shared = _shared_gradient(recipe.algorithm)
+    if correction.level == "token" and shared is not None:
         yield Problem(
             key="algorithm.correction.level",
-            text="token given with algorithm.loss gspo, whose tokens share one ratio; write sequence, or "
-            "algorithm.loss: gspo_token",
-            also=("algorithm.loss",),
+            text=f"token given with {shared.given}, whose tokens share one ratio; write sequence, or {shared.remedy}",
+            also=PARTS,
         )
 
 
 _OFF = {"algorithm.correction": ".level: none", "algorithm.off_policy_delta": ": null"}
+PARTS = ("algorithm.loss", "algorithm.ratio", "algorithm.surrogate")
+
+
+def _own_functions(recipe: GrpoRecipe) -> Problems:
+    for key in ("loss", "advantage"):
+        own = getattr(recipe.algorithm, key)
+        if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
+            yield Problem(key=f"algorithm.{key}.call", text=f"{shown(own.call)} given; must be {CALL_FORM}")
 
 
 def _loss(recipe: GrpoRecipe) -> Problems:
-    """Bounds that the loss reads."""
     algorithm = recipe.algorithm
-    loss = algorithm.loss
-    readers = {
-        "clip_low": loss != "sapo",
-        "clip_high": loss != "sapo",
-        "delta": loss not in ("sapo", "cispo"),
-        "gate_positive": loss == "sapo",
-        "gate_negative": loss == "sapo",
-    }
-    for name, is_read in readers.items():
-        value = getattr(algorithm, name)
-        if not is_read and value != getattr(DEFAULTS, name):
-            yield Problem(
-                key=f"algorithm.{name}",
-                text=f"{'null' if value is None else f'{value:g}'} given with algorithm.loss {loss}, which does not "
-                "read it; remove it",
-                also=("algorithm.loss",),
-            )
+    yield from _parts(algorithm)
+    yield from _unread_keys(algorithm)
     if algorithm.delta is not None and algorithm.clip_high is not None and algorithm.delta <= 1 + algorithm.clip_high:
         yield Problem(
             key="algorithm.delta",
             text=f"{algorithm.delta:g} given, not above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}; it "
-            "bounds what the upper clip leaves; write a larger one, such as 4",
+            "bounds ratios beyond the upper clip; write a larger one, such as 4",
             also=("algorithm.clip_high",),
         )
-    if algorithm.top_entropy < 1 and loss == "gspo":
+    shared = _shared_gradient(algorithm)
+    if algorithm.top_entropy < 1 and shared is not None:
         yield Problem(
             key="algorithm.top_entropy",
-            text=f"{algorithm.top_entropy:g} given with algorithm.loss gspo, whose tokens share one gradient; write "
-            "algorithm.loss: gspo_token",
-            also=("algorithm.loss",),
+            text=f"{algorithm.top_entropy:g} given with {shared.given}, whose tokens share one gradient; write "
+            f"{shared.remedy}",
+            also=PARTS,
         )
+
+
+def _parts(keys: LossKeys) -> Problems:
+    """Judge a ratio and a surrogate that the recipe names by themselves."""
+    parts = keys.parts
+    if parts is None:
+        for name in ("ratio", "surrogate"):
+            if getattr(keys, name) is not None:
+                yield Problem(
+                    key=f"algorithm.{name}",
+                    text=f"{getattr(keys, name)} given with a loss of your own, which does not read it; remove it",
+                    also=("algorithm.loss",),
+                )
+        return
+    equal = next((name for name, each in RATIOS.items() if each.by_token == parts.ratio), None)
+    if equal is not None and not SURROGATES[parts.surrogate].learns_by_ratio:
+        yield Problem(
+            key="algorithm.ratio" if keys.ratio else "algorithm.surrogate",
+            text=f"{keys.ratio or keys.surrogate} given; the surrogate {parts.surrogate} takes the ratio without "
+            f"gradient, so {parts.ratio} would be the same as {equal}; write algorithm.ratio: {equal}",
+            also=PARTS,
+        )
+
+
+def _unread_keys(algorithm: Algorithm) -> Problems:
+    """Judge bounds and gates that the loss does not read."""
+    parts = algorithm.parts
+    reads: tuple[str, ...] = ()
+    given = "a loss of your own"
+    if parts is not None:
+        reads = SURROGATES[parts.surrogate].reads
+        given = f"algorithm.surrogate {parts.surrogate}" if algorithm.surrogate else f"algorithm.loss {algorithm.loss}"
+    for name in SurrogateKeys.model_fields:
+        value = getattr(algorithm, name)
+        if name not in reads and value != getattr(DEFAULTS, name):
+            yield Problem(
+                key=f"algorithm.{name}",
+                text=f"{'null' if value is None else f'{value:g}'} given with {given}, which does not read it; "
+                "remove it",
+                also=("algorithm.loss", "algorithm.surrogate"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedGradient:
+    """A key that makes all tokens of a completion share one gradient."""
+
+    given: str  # the key and its value
+    remedy: str  # what to write for a gradient of each token
+
+
+def _shared_gradient(keys: LossKeys) -> SharedGradient | None:
+    parts = keys.parts
+    ratio = RATIOS[parts.ratio].by_token if parts is not None else None
+    if parts is None or ratio is None or not SURROGATES[parts.surrogate].learns_by_ratio:
+        return None
+    if keys.ratio is not None:
+        return SharedGradient(given=f"algorithm.ratio {keys.ratio}", remedy=f"algorithm.ratio: {ratio}")
+    names = [name for name, loss in LOSSES.items() if (loss.ratio, loss.surrogate) == (ratio, parts.surrogate)]
+    remedy = f"algorithm.loss: {names[0]}" if names else f"algorithm.ratio: {ratio}"
+    return SharedGradient(given=f"algorithm.loss {keys.loss}", remedy=remedy)
 
 
 def _advantage(recipe: GrpoRecipe) -> Problems:
     algorithm = recipe.algorithm
-    if algorithm.scale is not None and algorithm.advantage in FIXED_SCALE:
+    advantage = advantage_of(algorithm.advantage)
+    if algorithm.scale is not None and advantage.scale is None:
         yield Problem(
             key="algorithm.scale",
             text=f"{algorithm.scale} given with algorithm.advantage {algorithm.advantage}, which has a scale of its "
             "own; remove it",
             also=("algorithm.advantage",),
         )
-    if algorithm.advantage == "pass_k":
+    if advantage.needs_pass_k:
         yield from _pass_k(recipe)
-    elif algorithm.pass_k is not None:
+    elif algorithm.pass_k is not None and isinstance(algorithm.advantage, str):
+        reader = next(name for name, each in ADVANTAGES.items() if each.needs_pass_k)
         yield Problem(
             key="algorithm.pass_k",
             text=f"{algorithm.pass_k} given with algorithm.advantage {algorithm.advantage}, which does not read it; "
-            "write algorithm.advantage: pass_k, or remove it",
+            f"write algorithm.advantage: {reader}, or remove it",
             also=("algorithm.advantage",),
+        )
+    if advantage.looks_at == "right" and not any(tells_right(reward) for reward in recipe.rewards):
+        yield Problem(
+            key="algorithm.advantage",
+            text=f"{algorithm.advantage} given, but no reward tells right from wrong; give one of them a correct_at, "
+            f"or take one of {', '.join(TELLS_RIGHT)}",
+            also=("rewards",),
         )
 
 
@@ -156,21 +229,15 @@ def _pass_k(recipe: GrpoRecipe) -> Problems:
     if k is None:
         yield Problem(
             key="algorithm.pass_k",
-            text="missing; algorithm.advantage pass_k needs the number of tries of which one need be right, such as 4",
+            text=f"missing; algorithm.advantage {recipe.algorithm.advantage} needs the number of tries of which one "
+            "has to be right, such as 4",
             also=("algorithm.advantage",),
         )
     elif k >= size > 1:
         yield Problem(
             key="algorithm.pass_k",
-            text=f"{k} given; must be below rollout.group_size ({size}), of which draws of {k} are taken",
+            text=f"{k} given; must be below rollout.group_size ({size}), since {k} of a group are drawn",
             also=("rollout.group_size",),
-        )
-    if not any(tells_right(reward) for reward in recipe.rewards):
-        yield Problem(
-            key="algorithm.advantage",
-            text="pass_k given, but no reward tells right from wrong; give one of them a correct_at, or take one of "
-            f"{', '.join(TELLS_RIGHT)}",
-            also=("rewards",),
         )
 
 
@@ -198,11 +265,11 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             "k2 or k3, or algorithm.kl.place: reward",
             also=("algorithm.kl.place",),
         )
-    if kl.place == "reward" and recipe.algorithm.advantage in NOT_OF_THE_SUM:
+    if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).looks_at in ("rewards", "right"):
         yield Problem(
             key="algorithm.kl.place",
             text=f"reward given with algorithm.advantage {recipe.algorithm.advantage}, which does not look at the sum "
-            "of the rewards that the penalty is taken off; write loss",
+            "of the rewards, from which the penalty is subtracted; write loss",
             also=("algorithm.advantage",),
         )
     if kl.sync_every is None and kl.sync_mix != 1:
@@ -221,7 +288,7 @@ def _reference(recipe: GrpoRecipe) -> Problems:
 
 
 def _kept_start(recipe: GrpoRecipe) -> Problems:
-    """The copy of weights that are trained whole."""
+    """Judge a reference that is a copy of weights, since they are trained whole."""
     kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
     if recipe.train.strategy == "deepspeed":
         yield Problem(
@@ -262,6 +329,7 @@ ALGORITHM_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _group_size,
     _truncated_sampling,
     _resampling,
+    _own_functions,
     _loss,
     _advantage,
     _correction,

@@ -1,13 +1,21 @@
 """The section `data` of a recipe."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from tiercel.sections import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from tiercel.sections import (
+    SECTION_FORM,
+    TEXT_FORM,
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    form_of,
+)
 
 RowFormat = Literal["auto", "tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
-TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts them into its locations
 
 
 class MixedFile(Section):
@@ -33,10 +41,6 @@ class HeldOut(Section):
     """Number of rows."""
 
 
-def _form(value: Any) -> str:
-    return SECTION_FORM if isinstance(value, dict | HeldOut) else TEXT_FORM
-
-
 class Video(Section):
     """How videos become frames; families of Qwen and the local engine read them."""
 
@@ -59,7 +63,7 @@ class Data(Section):
     mix: tuple[MixedFile, ...] = ()
     """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
     eval: (
-        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(_form)] | None
+        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(form_of)] | None
     ) = None
     """Held-out rows, scored greedily at step 0 and every train.eval_every steps: named as data.train, or
     {fraction: 0.01} or {count: 100} of the training rows."""

@@ -35,7 +35,8 @@ class Key:
     @property
     def is_value(self) -> bool:
         """Say whether the key may hold a plain value; some keys may hold a section too."""
-        return self.section is None or str in _members(self.field.annotation)
+        members = _members(self.field.annotation)
+        return self.section is None or str in members or any(get_origin(each) is Literal for each in members)
 
     @property
     def meaning(self) -> str:

@@ -5,9 +5,9 @@ from os import getcwd, listdir
 from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
+from tiercel.calls import call_file
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
-from tiercel.rewards.started import call_file
 from tiercel.sections import Problem, shown
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
@@ -146,6 +146,8 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "data.template": _file_fault,
     "train.deepspeed.config": _file_fault,
     f"rewards.{ENTRY}.call": _call_fault,
+    "algorithm.loss.call": _call_fault,
+    "algorithm.advantage.call": _call_fault,
     f"rewards.{ENTRY}.json_schema": _file_fault,
     f"rewards.{ENTRY}.judge.prompt": _file_fault,
     f"rewards.{ENTRY}.model.path": _model_fault,

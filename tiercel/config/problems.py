@@ -6,12 +6,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from tiercel.config.data import SECTION_FORM, TEXT_FORM
 from tiercel.config.keys import ENTRY, Key, Kind, allowed_words, declared_name, keys_of, type_in_words
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 from tiercel.rewards.builtin import BY_NAME, CALL, takers
 from tiercel.rewards.variants import TAGS, lowered
-from tiercel.sections import Problem, Problems, shown
+from tiercel.sections import SECTION_FORM, TEXT_FORM, Problem, Problems, shown
 
 FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks of which of several sections a location is in
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tiercel.algorithms.section import Algorithm
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
@@ -23,10 +24,6 @@ from tiercel.sections import (
 )
 
 Part = Literal["vision", "projector", "language"]
-LossName = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo"]
-AdvantageName = Literal[
-    "group_norm", "group_centred", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "pass_k"
-]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
 
@@ -59,75 +56,6 @@ class Lora(Section):
     """Which linear layers: language, vision, projector, all, or a regular expression on module names."""
     init: str | None = None
     """Directory of an adapter to continue from, such as an SFT run's; it is then the KL reference as well."""
-
-
-class Kl(Section):
-    """Penalty for leaving the reference: the policy that the run started from."""
-
-    coef: NonNegativeFloat = 0.0
-    """Weight of the penalty; 0 computes no reference at all."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the divergence, per token (docs/algorithms.md)."""
-    place: Literal["loss", "reward"] = "loss"
-    """loss: a term of the loss, mean over tokens as the loss takes it; reward: the sum over a completion's tokens is
-    taken off its reward, before the advantage."""
-    sync_every: PositiveInt | None = None
-    """Steps after which the reference moves towards the policy; null keeps it where the run started."""
-    sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the policy's adapter in the new reference, matrix by matrix; 1 is a copy."""
-
-
-class Correction(Section):
-    """Importance weights for completions that an engine, or an older version, drew with other probabilities than the
-    policy that learns from them has."""
-
-    level: Literal["none", "token", "sequence"] = "none"
-    """The ratio of the learner's probability to the engine's: of each token, or of the whole completion; none is 1."""
-    mode: Literal["truncate", "mask"] = "truncate"
-    """truncate: a ratio above the cap becomes the cap; mask: one above the cap or below 1 / cap becomes 0."""
-    cap: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
-    """Largest ratio."""
-
-
-class Algorithm(Section):
-    """The policy-gradient loss and its advantages; docs/algorithms.md has the formulas."""
-
-    loss: LossName = "grpo"
-    """What is minimised at each token, and how tokens are averaged."""
-    normalise: Literal["sequence", "token", "constant"] | None = None
-    """Mean over each completion's tokens, then over completions; over all tokens of the minibatch; or the sum over
-    rollout.max_new_tokens x completions. null: as the loss was published."""
-    advantage: AdvantageName = "group_norm"
-    """How rewards become advantages."""
-    scale: Literal["group", "batch", "none"] | None = None
-    """Deviation that advantages are divided by: of the group's rewards, of the whole step's, or none. null: as the
-    advantage was published."""
-    pass_k: PositiveInt | None = None
-    """Tries of which one need be right, for advantage: pass_k."""
-    advantage_clip: PositiveFloat | None = None
-    """Largest absolute advantage; null is off."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
-    """The ratio is clipped below at 1 - clip_low; null is off."""
-    clip_high: PositiveFloat | None = 0.2
-    """The ratio is clipped above at 1 + clip_high; null is off."""
-    delta: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Largest ratio also where the advantage is negative (two-sided clipping); null is off."""
-    gate_positive: PositiveFloat = 1.0
-    """sapo: temperature of the gate where the advantage is positive."""
-    gate_negative: PositiveFloat = 1.05
-    """sapo: temperature of the gate where the advantage is negative."""
-    entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the policy's entropy, which the loss then rewards."""
-    top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the minibatch's tokens that the policy term learns from, those of the highest entropy (Wang et al.
-    2025, "Beyond the 80/20 rule"); below 1 it takes a pass before the update."""
-    overlong: Literal["keep", "mask"] = "keep"
-    """mask: truncated completions count in their group's baseline, but nothing is learnt from them (DAPO 2025)."""
-    off_policy_delta: PositiveFloat | None = None
-    """Completions with a negative advantage whose mean of (sampler's - policy's logprob) is above this are left out of
-    the policy term (DeepSeek-V3.2 2025); null is off."""
-    kl: Kl = Kl()
-    correction: Correction = Correction()
 
 
 class Learner(Section):

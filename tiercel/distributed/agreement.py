@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from tiercel.algorithms.own import own_calls
+from tiercel.calls import call_file
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import GrpoRecipe, SftRecipe
@@ -106,6 +108,8 @@ def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
         "lora.init": f"{recipe.lora.init}/adapter_model.safetensors" if recipe.lora and recipe.lora.init else None,
         "train.deepspeed.config": recipe.train.deepspeed.config,
     }
+    if isinstance(recipe, GrpoRecipe):
+        named |= {key: call_file(call) for key, call in own_calls(recipe.algorithm).items()}
     found |= {key: fingerprint([Path(file)]) for key, file in named.items() if file is not None}
     directory = resolve(recipe.model)
     files = [path for suffix in ("json", "safetensors", "jinja", "txt") for path in directory.glob(f"*.{suffix}")]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tiercel.config.schema import Kl
+from tiercel.algorithms.kl import Kl
 from tiercel.errors import ModelError
 from tiercel.models.loading import read_tensors
 from tiercel.models.policy import REFERENCE, Policy

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from tiercel.calls import CALL_FORM, is_call
 from tiercel.rewards.entry import Entry, Reward, TruthReward
 from tiercel.sections import (
     NonNegativeInt,
@@ -19,8 +20,6 @@ from tiercel.sections import (
     shown,
 )
 
-_FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
-_MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -135,10 +134,8 @@ class ByCall(Reward):
                 text="must be names of environment variables alone, such as [OPENAI_API_KEY]; their values stay out of "
                 "the recipe",
             )
-        if call_file(self.call) is None and not _MODULE_CALL.fullmatch(self.call):
-            yield Problem(
-                key="call", text=f"{shown(self.call)} given; must be file.py:function or package.module:function"
-            )
+        if not is_call(self.call):
+            yield Problem(key="call", text=f"{shown(self.call)} given; must be {CALL_FORM}")
 
     def missing(self) -> Problems:
         for name in self.env or ():
@@ -146,12 +143,6 @@ class ByCall(Reward):
                 yield Problem(
                     key="env", text=f"{name} is not set in the environment; export it, or take it out of the list"
                 )
-
-
-def call_file(call: str) -> str | None:
-    """Return the file of `file.py:function`; None for `package.module:function` and for what is neither."""
-    match = _FILE_CALL.fullmatch(call)
-    return match["file"] if match else None
 
 
 STARTED = (Math, ByJudge, ByModel, ByCall)

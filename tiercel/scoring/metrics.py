@@ -52,22 +52,6 @@ def _first_failure(completion: ScoredCompletion) -> str | None:
     return next((value.failure for value in completion.rewards.values() if value.failure is not None), None)
 
 
-def failed_fraction(scored: Sequence[ScoredGroup]) -> float:
-    """Return the share of the completions that have a failed reward."""
-    return count_failures(scored).fraction
-
-
-def require_few_failures(scored: Sequence[ScoredGroup], max_fraction: float) -> None:
-    """Raise TrainingError with the first failure where more than `max_fraction` of the completions failed."""
-    count_failures(scored).require_at_most(max_fraction)
-
-
-def accuracy(scored: Sequence[ScoredGroup]) -> float | None:
-    """Return the share of right completions among those that a reward judges, unscorable ones counted as wrong."""
-    judged = [completion.is_correct for completion in _completions(scored) if completion.is_correct is not None]
-    return sum(judged) / len(judged) if judged else None
-
-
 def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> dict[str, float]:
     """Compute the metrics of the reward stage; a key whose number is not defined is left out.
 
@@ -89,7 +73,7 @@ def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> di
         applicable = [value for value in values if value is not None]
         if applicable:
             metrics[f"reward/{name}/mean"] = statistics.fmean(applicable)
-    metrics["reward/failed_fraction"] = failed_fraction(scored)
+    metrics["reward/failed_fraction"] = count_failures(scored).fraction
     metrics["reward/masked"] = len(completions) - len(totals)
     by_group = [[each.total for each in group.completions if each.total is not None] for group in scored]
     usable = [group for group in by_group if len(group) >= 2]

@@ -7,7 +7,6 @@ soon as that sample is scored. Standard output and error belong to the user's co
 import asyncio
 import errno
 import faulthandler
-import importlib
 import importlib.util
 import inspect
 import json
@@ -17,26 +16,23 @@ import os
 import resource
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tiercel import calls
+from tiercel.calls import CALL_FORM, CannotLoad, functions_of, load_module
 from tiercel.reliability.redaction import redact
 from tiercel.samples import Sample
 from tiercel.scoring import forms
 from tiercel.scoring.wire import LARGEST_VALUE, decode_sample
 
 TRACEBACK_LINES = 20
+MODULE_PREFIX = "tiercel_reward"
 LONGEST_FAILURE = 4000  # characters
 
 Report = Callable[[int, Mapping[str, Any]], None]
-
-
-class CannotLoad(ValueError):
-    """The user's file, module or function cannot be loaded; the message says why and what there is."""
 
 
 def run(descriptor: int, call: str, file_mb: float) -> None:
@@ -88,7 +84,7 @@ def load_function(call: str) -> Callable[..., Any]:
     """
     source, _, name = call.rpartition(":")
     if not source or not name.isidentifier():
-        raise CannotLoad(f"{call!r} given; write file.py:function or package.module:function")
+        raise CannotLoad(f"{call!r} given; write {CALL_FORM}")
     try:
         module = _load_with_stand_in(source)
     except CannotLoad:
@@ -97,7 +93,7 @@ def load_function(call: str) -> Callable[..., Any]:
         raise CannotLoad(f"{source} cannot be imported for its function {name}:\n{failure_text(error)}") from error
     found = getattr(module, name, _registered(module, name))
     if found is None or not callable(found):
-        there = ", ".join(_functions_of(module)) or "none"
+        there = ", ".join(functions_of(module)) or "none"
         kind = "no function" if found is None else "no function, but something else, called"
         raise CannotLoad(f"{source} has {kind} {name}; its functions are: {there}")
     try:
@@ -117,13 +113,13 @@ def _registered(module: ModuleType, name: str) -> Any:
 def _load_with_stand_in(source: str) -> ModuleType:
     """Load the module. Where it needs ms-swift, which is not installed, it finds stand-ins for what plugins need."""
     try:
-        return _load_module(source)
+        return load_module(source, MODULE_PREFIX)
     except ImportError as error:
         if not forms.is_swifts(error) or importlib.util.find_spec("swift") is not None:
             raise
     forms.stand_in_for_swift()
     try:
-        return _load_module(source)
+        return load_module(source, MODULE_PREFIX)
     except ImportError as error:
         if not forms.is_swifts(error):
             raise
@@ -131,30 +127,6 @@ def _load_with_stand_in(source: str) -> ModuleType:
             f"{source} imports more of ms-swift, which is not installed, than {', '.join(forms.STOOD_IN)} of "
             f"swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
         ) from error
-
-
-def _load_module(source: str) -> ModuleType:
-    if not source.endswith(".py"):
-        sys.path.insert(0, os.getcwd())
-        return importlib.import_module(source)
-    path = Path(source).absolute()
-    if not path.is_file():
-        raise CannotLoad(f"{path} is no file; paths start at the working directory")
-    sys.path.insert(0, str(path.parent))
-    module_name = f"tiercel_reward_{path.stem}"  # a reward called json.py must not hide json
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses in the file look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def _functions_of(module: ModuleType) -> Iterator[str]:
-    for name, value in vars(module).items():
-        is_reward = inspect.isfunction(value) or (inspect.isclass(value) and "__call__" in vars(value))
-        if is_reward and value.__module__ == module.__name__ and not name.startswith("_"):
-            yield name
 
 
 def score_batch(
@@ -237,7 +209,7 @@ def _brief(value: Any) -> str:
 def failure_text(error: BaseException) -> str:
     """Return the tail of an exception's traceback, without this file's frames and without secrets."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, forms.__file__):
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, calls.__file__, forms.__file__):
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     text = redact("\n".join(text.splitlines()[-TRACEBACK_LINES:]))[-LONGEST_FAILURE:]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tiercel.algorithms import ADVANTAGES, Options, RewardTable, advantages
+from tiercel.algorithms import Options, RewardTable, advantage_of, advantages
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError
@@ -45,7 +45,7 @@ def step_advantages(
         for group in scored
         if among is None or group.group.prompt.index in among
     ]
-    least = ADVANTAGES[algorithm.advantage].least_group
+    least = advantage_of(algorithm.advantage).least_group
     everyone = sorted((group for groups in ranks.gather(mine) for group in groups), key=lambda group: group.index)
     usable = [group for group in everyone if len(group.totals) >= least]
     options = Options(scale=algorithm.scale, pass_k=algorithm.pass_k, clip=algorithm.advantage_clip)

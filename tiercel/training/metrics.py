@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import torch
 
-from tiercel.algorithms import ADVANTAGES
+from tiercel.algorithms import advantage_of
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.scoring.metrics import reward_statistics
@@ -16,7 +16,7 @@ def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
     """Describe what the step after so many updates learnt from: rewards, completions, and which policy drew them.
     `scored`: the groups of all ranks."""
     return {
-        **reward_statistics(scored, ADVANTAGES[recipe.algorithm.advantage].least_group),
+        **reward_statistics(scored, advantage_of(recipe.algorithm.advantage).least_group),
         **_completion_metrics(scored),
         **_version_metrics(step, scored),
     }

@@ -1,13 +1,17 @@
-"""The packages that a recipe's strategy and engine need, asked for before anything is read."""
+"""The packages and the user's own functions that a recipe needs, looked for before anything is read."""
 
 from importlib.util import find_spec
 
+from tiercel.algorithms.own import load_own_functions
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 
 
 def require_installed(recipe: BaseRecipe) -> None:
-    """Raises EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
+    """Load the loss and the advantage of the user's own. Raises RecipeError where one cannot be loaded, and
+    EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
+    if isinstance(recipe, GrpoRecipe):
+        load_own_functions(recipe.algorithm)
     strategy = recipe.train.strategy_kind
     if strategy is not None and strategy.package is not None and find_spec(strategy.package) is None:
         raise EnvironmentProblem(

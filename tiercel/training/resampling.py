@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiercel.algorithms import advantage_of
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.order import indices_of_try
 from tiercel.distributed.ranks import Ranks
@@ -30,14 +31,18 @@ class Filled:
         )
 
 
-def has_variance(group: ScoredGroup, advantage: str) -> bool:
-    """Whether two scorable completions differ in what the advantage looks at: totals, right or wrong, any reward."""
-    scorable = [completion for completion in group.completions if completion.total is not None]
-    if advantage == "pass_k":
-        return len({bool(completion.is_correct) for completion in scorable}) > 1
-    if advantage == "gdpo":
-        return len({tuple(value.value for value in completion.rewards.values()) for completion in scorable}) > 1
-    return len({completion.total for completion in scorable}) > 1
+def has_variance(group: ScoredGroup, looks_at: str) -> bool:
+    """Tell whether two scorable completions differ in what the advantage looks at (Advantage.looks_at)."""
+    seen = set()
+    for completion in group.completions:
+        if completion.total is not None:
+            values = {
+                "totals": completion.total,
+                "right": bool(completion.is_correct),
+                "rewards": tuple(value.value for value in completion.rewards.values()),
+            }
+            seen.add(tuple(values.values()) if looks_at == "all" else values[looks_at])
+    return len(seen) > 1
 
 
 def filled_up(
@@ -64,5 +69,6 @@ def filled_up(
 
 
 def _good_indices(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> list[int]:
-    own = [group.group.prompt.index for group in scored if has_variance(group, recipe.algorithm.advantage)]
+    looks_at = advantage_of(recipe.algorithm.advantage).looks_at
+    own = [group.group.prompt.index for group in scored if has_variance(group, looks_at)]
     return sorted(index for indices in ranks.gather(own) for index in indices)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import Totals
-from tiercel.config.schema import Kl
+from tiercel.algorithms.kl import Kl
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, empty_item, packed_bins, policy_units

@@ -7,10 +7,10 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import tiercel.models
-from tiercel.documents import with_table
-from tiercel.models.catalogue import TABLE, table
 from tiercel.models.family import Family
 from tiercel.models.loading import FAMILIES
+from tools.docs.families import TABLE, table
+from tools.docs.tables import with_table
 
 ROOT = Path(__file__).parents[2]
 

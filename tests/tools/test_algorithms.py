@@ -1,11 +1,14 @@
-"""docs/algorithms.md is what the dicts say."""
+"""docs/algorithms.md says what the tables say."""
 
 from pathlib import Path
 
 import pytest
 
 from tiercel.algorithms import ADVANTAGES, KL_ESTIMATORS, LOSSES
-from tiercel.algorithms.catalogue import render
+from tiercel.algorithms.normalisers import NORMALISERS
+from tiercel.algorithms.ratios import RATIOS
+from tiercel.algorithms.surrogates import SURROGATES
+from tools.docs.algorithms import render
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -15,7 +18,11 @@ def test_the_document_is_up_to_date():
     assert DOCUMENT.read_text(encoding="utf-8") == render()
 
 
-@pytest.mark.parametrize("entries", (LOSSES, ADVANTAGES, KL_ESTIMATORS), ids=("losses", "advantages", "kl"))
+@pytest.mark.parametrize(
+    "entries",
+    (LOSSES, RATIOS, SURROGATES, NORMALISERS, ADVANTAGES, KL_ESTIMATORS),
+    ids=("losses", "ratios", "surrogates", "normalisers", "advantages", "kl"),
+)
 def test_every_entry_has_a_row_with_formula_source_and_use(entries):
     text = render()
     for name, entry in entries.items():

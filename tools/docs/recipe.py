@@ -1,4 +1,4 @@
-"""docs/recipe.md, made from the schema: `python -m tiercel.config.reference > docs/recipe.md`."""
+"""Make docs/recipe.md from the schema: `python -m tools.docs.recipe > docs/recipe.md`."""
 
 import inspect
 import sys

@@ -8,12 +8,12 @@ import pytest
 
 from tiercel.config.schema import Data
 from tiercel.config.yaml_text import parse
-from tiercel.data.catalogue import TABLE, table
 from tiercel.data.formats import FORMATS, detect_format, expanded, parse_record
 from tiercel.data.order import RowOrder
 from tiercel.data.rows import Reading
-from tiercel.documents import with_table
 from tiercel.types import ImageRoots, Row
+from tools.docs.data import TABLE, table
+from tools.docs.tables import with_table
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 # The format is that of the nearest heading above, where that names one.

@@ -1,10 +1,10 @@
-"""Make the table of docs/data.md from FORMATS: `python -m tiercel.data.catalogue docs/data.md`."""
+"""Make the table of docs/data.md from FORMATS: `python -m tools.docs.data docs/data.md`."""
 
 import sys
 from pathlib import Path
 
 from tiercel.data.formats import FORMATS
-from tiercel.documents import write_table
+from tools.docs.tables import write_table
 
 TABLE = "formats"  # its name in the document
 

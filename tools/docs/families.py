@@ -1,11 +1,11 @@
-"""Make the table of docs/families.md from FAMILIES: `python -m tiercel.models.catalogue docs/families.md`."""
+"""Make the table of docs/families.md from FAMILIES: `python -m tools.docs.families docs/families.md`."""
 
 import sys
 from pathlib import Path
 
-from tiercel.documents import write_table
 from tiercel.models.loading import FAMILIES
 from tiercel.types import CoordinateSpace
+from tools.docs.tables import write_table
 
 TABLE = "families"  # its name in the document
 SPACES: dict[CoordinateSpace, str] = {

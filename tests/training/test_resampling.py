@@ -1,0 +1,27 @@
+"""Which groups are good enough to learn from, by what the advantage looks at."""
+
+import pytest
+
+from tests.rewards.samples import scored, scored_group
+from tiercel.samples import RewardValue
+from tiercel.training.resampling import has_variance
+
+
+def group(*completions: tuple[float | None, bool, float]):
+    """Completions by total, right or wrong, and the value of one reward."""
+    return scored_group(*(scored(total, right, mine=RewardValue(value=value)) for total, right, value in completions))
+
+
+@pytest.mark.parametrize(
+    ("other", "good_for"),
+    (
+        ((1.0, True, 0.5), set()),
+        ((2.0, True, 0.5), {"totals", "all"}),
+        ((1.0, False, 0.5), {"right", "all"}),
+        ((1.0, True, 0.7), {"rewards", "all"}),
+        ((None, False, 0.7), set()),  # it has no total, so it is not learnt from
+    ),
+)
+def test_a_group_differs_in_what_the_advantage_looks_at(other, good_for):
+    pair = group((1.0, True, 0.5), other)
+    assert {name for name in ("totals", "right", "rewards", "all") if has_variance(pair, name)} == good_for

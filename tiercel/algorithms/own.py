@@ -1,0 +1,167 @@
+"""Losses and advantages of the user's own: loaded once in a process, called with tensors, what they return checked.
+
+They run in the trainer's process, not in one of their own as rewards do, because a loss needs the gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from dataclasses import replace
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tiercel.algorithms.types import LossInput, TokenTerms
+from tiercel.calls import CannotLoad, functions_of, load_module
+from tiercel.errors import RecipeError, TrainingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tiercel.algorithms.advantages import Options, RewardTable
+    from tiercel.algorithms.section import Algorithm
+
+LOSS_KEY, ADVANTAGE_KEY = "algorithm.loss.call", "algorithm.advantage.call"
+SUM_PREFIX = "loss/"  # of the metrics that a loss of the user's own adds
+REMEDY = "mend the function and give the same command again"
+
+
+class OwnFunction:
+    """A function of the user's own, with the key that names it."""
+
+    def __init__(self, key: str, call: str):
+        """Load what `call` names. Raises RecipeError where there is no such function."""
+        self.key, self.call = key, call
+        self._was_checked = False
+        try:
+            self._function = _loaded(call)
+        except CannotLoad as error:
+            raise RecipeError([f"{key}: {error}"]) from error
+
+    def ask(self, *given: Any) -> Any:
+        """Call the function. Raises TrainingError with the place in the user's file where it fails."""
+        try:
+            return self._function(*given)
+        except Exception as error:
+            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                raise  # torch's own; the run says itself what to do where memory runs out
+            place = _place(error, self._function)
+            raise self.fault(f"raised {type(error).__name__}: {error}\n  at {place}\n") from error
+
+    def require(self, values: Any, like: Tensor, meaning: str) -> None:
+        """Raise TrainingError where a returned value is no tensor of the shape, dtype and device of `like`."""
+        if not hasattr(values, "dtype") or not hasattr(values, "requires_grad"):
+            raise self.fault(f"returned a {type(values).__name__}, not a tensor of {meaning}")
+        for name in ("shape", "dtype", "device"):
+            given, wanted = getattr(values, name), getattr(like, name)
+            if given != wanted:
+                raise self.fault(f"returned a tensor of {name} {_shown(given)}, not {_shown(wanted)}: {meaning}")
+
+    def require_finite_at_first(self, values: Tensor, *inputs: Tensor) -> None:
+        """Raise TrainingError where the first values are not finite though the inputs are. The run itself finds later
+        ones, as with every loss: it names the row and may leave the update out."""
+        if not self._was_checked and not _is_finite(values) and all(_is_finite(each) for each in inputs):
+            raise self.fault(f"returned values that are not finite, such as {_first_non_finite(values)}")
+        self._was_checked = True
+
+    def fault(self, text: str) -> TrainingError:
+        """Make the error that names the key, the function and the remedy."""
+        end = "" if text.endswith("\n") else "; "
+        return TrainingError(f"{self.key}: {self.call} {text}{end}{REMEDY}")
+
+
+@cache
+def own_function(key: str, call: str) -> OwnFunction:
+    """Load a function once in a process. Raises RecipeError where there is no such function."""
+    return OwnFunction(key, call)
+
+
+def own_calls(algorithm: Algorithm) -> dict[str, str]:
+    """Give the functions of the user's own that a recipe names, by key."""
+    chosen = {LOSS_KEY: algorithm.loss, ADVANTAGE_KEY: algorithm.advantage}
+    return {key: each.call for key, each in chosen.items() if not isinstance(each, str)}
+
+
+def load_own_functions(algorithm: Algorithm) -> None:
+    """Load them. Raises RecipeError where one cannot be loaded."""
+    for key, call in own_calls(algorithm).items():
+        own_function(key, call)
+
+
+def own_terms(call: str, batch: LossInput) -> TokenTerms:
+    """Ask a loss of the user's own. Raises TrainingError where it fails or returns anything else than values (N,)."""
+    if not len(batch.logprobs_N):
+        return TokenTerms(values_N=batch.logprobs_N)  # nothing to learn; the graph is kept for the backward pass
+    function = own_function(LOSS_KEY, call)
+    answer = function.ask(batch)
+    terms = answer if isinstance(answer, TokenTerms) else TokenTerms(values_N=answer)
+    function.require(terms.values_N, batch.logprobs_N, "a value for each scored token (N,)")
+    if batch.logprobs_N.requires_grad and not terms.values_N.requires_grad:
+        raise function.fault("returned values without gradient; compute them from batch.logprobs_N, not detached")
+    function.require_finite_at_first(terms.values_N, batch.logprobs_N, batch.old_logprobs_N, batch.advantages_C)
+    for name, value in terms.token_sums.items():
+        if not name.startswith(SUM_PREFIX) or not hasattr(value, "detach") or value.shape != ():
+            raise function.fault(
+                f"returned token_sums with {name!r}; its names begin with {SUM_PREFIX} and its values are tensors of "
+                "one number, the sum over the microbatch's tokens"
+            )
+    return TokenTerms(
+        values_N=terms.values_N, token_sums={name: value.detach() for name, value in terms.token_sums.items()}
+    )
+
+
+def own_advantages(call: str, table: RewardTable, options: Options) -> Tensor:
+    """Ask an advantage of the user's own. Raises TrainingError where it fails or returns anything else than finite
+    values (C,)."""
+    if not len(table.totals_C):
+        return table.totals_C
+    function = own_function(ADVANTAGE_KEY, call)
+    given = replace(table, totals_C=table.totals_C.clone())  # which the function may change; the scale needs the table
+    values_C = function.ask(given, options)
+    function.require(values_C, table.totals_C, "a value for each completion of the step (C,)")
+    if not _is_finite(values_C):
+        raise function.fault(f"returned values that are not finite, such as {_first_non_finite(values_C)}")
+    return values_C.detach()
+
+
+@cache
+def _module(source: str) -> ModuleType:
+    return load_module(source, "tiercel_own")  # once, so that a loss and an advantage of one file share it
+
+
+def _loaded(call: str) -> Any:
+    source, _, name = call.rpartition(":")
+    try:
+        module = _module(source)
+    except CannotLoad:
+        raise
+    except Exception as error:
+        raise CannotLoad(
+            f"{source} cannot be imported for its function {name}: {type(error).__name__}: {error}\n  {_place(error)}"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(functions_of(module)) or "none"
+        raise CannotLoad(f"{source} has no function {name}; its functions are: {there}")
+    return function
+
+
+def _place(error: Exception, function: Any = None) -> str:
+    """Give file, line and text of the failure: the last line in the function's own file, or else the last of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own_file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
+    frame = next((each for each in reversed(frames) if each.filename == own_file), frames[-1])
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"
+
+
+def _is_finite(values: Tensor) -> bool:
+    return bool(values.isfinite().all())
+
+
+def _first_non_finite(values: Tensor) -> float:
+    return float(values.detach()[~values.isfinite()][0])
+
+
+def _shown(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, tuple) else str(value).removeprefix("torch.")

@@ -1,0 +1,41 @@
+"""The loss of a microbatch: the policy's term as the recipe names it, with the terms of KL and entropy."""
+
+from __future__ import annotations
+
+from tiercel.algorithms.kl import KlTerm
+from tiercel.algorithms.losses import OwnLoss
+from tiercel.algorithms.normalisers import NORMALISERS
+from tiercel.algorithms.own import own_terms
+from tiercel.algorithms.ratios import RATIOS
+from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.surrogates import SURROGATES
+from tiercel.algorithms.types import LossInput, LossOutput, TokenTerms
+
+
+def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
+    """Compute w L + kl.coef KL - entropy_coef entropy at each token, times the normaliser, summed.
+
+    `token_sums` holds those of the policy's term L, such as clip/low_fraction, and kl/mean where there is such a term.
+    Raises TrainingError where a loss of the user's own fails.
+    """
+    terms = _policy_terms(batch, algorithm)
+    values_N = terms.values_N if batch.weights_N is None else batch.weights_N * terms.values_N
+    token_sums = dict(terms.token_sums)
+    kl = KlTerm.of(algorithm.kl)
+    if kl is not None and batch.kl_N is not None:
+        values_N = values_N + kl.coef * batch.kl_N
+        token_sums["kl/mean"] = batch.kl_N.detach().sum()
+    if batch.entropy_N is not None:
+        values_N = values_N - algorithm.entropy_coef * batch.entropy_N
+    normaliser = NORMALISERS[algorithm.normaliser_name]
+    return LossOutput(loss=(values_N * normaliser.of(batch)).sum(), token_sums=token_sums)
+
+
+def _policy_terms(batch: LossInput, algorithm: Algorithm) -> TokenTerms:
+    if isinstance(algorithm.loss, OwnLoss):
+        return own_terms(algorithm.loss.call, batch)
+    loss = algorithm.parts
+    assert loss is not None
+    log_ratios_N = batch.logprobs_N - batch.old_logprobs_N
+    ratio_N = RATIOS[loss.ratio].of(log_ratios_N, batch.completion_of_N, len(batch.advantages_C))
+    return SURROGATES[loss.surrogate].of(ratio_N, batch.advantages_N, batch.logprobs_N, algorithm)

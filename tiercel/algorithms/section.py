@@ -1,0 +1,30 @@
+"""The recipe's section `algorithm`: keys of the parts, each declared beside its part, and keys across them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tiercel.algorithms.advantages import AdvantageKeys
+from tiercel.algorithms.correction import Correction
+from tiercel.algorithms.kl import Kl
+from tiercel.algorithms.losses import LossKeys
+from tiercel.algorithms.surrogates import SurrogateKeys
+from tiercel.sections import NonNegativeFloat, PositiveFloat
+
+
+class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the keys of the last one first
+    """The policy-gradient loss and its advantages; docs/algorithms.md has the formulas."""
+
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, which the loss then rewards."""
+    top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the minibatch's tokens that the policy term learns from, those of the highest entropy (Wang et al.
+    2025, "Beyond the 80/20 rule"); below 1 it takes a pass before the update."""
+    overlong: Literal["keep", "mask"] = "keep"
+    """mask: truncated completions count in the baseline of their group, but the policy does not learn from them (DAPO
+    2025); keep: it does."""
+    off_policy_delta: PositiveFloat | None = None
+    """Completions with a negative advantage whose mean of (sampler's - policy's logprob) is above this are left out of
+    the policy term (DeepSeek-V3.2 2025); null is off."""
+    kl: Kl = Kl()
+    correction: Correction = Correction()

@@ -1,0 +1,208 @@
+"""Make docs/algorithms.md from the tables: `python -m tools.docs.algorithms > docs/algorithms.md`."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tiercel.algorithms.advantages import ADVANTAGES
+from tiercel.algorithms.correction import Correction
+from tiercel.algorithms.kl import KL_ESTIMATORS, Kl
+from tiercel.algorithms.losses import LOSSES
+from tiercel.algorithms.normalisers import NORMALISERS
+from tiercel.algorithms.ratios import RATIOS
+from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.surrogates import SURROGATES
+from tiercel.config.schema import Optim, Rollout
+from tiercel.sections import Section
+
+HEADER = """\
+# Algorithms
+
+This page lists what `algorithm` in a recipe can name, with its formula, its source and when to use it. Each is a pure
+function in `tiercel/algorithms/`, tested against numbers worked by hand and, for losses, against the formula written a
+second time. Combinations that make no sense are refused by `tiercel check` with the reason. A loss and an advantage
+[of your own](#your-own-loss) need no change of tiercel.
+
+r is the ratio of the policy's probability of a token to the old policy's (1 where a rollout feeds one update), A the
+completion's advantage, p and q the logprobs of the policy and of the reference. Every mean is over the minibatch on
+all ranks: neither the number of ranks nor `learner.max_tokens_per_microbatch` changes a result.
+"""
+
+LOSSES_NOTE = """\
+A loss is a ratio, a surrogate of it and a mean over tokens. `ratio`, `surrogate` and `normalise` replace one of the
+three: `{loss: dapo, ratio: sequence}` is `dapo` with the ratio of `gspo`. `clip(r)` lies between 1 - `clip_low` and
+1 + `clip_high`; `null` takes a bound away; `delta` bounds r also where A is negative."""
+
+PARTS = {
+    "Ratios: `algorithm.ratio`": RATIOS,
+    "Surrogates: `algorithm.surrogate`": SURROGATES,
+    "Means: `algorithm.normalise`": NORMALISERS,
+}
+
+ADVANTAGES_NOTE = """\
+`scale` divides by another deviation (`group`, `batch`, or `none`) where the advantage has none of its own; standard
+deviations are over n - 1. "The step" is every scorable completion of the step on all ranks."""
+
+KL_NOTE = """\
+With `kl.coef` 0 no reference is computed. `kl.place: loss` adds coef x estimate at each token. `kl.place: reward`
+subtracts coef x the sum over a completion's tokens from its reward, before the advantage; it needs a pass before the
+update. The reference is the policy that the run started from; with `kl.sync_every` it is an adapter of its own, kept
+in checkpoints, that moves towards the policy by `kl.sync_mix`."""
+
+OWN_LOSS = """\
+## Your own loss
+
+Write a function in a file of your own, anywhere, and name it as `file.py:function`; a relative path starts at the
+working directory, as for rewards. `package.module:function` works too.
+
+```python
+# research.py
+from tiercel.algorithms import LossInput, TokenTerms
+
+
+def near(batch: LossInput) -> TokenTerms:
+    \"\"\"A quadratic penalty for leaving the old policy, instead of a clip.\"\"\"
+    log_ratio_N = batch.logprobs_N - batch.old_logprobs_N
+    values_N = -log_ratio_N.exp() * batch.advantages_N + 0.5 * log_ratio_N.square()
+    return TokenTerms(values_N=values_N, token_sums={"loss/far_fraction": (log_ratio_N.abs() > 0.2).sum()})
+```
+
+```yaml
+algorithm:
+  loss: {call: research.py:near}
+  normalise: token
+```
+
+It is called once for each microbatch, with N scored tokens of C whole completions:
+
+| field of `batch` | shape | meaning |
+|---|---|---|
+| `logprobs_N` | N, fp32 | logprobs of the policy, with gradient |
+| `old_logprobs_N` | N | logprobs of the policy before the step's updates, detached |
+| `advantages_N`, `advantages_C` | N, C | the advantage of each token's completion, and of each completion |
+| `completion_of_N` | N, int64 | which completion a token belongs to |
+| `kl_N`, `entropy_N`, `weights_N` | N or `None` | what tiercel adds to your values: see below |
+| `totals` | numbers | tokens, completions and groups of the minibatch on all ranks |
+| `longest` | number | `rollout.max_new_tokens` |
+
+It returns the values (N,) to minimise, of the shape, dtype and device of `logprobs_N`, as a tensor or, with sums for
+metrics.jsonl, as `TokenTerms`. The names of the sums begin with `loss/`; the row of a step has their means over its
+tokens. tiercel does the rest as the recipe says: it multiplies by the importance weights of `correction` and by the
+masks, adds the terms of `kl` and `entropy_coef`, and takes the mean that `normalise` names (`sequence` where it names
+none). So do not average over tokens. `ratio`, `surrogate`, the clips and the gates are refused beside a loss of your
+own, since it does not read them.
+"""
+
+OWN_ADVANTAGE = """\
+## Your own advantage
+
+```python
+# research.py
+from torch import Tensor
+
+from tiercel.algorithms import Options, RewardTable
+
+
+def by_median(table: RewardTable, options: Options) -> Tensor:
+    \"\"\"Reward - median of its group, so that one outlier does not move the baseline.\"\"\"
+    values_C = table.totals_C.clone()
+    for run in table.groups():
+        values_C[run] -= table.totals_C[run].median()
+    return values_C
+```
+
+```yaml
+algorithm:
+  advantage: {call: research.py:by_median}
+  scale: batch
+```
+
+It is called once for each step, on every rank with the same numbers, with C scorable completions of all ranks and F
+rewards:
+
+| field of `table` | shape | meaning |
+|---|---|---|
+| `totals_C` | C, fp32 | weighted sums of the rewards, after a KL penalty with `kl.place: reward` |
+| `group_of_C` | C, int64 | which group a completion belongs to, ascending; `table.groups()` gives a slice for each |
+| `rewards_CF`, `weights_F` | C x F, F | each reward by itself, NaN where it does not apply, and the recipe's weights |
+| `is_correct_C` | C, bool | right by the first reward that tells |
+
+`options` has the recipe's `scale`, `pass_k` and `clip` (`advantage_clip`). It returns finite values (C,), fp32. tiercel
+then divides by `scale`, where the recipe names one, and cuts at `advantage_clip`. Groups with fewer than
+`advantage.least_group` scorable completions (2) are left out before; write 1 for `rollout.group_size: 1`.
+
+Both run in the trainer's process, not in one of their own as rewards do, so do not run a file that you do not trust.
+`tiercel check` calls each on made-up numbers. Where one raises an error, the run stops and names the key, the file and
+the line; so it does where one returns anything else than said here. The first values of a loss must be finite. All
+ranks must have the same file, and a resumed run must name the same one.
+"""
+
+AROUND: dict[str, tuple[str, type[Section]]] = {
+    "optim.minibatches": ("several updates of a rollout", Optim),
+    "optim.rollout_epochs": ("several updates of a rollout", Optim),
+    "algorithm.correction.level": ("engine and learner differ", Correction),
+    "algorithm.correction.mode": ("engine and learner differ", Correction),
+    "algorithm.correction.cap": ("engine and learner differ", Correction),
+    "algorithm.off_policy_delta": ("completions of an older policy", Algorithm),
+    "rollout.resample_tries": ("many groups of equal rewards", Rollout),
+    "algorithm.overlong": ("truncated completions", Algorithm),
+    "algorithm.entropy_coef": ("the entropy falls to 0", Algorithm),
+    "algorithm.top_entropy": ("long chains of thought", Algorithm),
+    "algorithm.advantage_clip": ("rewards with outliers", Algorithm),
+    "algorithm.kl.sync_every": ("long runs with a penalty", Kl),
+}
+
+METRICS = """\
+## Metrics of drift
+
+| key | formula over the learnt completions | meaning |
+|---|---|---|
+| `sampler/logprob_gap_mean`, `_max` | \\|log learner - log engine\\| | how far their rounding differs |
+| `sampler/gap_far_fraction` | tokens whose gap is over four tolerances | 0; over 5 % it is another model |
+| `off_policy/kl` | mean over tokens of log engine - log learner | 0 on policy |
+| `off_policy/chi2` | mean over tokens of ratio², less 1 | large where single tokens weigh too much |
+| `off_policy/ess` | (sum w)² / (n x sum w²), w the completions' ratios | effective share of completions, 1 on policy |
+"""
+
+
+def render() -> str:
+    """Write the text of docs/algorithms.md."""
+    around = [
+        (f"`{key}`", section.model_fields[key.rpartition(".")[2]].description or "", use)
+        for key, (use, section) in AROUND.items()
+    ]
+    return "\n".join(
+        [
+            HEADER,
+            f"## Losses: `algorithm.loss`\n\n{LOSSES_NOTE}\n",
+            _catalogue(LOSSES),
+            *(f"### {title}\n\n{_catalogue(entries)}" for title, entries in PARTS.items()),
+            f"## Advantages: `algorithm.advantage`\n\n{ADVANTAGES_NOTE}\n",
+            _catalogue(ADVANTAGES),
+            f"## Divergence from the reference: `algorithm.kl.estimator`\n\n{KL_NOTE}\n",
+            _catalogue(KL_ESTIMATORS),
+            "## Around the loss\n",
+            _table(("key", "what it does", "when"), around),
+            METRICS,
+            OWN_LOSS,
+            OWN_ADVANTAGE,
+        ]
+    )
+
+
+def _catalogue(entries: Mapping[str, Any]) -> str:
+    rows = [(f"`{name}`", each.formula, each.source, each.use) for name, each in entries.items()]
+    return _table(("name", "formula", "source", "when to use"), rows)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(_cell(text) for text in line) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
