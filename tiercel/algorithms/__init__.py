@@ -4,12 +4,12 @@ What a recipe can name is a table beside the functions, and the keys that it rea
 touches its file, its test, and docs/algorithms.md, which `make docs` writes.
 """
 
-from tiercel.algorithms.advantages import ADVANTAGES, Options, RewardTable, advantage_of, advantages
+from tiercel.algorithms.advantages import ADVANTAGES, advantage_of, advantages
 from tiercel.algorithms.correction import importance_weights
 from tiercel.algorithms.kl import KL_ESTIMATORS, KlTerm
 from tiercel.algorithms.losses import LOSSES
 from tiercel.algorithms.policy_loss import policy_loss
-from tiercel.algorithms.types import LossInput, LossOutput, TokenTerms, Totals
+from tiercel.algorithms.types import LossInput, LossOutput, Options, RewardTable, TokenTerms, Totals
 
 __all__ = [
     "ADVANTAGES",

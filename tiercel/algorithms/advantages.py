@@ -15,38 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from tiercel.algorithms.own import own_advantages
+from tiercel.algorithms.types import Options, RewardTable
 from tiercel.sections import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EPSILON = 1e-4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RewardTable:
-    """The rewards of a step."""
-
-    totals_C: Tensor  # fp32, weighted sums
-    group_of_C: Tensor  # int64, ascending
-    rewards_CF: Tensor  # fp32, each reward by itself; NaN where it does not apply
-    weights_F: Tensor  # fp32
-    is_correct_C: Tensor  # bool
-
-    def groups(self) -> list[slice]:
-        """Give each group's run of completions."""
-        _, sizes = self.group_of_C.unique_consecutive(return_counts=True)
-        ends = sizes.cumsum(0).tolist()
-        return [slice(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """Choices of the recipe beside the advantage's name."""
-
-    scale: str | None = None  # one of SCALES; None: the advantage's own
-    pass_k: int | None = None
-    clip: float | None = None  # largest absolute value
 
 
 def centred(values_G: Tensor) -> Tensor:

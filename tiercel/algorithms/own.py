@@ -12,15 +12,13 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tiercel.algorithms.types import LossInput, TokenTerms
+from tiercel.algorithms.types import LossInput, Options, RewardTable, TokenTerms
 from tiercel.calls import CannotLoad, functions_of, load_module
 from tiercel.errors import RecipeError, TrainingError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tiercel.algorithms.advantages import Options, RewardTable
-    from tiercel.algorithms.section import Algorithm
 
 LOSS_KEY, ADVANTAGE_KEY = "algorithm.loss.call", "algorithm.advantage.call"
 SUM_PREFIX = "loss/"  # of the metrics that a loss of the user's own adds
@@ -75,18 +73,6 @@ class OwnFunction:
 def own_function(key: str, call: str) -> OwnFunction:
     """Load a function once in a process. Raises RecipeError where there is no such function."""
     return OwnFunction(key, call)
-
-
-def own_calls(algorithm: Algorithm) -> dict[str, str]:
-    """Give the functions of the user's own that a recipe names, by key."""
-    chosen = {LOSS_KEY: algorithm.loss, ADVANTAGE_KEY: algorithm.advantage}
-    return {key: each.call for key, each in chosen.items() if not isinstance(each, str)}
-
-
-def load_own_functions(algorithm: Algorithm) -> None:
-    """Load them. Raises RecipeError where one cannot be loaded."""
-    for key, call in own_calls(algorithm).items():
-        own_function(key, call)
 
 
 def own_terms(call: str, batch: LossInput) -> TokenTerms:

@@ -8,6 +8,7 @@ from tiercel.algorithms.advantages import AdvantageKeys
 from tiercel.algorithms.correction import Correction
 from tiercel.algorithms.kl import Kl
 from tiercel.algorithms.losses import LossKeys
+from tiercel.algorithms.own import ADVANTAGE_KEY, LOSS_KEY, own_function
 from tiercel.algorithms.surrogates import SurrogateKeys
 from tiercel.sections import NonNegativeFloat, PositiveFloat
 
@@ -28,3 +29,15 @@ class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the k
     the policy term (DeepSeek-V3.2 2025); null is off."""
     kl: Kl = Kl()
     correction: Correction = Correction()
+
+
+def own_calls(algorithm: Algorithm) -> dict[str, str]:
+    """Give the functions of the user's own that a recipe names, by key."""
+    chosen = {LOSS_KEY: algorithm.loss, ADVANTAGE_KEY: algorithm.advantage}
+    return {key: each.call for key, each in chosen.items() if not isinstance(each, str)}
+
+
+def load_own_functions(algorithm: Algorithm) -> None:
+    """Load the functions of the user's own that a recipe names. Raises RecipeError where one cannot be loaded."""
+    for key, call in own_calls(algorithm).items():
+        own_function(key, call)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from tiercel.algorithms.advantages import Options, RewardTable, advantages
-from tiercel.algorithms.own import ADVANTAGE_KEY, LOSS_KEY, own_calls
+from tiercel.algorithms.advantages import advantages
+from tiercel.algorithms.own import ADVANTAGE_KEY, LOSS_KEY
 from tiercel.algorithms.policy_loss import policy_loss
-from tiercel.algorithms.section import Algorithm
-from tiercel.algorithms.types import LossInput, Totals
+from tiercel.algorithms.section import Algorithm, own_calls
+from tiercel.algorithms.types import LossInput, Options, RewardTable, Totals
 
 
 def try_own_functions(algorithm: Algorithm, *, group_size: int, rewards: int) -> Iterator[str]:

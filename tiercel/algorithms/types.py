@@ -1,4 +1,4 @@
-"""What a loss gets and gives.
+"""Types of losses and advantages: what they are given and what they return.
 
 Shapes in this package: N scored tokens of a microbatch; C completions, those of a microbatch in a loss and those of a
 whole step in an advantage; G completions of one prompt; F rewards of the recipe. Nothing here imports torch, so that a
@@ -65,3 +65,29 @@ class LossOutput:
 
     loss: Tensor
     token_sums: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardTable:
+    """The rewards of a step."""
+
+    totals_C: Tensor  # fp32, weighted sums
+    group_of_C: Tensor  # int64, ascending
+    rewards_CF: Tensor  # fp32, each reward by itself; NaN where it does not apply
+    weights_F: Tensor  # fp32
+    is_correct_C: Tensor  # bool
+
+    def groups(self) -> list[slice]:
+        """Give each group's run of completions."""
+        _, sizes = self.group_of_C.unique_consecutive(return_counts=True)
+        ends = sizes.cumsum(0).tolist()
+        return [slice(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Choices of the recipe beside the advantage's name."""
+
+    scale: str | None = None  # one of SCALES; None: the advantage's own
+    pass_k: int | None = None
+    clip: float | None = None  # largest absolute value

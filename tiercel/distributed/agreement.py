@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tiercel.algorithms.own import own_calls
+from tiercel.algorithms.section import own_calls
 from tiercel.calls import call_file
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from tiercel.algorithms.own import load_own_functions
+from tiercel.algorithms.section import load_own_functions
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 
