@@ -17,7 +17,7 @@ NOT_APPLICABLE = float("nan")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRewards:
-    """The rewards of a group's scorable completions, as ranks tell each other."""
+    """The rewards of a group's scorable completions, in the form that ranks exchange."""
 
     index: int  # of the prompt in the global order
     totals: tuple[float, ...]
@@ -33,8 +33,9 @@ def step_advantages(
     penalties: Mapping[int, Sequence[float]] | None = None,
     among: Collection[int] | None = None,
 ) -> list[list[float | None]]:
-    """The advantage of every completion of this rank's groups; None where it is not learnt from: masked, in a dropped
-    group, or truncated where the recipe masks those. Raises NonFiniteError, on all ranks, where one is not finite.
+    """Compute the advantage of every completion of this rank's groups; None where it is not learnt from: masked, in a
+    dropped group, or truncated where the recipe masks those. Raises NonFiniteError, on all ranks, where one is not
+    finite.
 
     `penalties`: what is taken off the totals, by the prompt's index, for every completion that has one. `among`:
     indices of the prompts that are learnt from; None is all.
@@ -58,7 +59,8 @@ def step_advantages(
 
 
 def group_rewards(group: ScoredGroup, penalties: Sequence[float] | None) -> GroupRewards:
-    """Of the completions that have a total. A completion that no reward judges counts as not right."""
+    """Collect the rewards of the completions that have a total. A completion that no reward judges counts as not
+    right."""
     scorable = [completion for completion in group.completions if completion.total is not None]
     return GroupRewards(
         index=group.group.prompt.index,
@@ -75,7 +77,7 @@ def group_rewards(group: ScoredGroup, penalties: Sequence[float] | None) -> Grou
 
 
 def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> RewardTable:
-    """The groups' completions below each other."""
+    """Write the completions of all groups into one table, group after group."""
     rewards = [values for group in groups for values in group.rewards]
     width = len(rewards[0]) if rewards else len(weights)
     return RewardTable(
@@ -104,7 +106,7 @@ def _finite(
 
 
 def _of_completions(group: ScoredGroup, values: Sequence[float] | None, masks_truncated: bool) -> list[float | None]:
-    """The values of the scorable completions at their places."""
+    """Put the values of the scorable completions at their places in the group; None elsewhere."""
     if values is None:
         return [None] * len(group.completions)
     remaining = iter(values)

@@ -95,12 +95,12 @@ def new_learner(policy: Policy, recipe: BaseRecipe, device: torch.device, say: S
 
 
 def learning_temperature(recipe: BaseRecipe) -> float:
-    """The logits are divided by this: in GRPO as in sampling, in SFT not at all."""
+    """Return the temperature that logits are divided by: in GRPO that of sampling, in SFT 1."""
     return recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0
 
 
 def _size_of(checkpoint: Path) -> str:
-    """The size of a local checkpoint's weights, in words."""
+    """Write the size of a local checkpoint's weights for a message."""
     with suppress(OSError):  # who loads them says it
         return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
     return ""

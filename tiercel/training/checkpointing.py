@@ -25,7 +25,7 @@ LOWEST_IS_BEST = ("eval/loss",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoints:
-    """Those of a run. All ranks call the methods together; the first one writes."""
+    """The checkpoints of a run. All ranks call the methods together; the first one writes."""
 
     run: RunDirectory
     recipe: BaseRecipe

@@ -38,7 +38,7 @@ LARGEST_GAP = "sampler/logprob_gap_max"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapLimits:
-    """In nats."""
+    """Limits of the gap between engine and learner, in nats."""
 
     far: float
     extreme: float
@@ -46,7 +46,7 @@ class GapLimits:
 
 
 def gap_limits(recipe: GrpoRecipe) -> GapLimits:
-    """See this file's beginning."""
+    """Compute the limits as the text at the top of this file explains."""
     rollout = recipe.rollout
     has_dropout = recipe.lora is not None and recipe.lora.dropout > 0
     expected = parity_tolerance(recipe) + (DRIFT if rollout.lookahead or has_dropout else 0.0)
@@ -55,7 +55,7 @@ def gap_limits(recipe: GrpoRecipe) -> GapLimits:
 
 
 def parity_tolerance(recipe: GrpoRecipe) -> float:
-    """The recipe's, or what the dtype lets one expect."""
+    """Return the recipe's tolerance, or the usual one of its dtype."""
     if recipe.rollout.parity_tolerance is not None:
         return recipe.rollout.parity_tolerance
     return 1e-3 if recipe.model.dtype == "float32" else 0.25
@@ -83,7 +83,7 @@ def gap_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], largest: Mapping[str, float]) -> None:
-    """Raises TrainingError, with the sums of all ranks on all of them, where the engine is wrong and
+    """Raise TrainingError on all ranks, from the sums of all ranks, where the engine is wrong and
     rollout.parity_action stops."""
     if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
         raise TrainingError(
@@ -99,13 +99,13 @@ def warn_of_gap(
     largest: Mapping[str, float],
     say: Callable[[str], None],
 ) -> None:
-    """Once for a step, with the sums of its updates."""
+    """Warn once for a step, from the sums of its updates."""
     if recipe.rollout.parity_action == "warn" and (problem := gap_problem(recipe, sums, largest)) is not None:
         say(f"warning: step {step + 1}: {problem}; learnt from all the same, for rollout.parity_action is warn")
 
 
 def gap_problem(recipe: GrpoRecipe, sums: Mapping[str, float], largest: Mapping[str, float]) -> str | None:
-    """What is wrong with the engine, in figures; None where nothing is."""
+    """Say in figures what is wrong with the engine; None where nothing is."""
     known, far, extreme = (sums.get(name, 0.0) for name in (GAP_TOKENS, FAR_TOKENS, EXTREME_TOKENS))
     if not extreme and far <= max(FEW, SHARE * known):
         return None
@@ -119,7 +119,7 @@ def gap_problem(recipe: GrpoRecipe, sums: Mapping[str, float], largest: Mapping[
 
 
 def engine_name(recipe: GrpoRecipe) -> str:
-    """As messages name it."""
+    """Name the engine for a message."""
     rollout = recipe.rollout
     servers = f" ({redact(', '.join(rollout.urls))})" if rollout.engine_kind.is_served else ""
     return f"rollout.engine: {rollout.engine}{servers}"

@@ -63,7 +63,7 @@ class Evaluation:
         return row
 
     def summary(self) -> str:
-        """One line for a person."""
+        """Write the result as one line for a person."""
         reward = self.reward_means.get("reward/mean", 0.0)
         text = f"mean reward {reward:.3f} on {self.count} held-out rows"
         if self.accuracy is not None and self.interval is not None:
@@ -112,7 +112,7 @@ def evaluate(
 def heldout_groups(
     sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks, table: RowTable
 ) -> tuple[list[ScoredGroup], int]:
-    """This rank's share of the held-out rows, completed and scored, and how many rows all ranks rejected."""
+    """Complete and score this rank's share of the held-out rows; also return how many rows all ranks rejected."""
     params = greedy_params(recipe.rollout)
     encode = prompt_encoder(family, recipe.data)
     scored: list[ScoredGroup] = []
@@ -129,7 +129,7 @@ def heldout_groups(
 
 
 def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
-    """The numbers of an evaluation, from all ranks' groups."""
+    """Compute the numbers of an evaluation from the groups of all ranks."""
     means = {name: value for name, value in reward_statistics(scored).items() if name.endswith("/mean")}
     verdicts = [group.completions[0].is_correct for group in scored]
     knows = any(verdict is not None for verdict in verdicts)
@@ -142,7 +142,7 @@ def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
 
 
 def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable | None:
-    """The rows of data.eval; None where the recipe has none. Raises DataError where too many cannot be used."""
+    """Read the rows of data.eval; None where the recipe has none. Raises DataError where too many cannot be used."""
     table = ranks.together(lambda: read_heldout_rows(recipe.data, purpose, ranks.pulse.beat))
     if table is not None:
         ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
@@ -151,7 +151,7 @@ def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable
 
 
 def loss_in_words(row: Mapping[str, float]) -> str:
-    """One line for a person of what `heldout_loss` found."""
+    """Write what `heldout_loss` found as one line for a person."""
     loss = row["eval/loss"]
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) on {row['eval/count']} held-out rows"
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Trace:
-    """What an update went through on this rank, to name rows by."""
+    """The rows and gradients of an update on this rank, from which the rows at fault are found."""
 
     rows: list[str] = field(default_factory=list)
     faulty: list[str] = field(default_factory=list)  # whose loss is not finite
@@ -44,7 +44,8 @@ class Trace:
     sizes: list[tuple[tuple[str, ...], Tensor | None]] = field(default_factory=list)
 
     def rows_at_fault(self, *, of_loss: bool) -> list[str]:
-        """Of the loss, or else of the gradient: those after which it was not finite, or all where nobody knows."""
+        """List the rows after which the loss, or else the gradient, was not finite; all rows where that is not
+        known."""
         if of_loss:
             return list(dict.fromkeys(self.faulty))
         known = [(rows, float(size)) for rows, size in self.sizes if size is not None]
@@ -53,7 +54,7 @@ class Trace:
 
 
 def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonFiniteError:
-    """The error for all ranks, who call this together; the loss and the norm are those of all."""
+    """Make the error for all ranks, which call this together. The loss and the norm are those of all ranks."""
     of_loss = not math.isfinite(loss)
     rows = trainer.ranks.gather(trace.rows_at_fault(of_loss=of_loss))
     if not any(rows):
@@ -84,7 +85,7 @@ def gradient_size(parameters: Iterable[nn.Parameter]) -> Tensor | None:
 
 
 def spoilt_weight(parameters: dict[str, nn.Parameter]) -> str | None:
-    """The first parameter, or this rank's part of it, that holds a number that is not finite."""
+    """Find the first parameter with a number that is not finite, in the part that this rank holds."""
     for name, parameter in parameters.items():
         if not bool(torch.isfinite(local_part(parameter)).all()):
             return name
@@ -92,7 +93,7 @@ def spoilt_weight(parameters: dict[str, nn.Parameter]) -> str | None:
 
 
 def require_finite_weights(weights: Mapping[str, Tensor], step: int) -> None:
-    """Raises TrainingError: such weights are not worth a checkpoint, which the next start would go on from."""
+    """Raise TrainingError where a weight is not finite: the next start must not go on from such a checkpoint."""
     name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight).all())), None)
     if name is not None:
         raise TrainingError(
@@ -102,17 +103,17 @@ def require_finite_weights(weights: Mapping[str, Tensor], step: int) -> None:
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Return the part of a tensor that this rank holds."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
 
 
 def kept_name(run: Path, step: int, number: int) -> Path:
-    """Where the step's `number`-th update that was not finite is kept, counted from 1."""
+    """Return the folder of the step's `number`-th update that was not finite, counted from 1."""
     return run / FOLDER / (f"step-{step:06d}" + (f"-{number}" if number > 1 else ""))
 
 
 def kept_of_step(run: Path, step: int | None) -> list[Path]:
-    """In their order; of every step where None."""
+    """List the folders of a step, or of every step where None, in their order."""
     found = ((KEPT_NAME.fullmatch(directory.name), directory) for directory in (run / FOLDER).glob("step-*"))
     numbered = [((int(name[1]), int(name[2] or 1)), directory) for name, directory in found if name is not None]
     return [directory for numbers, directory in sorted(numbered) if step in (None, numbers[0])]
@@ -124,8 +125,8 @@ def keep_groups(directory: Path, rollouts: Path) -> None:
 
 
 class FiniteGuard:
-    """All ranks call it together. `left_out` updates so far, of reliability.max_skipped_updates in a start of the
-    run."""
+    """Leaves out updates that are not finite, up to reliability.max_skipped_updates in a start of the run; `left_out`
+    counts them. All ranks call it together."""
 
     def __init__(self, run: RunDirectory, recipe: BaseRecipe, say: Callable[[str], None]):
         self.left_out = 0
@@ -152,7 +153,8 @@ class FiniteGuard:
             return None
 
     def _keep(self, trainer: Trainer, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> str:
-        """What to do about it. A full disk must not hide why the run ends."""
+        """Keep what the update was computed from; return what the user can do. A full disk must not hide why the run
+        ends."""
         self._kept[step] += 1
         directory = kept_name(self._run.path, step, self._kept[step])
         weights = trainer.strategy.trained_weights() if self._recipe.lora is not None else {}

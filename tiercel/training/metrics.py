@@ -23,7 +23,7 @@ def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
 
 
 def _completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Lengths and truncation of the step's completions."""
+    """Summarise lengths and truncation of the step's completions."""
     completions = [completion.completion for group in scored for completion in group.completions]
     tokens = sum(len(completion.token_ids_L) for completion in completions)
     truncated = sum(completion.is_truncated for completion in completions)
@@ -36,13 +36,13 @@ def _completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:
-    """The oldest policy that the step learnt from, and how many versions that is behind."""
+    """Tell the oldest policy that the step learnt from, and how many versions it is behind."""
     version = min((group.group.policy_version for group in scored), default=step)
     return {"policy_version": version, "sampler/staleness": step - version}
 
 
 def memory_metrics(ranks: Ranks, device: torch.device) -> dict[str, int]:
-    """The most memory that a rank had: of its GPU since the last call, else of its process so far."""
+    """Tell the most memory that a rank used: of its GPU since the last call, else of its process so far."""
     return {"memory/peak_bytes": ranks.largest(_peak_memory(device))}
 
 

@@ -44,7 +44,7 @@ def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoR
 
 
 def learnt_groups(groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
-    """The groups that the learner computes: not those without a nonzero advantage, where the loss has no other term."""
+    """Choose the groups that the learner computes: where the loss has no other term, those with a nonzero advantage."""
     algorithm = recipe.algorithm
     kl = KlTerm.of(algorithm.kl)
     has_other_term = (kl is not None and kl.in_loss) or algorithm.entropy_coef > 0
@@ -66,15 +66,15 @@ def conversation_passes(passes: Passes, conversations: Sequence[EncodedConversat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parcel:
-    """An item on its way to another rank, with what was computed of its pictures."""
+    """An item on its way to another rank, with the features of its pictures that are computed already."""
 
     item: Any
     features: dict[str, Any]
 
 
 def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Callable[[T], int]) -> list[list[T]]:
-    """This rank's items of each of `count` minibatches (fewer where there are fewer items): runs of the global order,
-    whoever holds them, cut in the same places on any number of ranks."""
+    """Split this rank's items into `count` minibatches (fewer where there are fewer items). Each is a run of the global
+    order, cut at the same places on any number of ranks."""
     every = sorted(index for indices in ranks.gather([index_of(item) for item in items]) for index in indices)
     parts = min(count, max(1, len(every)))
     firsts = [every[len(every) * number // parts] for number in range(1, parts)]
@@ -91,7 +91,7 @@ def balanced(
     prompt_of: Callable[[T], EncodedPrompt],
     vision: VisionStore,
 ) -> list[T]:
-    """The ranks' items, moved so that all have nearly as many tokens to compute; each rank's in the global order.
+    """Move items between ranks so that all have nearly as many tokens to compute; each rank's are in the global order.
 
     Computed features of a frozen tower travel along, so that no picture is computed twice.
     """

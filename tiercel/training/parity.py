@@ -41,8 +41,8 @@ class Gap:
 def check_parity(
     sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step, say: Callable[[str], None]
 ) -> None:
-    """Raises EnvironmentProblem, on all ranks, where the engine, which has the policy of this step, and the trainer
-    disagree."""
+    """Raise EnvironmentProblem, on all ranks, where engine and trainer disagree. The engine has the policy of this
+    step."""
     sampler = sync.sampler
     if sampler.shares_weights:
         return
@@ -98,7 +98,8 @@ def _moved(
 
 
 def _noise(seed: int, scale: float) -> Callable[[Tensor], Tensor]:
-    """Adds normal noise to one weight after the other, in their order the same on every rank."""
+    """Make a function that adds normal noise to one weight after the other; in the same order it is the same on every
+    rank."""
     generator = torch.Generator().manual_seed(seed)
 
     def add(weight: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ def _sampled(
 
 
 def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
-    """For each group the logprobs (N,) of its completions' tokens, laid end to end."""
+    """Compute for each group the logprobs (N,) of its completions' tokens, one completion after the other."""
     whole = [
         AdvantageGroup(
             item=group_item(group.prompt, group.completions),

@@ -22,7 +22,7 @@ from tiercel.types import ScoredGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What is known of a microbatch before its update."""
+    """Values of a microbatch that are computed before its update."""
 
     old_logprobs_N: Tensor | None = None  # None: the pass's own value is the ratio's denominator
     reference_logprobs_N: Tensor | None = None  # None where the loss has no KL term
@@ -58,8 +58,8 @@ def known_before(trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoReci
 
 
 def _threshold(ranks: Ranks, units: Sequence[PolicyUnit], entropies: Sequence[Sequence[Tensor]], share: float) -> float:
-    """Over the tokens of all ranks' completions with an advantage, so that it does not depend on which groups without
-    one went through the learner."""
+    """Find the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage. So
+    it does not depend on which groups without one went through the learner."""
     own = [
         entropy_N[_has_advantage(batch).to(entropy_N.device)].cpu()
         for unit, of_unit in zip(units, entropies, strict=True)
@@ -92,8 +92,8 @@ NO_PENALTIES = Penalties(of_group={}, old_logprobs=None, kl_sum=0.0, tokens=0)
 
 
 def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> Penalties:
-    """One pass of the policy and one of the reference over this rank's scorable completions, where the recipe takes the
-    penalty off the reward. All ranks call it."""
+    """Compute the penalties that are taken off the rewards, by one pass of the policy and one of the reference over
+    this rank's scorable completions; none where the recipe has no such penalty. All ranks call it."""
     kl = KlTerm.of(recipe.algorithm.kl)
     if kl is None or kl.in_loss:
         return NO_PENALTIES

@@ -20,6 +20,7 @@ from tiercel.errors import DataError, RunError
 from tiercel.learner.batch import AdvantageGroup, group_item, totals_of
 from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
+from tiercel.runs.group_records import CompletionRecord, GroupRecord
 from tiercel.training.build import build_trainer
 from tiercel.training.finite import KEPT_GROUPS, REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.passes import Known
@@ -40,7 +41,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What a row gave."""
+    """Loss and gradient of a row by itself."""
 
     row: str
     loss: float
@@ -58,7 +59,7 @@ class Finding:
 
 
 def kept_directory(run: Path, step: int | None) -> Path:
-    """What was kept of this step, or of the last that was not finite. Raises RunError where there is nothing."""
+    """Find what was kept of this step, or of the last that was not finite. Raises RunError where there is nothing."""
     kept = [directory for directory in kept_of_step(run, step) if (directory / REPORT).is_file()]
     if not kept:
         of_step = "" if step is None else f" in step {step}"
@@ -67,7 +68,7 @@ def kept_directory(run: Path, step: int | None) -> Path:
 
 
 def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
-    """Each row alone, forward and backward, on one process; no weight is changed."""
+    """Compute each row by itself, forward and backward, in one process; no weight is changed."""
     set_up_numerics(recipe)
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
@@ -101,7 +102,7 @@ def _finding(trainer: Trainer, each: Pass) -> Finding:
 
 @contextmanager
 def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
-    """Names of the modules whose output was not finite, in the order of their ends."""
+    """Collect, inside, the names of the modules whose output was not finite, in the order in which they ended."""
     names: list[str] = []
 
     def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -121,22 +122,22 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
-    lines = [json.loads(line) for line in (directory / KEPT_GROUPS).read_text(encoding="utf-8").splitlines()]
+    lines = (directory / KEPT_GROUPS).read_text(encoding="utf-8").splitlines()
     table = read_training_rows(recipe.data, "grpo")
     encode = prompt_encoder(trainer.policy.family, recipe.data)
     groups = []
-    for line in lines:
-        learnt = [completion for completion in line["completions"] if completion["advantage"] is not None]
+    for record in (GroupRecord.from_json(json.loads(line)) for line in lines):
+        learnt = [completion for completion in record.completions if completion.advantage is not None]
         if not learnt:
             continue
-        prompt = encode(_row(table, recipe, line["index"]), line["index"])
-        if prompt.row.id != line["id"]:
-            raise DataError(f"data.train: {table.file} has changed since; row {line['id']} is not where it was")
+        prompt = encode(_row(table, recipe, record.index), record.index)
+        if prompt.row.id != record.id:
+            raise DataError(f"data.train: {table.file} has changed since; row {record.id} is not where it was")
         completions = [_completion(completion) for completion in learnt]
         groups.append(
             AdvantageGroup(
                 item=group_item(prompt, completions),
-                advantages_G=torch.tensor([completion["advantage"] for completion in learnt], dtype=torch.float32),
+                advantages_G=torch.tensor([completion.advantage for completion in learnt], dtype=torch.float32),
                 sampler_logprobs=tuple(completion.logprobs_L for completion in completions),
             )
         )
@@ -154,20 +155,20 @@ def _passes_of(trainer: Trainer, recipe: GrpoRecipe, group: AdvantageGroup, tota
         )
 
 
-def _completion(fields: dict[str, Any]) -> Completion:
-    """Without the engine's logprobs, which rollouts/ does not keep; importance weights are 1."""
-    token_ids_L = torch.tensor(fields["token_ids"], dtype=torch.int64)
+def _completion(record: CompletionRecord) -> Completion:
+    """Make the completion without the engine's logprobs, which rollouts/ does not keep; importance weights are 1."""
+    token_ids_L = torch.tensor(record.token_ids, dtype=torch.int64)
     return Completion(
         token_ids_L=token_ids_L,
         logprobs_L=torch.full((len(token_ids_L),), math.nan),
-        text=fields["text"],
-        is_truncated=fields["truncated"],
-        seed=fields["seed"],
+        text=record.text,
+        is_truncated=record.is_truncated,
+        seed=record.seed,
     )
 
 
 def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
-    """The rows of a step are a function of its number."""
+    """Encode the step's rows again; they are a function of its number."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
     table = read_training_rows(recipe.data, "sft")
     encode = conversation_encoder(trainer.policy.family, recipe.data)
@@ -186,5 +187,5 @@ def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -
 
 
 def _row(table: RowTable, recipe: SftRecipe | GrpoRecipe, index: int) -> Row:
-    """The row that comes at a global index."""
+    """Return the row at a global index."""
     return table.rows[table.order(recipe.train.seed, recipe.data.shuffle).row(index)]

@@ -48,9 +48,9 @@ def has_variance(group: ScoredGroup, looks_at: str) -> bool:
 def filled_up(
     rows: StepRows[EncodedPrompt], rollouts: Rollouts, step: Step, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
 ) -> Filled:
-    """The step's groups, and those of at most `rollout.resample_tries` further rollouts of as many rows. The first
-    `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all where
-    there is none."""
+    """Add the groups of at most `rollout.resample_tries` further rollouts, each of as many rows, to the step's. The
+    first `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all
+    where there is none."""
     tries, wanted = recipe.rollout.resample_tries, recipe.optim.prompts_per_step
     if not tries:
         return Filled(scored=tuple(scored), chosen=None)

@@ -42,7 +42,8 @@ def open_rollouts(
 
 
 class Rollouts:
-    """All ranks make the same calls. `restored`: groups that a checkpoint kept, by their prompt's global index."""
+    """Groups of completions, step by step. All ranks make the same calls. `restored`: groups that a checkpoint kept, by
+    their prompt's global index."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyReci
 
 
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
-    """Whatever the recipe names on a hub; a download shows its own progress and may take hours."""
+    """Download what the recipe names on a hub; this shows its own progress and may take hours."""
     for source in checkpoints_of(recipe):
         if not Path(source.path).expanduser().is_dir():
             ranks.pulse.begin("download", 0)
@@ -48,13 +48,13 @@ def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
 
 
 def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
-    """Whatever the run fetches from a hub: the model, and those of its rewards."""
+    """List the checkpoints that may come from a hub: the model, and those of the rewards."""
     return [recipe.model, *reward_models(recipe)]
 
 
 @contextmanager
 def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
-    """The recipe's run directory, made once the packages of its trackers were found."""
+    """Open the recipe's run directory, once the packages of its trackers were found."""
     ranks.on_first(lambda: require_packages(recipe.trackers))
     with open_run(recipe, ranks) as run:
         yield run
@@ -62,7 +62,7 @@ def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
 
 @contextmanager
 def launched_ranks(recipe: SftRecipe | GrpoRecipe, pulse: Pulse) -> Iterator[Ranks]:
-    """This process among the ranks that a launcher started, once they agree; their failures in plain words."""
+    """Join the ranks that a launcher started, once they agree; their failures are told in plain words."""
     limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
     with plain_failures(recipe), joined_ranks(limit, pulse) as ranks:
         if ranks.world_size > 1:
@@ -76,7 +76,7 @@ def launched_ranks(recipe: SftRecipe | GrpoRecipe, pulse: Pulse) -> Iterator[Ran
 
 @contextmanager
 def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
-    """Memory errors, and collectives that another rank left, as TrainingError with a remedy."""
+    """Turn memory errors, and collectives that another rank left, into TrainingError with a remedy."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -91,7 +91,7 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
 
 
 def _less_memory(recipe: BaseRecipe) -> str:
-    """What to change."""
+    """List the keys that lower the memory."""
     learner = recipe.learner
     changes = [f"lower learner.max_tokens_per_microbatch ({learner.max_tokens_per_microbatch})"]
     if not learner.gradient_checkpointing:

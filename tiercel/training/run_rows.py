@@ -20,7 +20,7 @@ FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so one in each row i
 
 
 def read_run_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RunRows:
-    """The run's rows; rejected ones are recorded before they can stop the run."""
+    """Read the run's rows; rejected ones are recorded before they can stop the run."""
     rows = reading.read_run_rows(recipe.data, purpose, run.ranks.pulse.beat)
     for table in rows.tables:
         require_readable(recipe, table)
@@ -31,8 +31,8 @@ def read_run_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ru
 
 
 def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
-    """A picture's header may decide whether a row is read, and a node may lack the picture: its order of rows would be
-    another. `rows`: the table's identity. Raises DataError on all ranks."""
+    """Raise DataError, on all ranks, where ranks have read different rows: their orders would differ. A node may lack a
+    picture, and a row without its picture is rejected. `rows`: the table's identity."""
     every = ranks.gather(rows)
     if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
         counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
@@ -40,7 +40,7 @@ def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
 
 
 def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:
-    """Raises DataError where the run so far had other rows than these: it would go on in another order."""
+    """Raise DataError where the run had other rows before: it would go on in another order."""
     before = found.state.get(ROWS)
     if before is not None and before != rows:
         raise DataError(

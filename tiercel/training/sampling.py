@@ -36,7 +36,7 @@ class PolicySync:
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
     def load(self, version: int) -> None:
-        """The trained weights as they are now, under this version."""
+        """Give the engine the trained weights as they are now, under this version."""
         if self.sampler.shares_weights:
             self.sampler.load_policy(version, None)
             return
@@ -88,12 +88,13 @@ def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Call
 
 
 def images_per_prompt(rows: Sequence[Row]) -> int:
-    """The most pictures of a row, and one at least."""
+    """Return the largest number of pictures in a row, at least 1."""
     return max((len(row.images) for row in rows), default=1) or 1
 
 
 def _has_room(trainer: Trainer) -> bool:
-    """Whether memory's own file system holds the versions that are there at a time; in containers it is often small."""
+    """Tell whether the file system in memory has room for the versions that exist at a time; in containers it is
+    small."""
     weights = trainer.policy.trained_parameters().values()
     adapter = 4 * sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
     return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * adapter

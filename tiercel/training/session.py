@@ -59,7 +59,7 @@ class Session:
 
     @property
     def table(self) -> RowTable:
-        """The rows that are trained on."""
+        """Rows that are trained on."""
         return self.read.train
 
     @property
@@ -69,7 +69,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all steps are done."""
         return self.start >= self.length.steps
 
     def say(self, text: str) -> None:
@@ -171,7 +171,7 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
 
 
 def run_length(recipe: BaseRecipe, row_count: int) -> Length:
-    """Steps as given, or as many as the epochs take."""
+    """Compute the length from the steps that are given, or from the epochs."""
     if recipe.train.steps is not None:
         return Length(steps=recipe.train.steps, end=None)
     assert recipe.train.epochs is not None

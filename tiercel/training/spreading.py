@@ -42,13 +42,13 @@ def portions(prompts_of_ranks: Sequence[int], group_size: int) -> list[Portion]:
 
 
 def even_ranges(count: int, parts: int) -> list[range]:
-    """0 to `count` - 1 in runs whose lengths differ by one at most; no run is empty."""
+    """Split 0 to `count` - 1 into runs whose lengths differ by one at most; no run is empty."""
     parts = min(count, parts)
     return [range(*ends) for ends in pairwise(count * number // parts for number in range(parts + 1))]
 
 
 def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int, draw: Draw) -> tuple[Group, ...]:
-    """Whole groups of this rank's prompts, drawn by all ranks where there are fewer prompts than these."""
+    """Draw whole groups for this rank's prompts; all ranks draw a part where there are fewer prompts than ranks."""
     counts = ranks.gather(len(prompts))
     if not 0 < sum(counts) < ranks.world_size:
         return tuple(ranks.together(lambda: draw(prompts, range(group_size))))
@@ -70,7 +70,8 @@ def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int
 
 
 def cut_for_all(ranks: Ranks, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-    """This rank's groups; where there are fewer than ranks, in parts, each with the prompt, to be balanced."""
+    """Return this rank's groups; where all ranks have fewer groups than ranks, in parts that can be balanced, each with
+    the prompt."""
     total = sum(ranks.gather(len(groups)))
     if not 0 < total < ranks.world_size:
         return list(groups)

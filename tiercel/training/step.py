@@ -39,7 +39,7 @@ class Step:
 
     @contextmanager
     def phase(self, name: str, row_ids: Sequence[str] | None = None) -> Iterator[None]:
-        """A phase of the step, about all of the step's rows unless others are named; its seconds are `time/NAME`."""
+        """Time a phase of the step as `time/NAME`. It is about all of the step's rows unless others are named."""
         self._pulse.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
         started = time.perf_counter()
         yield
@@ -47,14 +47,14 @@ class Step:
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
-        """A phase that does not count into the step's seconds."""
+        """Begin a phase that does not count into the step's seconds."""
         self._pulse.begin(name, self.number, self.row_ids)
         started = time.perf_counter()
         yield
         self._started += _now() - started
 
     def times(self) -> dict[str, float]:
-        """`time/PHASE` of the phases so far, and `time/step` since the step began."""
+        """Return `time/PHASE` of the phases so far, and `time/step` since the step began."""
         seconds = {f"time/{phase}": value for phase, value in self._seconds.items()}
         return {**seconds, "time/step": _now() - self._started}
 

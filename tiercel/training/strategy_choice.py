@@ -15,7 +15,7 @@ from tiercel.planning.seconds import DEVICES
 
 
 def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> str:
-    """The name of the strategy to run; `auto` takes the plan's. Raises EnvironmentProblem where the recipe's does not
+    """Choose the strategy to run; `auto` takes the plan's. Raises EnvironmentProblem where the recipe's does not
     go with the ranks, or where the plan finds none that fits."""
     asked, kind = recipe.train.strategy, recipe.train.strategy_kind
     if kind is not None and kind.is_alone and ranks.world_size > 1:
@@ -36,7 +36,7 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say:
 
 
 def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks, device: torch.device) -> None:
-    """Before weights are read. Raises EnvironmentProblem where a sharded policy cannot be gathered to sample from."""
+    """Raise EnvironmentProblem, before weights are read, where a sharded policy cannot be gathered to sample from."""
     shares = strategy.shards_model and recipe.train.deepspeed.stage == 3
     if not shares or not isinstance(recipe, GrpoRecipe) or not recipe.rollout.engine_kind.shares_weights:
         return
@@ -47,7 +47,7 @@ def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks
 
 
 def rank_memory_bytes(device: torch.device) -> int:
-    """Of this rank's GPU; on CPUs an equal share of the machine's memory."""
+    """Return the memory of this rank's GPU; on CPUs an equal share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return memory_here() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -32,7 +32,7 @@ Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What one optimiser update did; sums are over the tokens of all ranks."""
+    """The result of one optimiser update; sums are over the tokens of all ranks."""
 
     loss: float
     grad_norm: float
@@ -82,7 +82,7 @@ def policy_update(
 def policy_contributions(
     trainer: Trainer, unit: PolicyUnit, known: Sequence[Known], recipe: GrpoRecipe
 ) -> Iterator[Contribution]:
-    """What each microbatch of a unit adds to the loss; its gradient is to be taken before the next is asked for."""
+    """Yield what each microbatch of a unit adds to the loss. Take its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
     with opened_prefix(trainer, unit) as (features_KH, prefix):
         for batch, each in zip(unit.batches, known, strict=True):
@@ -140,7 +140,7 @@ def _product(factors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """How many tokens the recipe's masks leave to the policy term; nothing where it has none."""
+    """Count the tokens that the recipe's masks leave to the policy term; nothing where it has none."""
     product_N = _product(masks)
     return {} if product_N is None else {"policy/learnt_fraction": product_N.sum()}
 
@@ -157,8 +157,8 @@ class EngineMatch:
 def engine_match(
     old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, recipe: GrpoRecipe
 ) -> EngineMatch:
-    """Gaps over the tokens whose sampler logprob is known, how far the policies are apart, and the recipe's importance
-    weights."""
+    """Compare the tokens whose sampler logprob is known: their gaps, the distance of the policies, and the recipe's
+    importance weights."""
     gaps_N = (old_logprobs_N - sampler_logprobs_N)[~sampler_logprobs_N.isnan()]
     correction = recipe.algorithm.correction
     drift = drift_sums(old_logprobs_N, sampler_logprobs_N, completion_of_N)
@@ -183,7 +183,7 @@ def engine_match(
 
 @contextmanager
 def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[tuple[Tensor | None, PrefixPass | None]]:
-    """The unit's vision features and, where its parts share one, the pass over their prompt; at the end the gradients
+    """Open the unit's vision features and, where its parts share a prompt, the pass over it. At the end the gradients
     that the parts have left there go through the prompt."""
     with trainer.training_mode():
         features_KH = trainer.vision.features(unit.images, with_gradient=True)
@@ -201,7 +201,7 @@ def sft_update(trainer: Trainer, passes: Sequence[ConversationPass]) -> Update:
 
 
 def sft_contributions(trainer: Trainer, conversations: ConversationPass, tokens: int) -> Iterator[Contribution]:
-    """What a pass adds to the mean over `tokens`."""
+    """Yield what a pass adds to the mean over `tokens`."""
     packed, rows = conversations.packed, conversations.row_ids
     trainer.ranks.pulse.work_on(rows)
     with trainer.training_mode():
@@ -226,8 +226,8 @@ def _apply(
     tokens: int,
     accept: Accept = lambda sums, largest: None,
 ) -> Update:
-    """Backward through every microbatch, reduce, check, clip, step. All ranks step, or none does. `accept` raises, on
-    all ranks alike, where nothing is to be learnt from the passes."""
+    """Go backward through every microbatch, reduce, check, clip, step. All ranks step, or none does. `accept` raises,
+    on all ranks alike, where the passes must not be learnt from."""
     strategy = trainer.strategy
     strategy.zero_gradients()
     pulse, first = trainer.ranks.pulse, next(iter(trainer.policy.trained_parameters().values()))

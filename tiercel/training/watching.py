@@ -33,7 +33,7 @@ def watched(recipe: BaseRecipe, command: str) -> Iterator[Pulse]:
 
 
 def _directory(recipe: BaseRecipe, command: str) -> Path:
-    """Where ranks see each other's signs before anything is imported: under tiercel's own launcher a directory of its
+    """Return the directory where ranks see each other's signs before anything is imported: under tiercel's launcher its
     own, else the run directory, which all machines share."""
     if (directory := signs_directory()) is not None:
         return directory
