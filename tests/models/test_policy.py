@@ -231,6 +231,7 @@ def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store
         max_tokens=1000,
         strategy=strategy,
         max_grad_norm=1.0,
+        kl=None,
     )
     base = logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed)
     ((found,),) = trainer.reference_logprobs([unit])

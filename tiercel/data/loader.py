@@ -134,17 +134,17 @@ class StepLoader(Generic[Encoded]):
         with _environment("TOKENIZERS_PARALLELISM", "false"):
             for number in range(count):
                 receiving, sending = context.Pipe(duplex=False)
+                share = _Share(
+                    rows=self._rows,
+                    encode=self._encode,
+                    order=self._order,
+                    steps=range(start, stop),
+                    worker=number,
+                    workers=count,
+                )
                 process = context.Process(
                     target=_work,
-                    args=(
-                        self._rows,
-                        self._encode,
-                        self._order,
-                        range(start, stop),
-                        (number, count),
-                        sending,
-                        os.getpid(),
-                    ),
+                    args=(share, sending, os.getpid()),
                     name=f"tiercel-loader-{number}",
                     daemon=True,
                 )
@@ -203,22 +203,29 @@ def _encode_row(row: Row, encode: Encode, index: int) -> Any:
         return _Failure(error=TrainingError(message))
 
 
-def _work(
-    rows: Sequence[Row],
-    encode: Encode,
-    order: StepOrder,
-    steps: range,
-    share: tuple[int, int],
-    results: Connection,
-    parent: int,
-) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Share:
+    """The rows that one worker encodes."""
+
+    rows: Sequence[Row]
+    encode: Encode
+    order: StepOrder
+    steps: range
+    worker: int
+    workers: int
+
+    def outcomes(self, step: int) -> list[Any]:
+        places = rank_slice(self.order.rows_of_step(step), self.worker, self.workers)
+        return _encode_slice(self.rows, self.encode, places)
+
+
+def _work(share: _Share, results: Connection, parent: int) -> None:
     """Run a worker: encode its share of every step, in order, as far ahead as queue and pipe have room."""
     _isolate(parent)
     waiting: queue.Queue[memoryview] = queue.Queue(maxsize=_WAITING_SLICES)
     threading.Thread(target=_send, args=(waiting, results), daemon=True).start()
-    for step in steps:
-        outcomes = _encode_slice(rows, encode, rank_slice(order.rows_of_step(step), *share))
-        waiting.put(ForkingPickler.dumps(outcomes))
+    for step in share.steps:
+        waiting.put(ForkingPickler.dumps(share.outcomes(step)))
     waiting.join()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.distributed.ranks import ALONE, Ranks
@@ -63,6 +64,7 @@ def build_trainer(
         max_tokens=recipe.learner.max_tokens_per_microbatch,
         strategy=strategy,
         max_grad_norm=recipe.optim.max_grad_norm,
+        kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
     )
     trainer.learner.eval()
     if not strategy.passes_are_private:

@@ -53,7 +53,7 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
         scored = rollouts.scored(groups)
     filled = filled_up(rows, rollouts, step, scored, recipe)
     with step.phase("learn"):
-        penalties = kl_penalties(trainer, filled.learnt, recipe)
+        penalties = kl_penalties(trainer, filled.learnt)
         advantages = step_advantages(ranks, filled.scored, recipe, penalties=penalties.of_group, among=filled.chosen)
         everyone = run.record_groups("rollouts", step.updates, trainer.family, filled.scored, advantages)
         learnable = advantage_groups(filled.scored, advantages, penalties.old_logprobs)

@@ -68,7 +68,7 @@ def learn(
     ]
     return Learnt(
         updates=[update for update in updates if update is not None],
-        skipped=len(groups) - len(learnt_groups(groups, recipe)),
+        skipped=len(groups) - len(learnt_groups(trainer, groups, recipe)),
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tiercel.algorithms import Totals
-from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
@@ -36,18 +35,16 @@ def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Grpo
 def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Minibatch:
     ranks = trainer.ranks
     totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
-    parts = cut_for_all(ranks, learnt_groups(groups, recipe))
+    parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe))
     learnt = balanced(
         ranks, parts, lambda group: trainer.length(group.item), lambda group: group.item.prompt, trainer.vision
     )
     return Minibatch(totals=totals, units=trainer.units(learnt, totals))
 
 
-def learnt_groups(groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
+def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
     """Choose the groups that the learner computes: where the loss has no other term, those with a nonzero advantage."""
-    algorithm = recipe.algorithm
-    kl = KlTerm.of(algorithm.kl)
-    has_other_term = (kl is not None and kl.in_loss) or algorithm.entropy_coef > 0
+    has_other_term = (trainer.kl is not None and trainer.kl.in_loss) or recipe.algorithm.entropy_coef > 0
     skips = recipe.learner.skip_zero_advantage and not has_other_term
     return without_zero_groups(groups) if skips else groups
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.kl import KlTerm
 from tiercel.algorithms.selection import entropy_threshold
 from tiercel.config.algorithm_rules import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
@@ -33,7 +32,7 @@ def known_before(trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoReci
     """Compute, per unit and microbatch, only what the recipe needs: the policy's own pass for old logprobs where a
     rollout gives several updates and the penalty in the reward has not computed them, and for entropies where only the
     highest are learnt from; the reference's pass where the loss has a KL term."""
-    needs_old, share, kl = updates_per_rollout(recipe) > 1, recipe.algorithm.top_entropy, KlTerm.of(recipe.algorithm.kl)
+    needs_old, share, kl = updates_per_rollout(recipe) > 1, recipe.algorithm.top_entropy, trainer.kl
     old: Sequence[Sequence[Tensor | None]] = [[None] * len(unit.batches) for unit in units]
     chosen, references = old, old
     if share == 1 and needs_old and kl is not None and kl.in_reward:
@@ -91,10 +90,10 @@ class Penalties:
 NO_PENALTIES = Penalties(of_group={}, old_logprobs=None, kl_sum=0.0, tokens=0)
 
 
-def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> Penalties:
+def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
     """Compute the penalties that are taken off the rewards, by one pass of the policy and one of the reference over
     this rank's scorable completions; none where the recipe has no such penalty. All ranks call it."""
-    kl = KlTerm.of(recipe.algorithm.kl)
+    kl = trainer.kl
     if kl is None or kl.in_loss:
         return NO_PENALTIES
     every = [[0.0 if each.total is not None else None for each in group.completions] for group in scored]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiercel.algorithms import Totals
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.data.order import indices_of_step
@@ -143,16 +142,12 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
         )
     totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
     for group in groups:
-        yield from _passes_of(trainer, recipe, group, totals)
-
-
-def _passes_of(trainer: Trainer, recipe: GrpoRecipe, group: AdvantageGroup, totals: Totals) -> Iterator[Pass]:
-    for unit in trainer.units([group], totals):
-        yield Pass(
-            row=group.item.prompt.row.id,
-            images=unit.images,
-            contributions=policy_contributions(trainer, unit, [Known()] * len(unit.batches), recipe),
-        )
+        for unit in trainer.units([group], totals):
+            yield Pass(
+                row=group.item.prompt.row.id,
+                images=unit.images,
+                contributions=policy_contributions(trainer, unit, [Known()] * len(unit.batches), recipe),
+            )
 
 
 def _completion(record: CompletionRecord) -> Completion:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import Totals
-from tiercel.algorithms.kl import Kl
+from tiercel.algorithms.kl import Kl, KlTerm
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, empty_item, packed_bins, policy_units
@@ -109,6 +109,7 @@ class Trainer(Passes):
 
     strategy: Strategy
     max_grad_norm: float
+    kl: KlTerm | None  # None: nothing holds the policy near the reference
 
     def reference_logprobs(self, units: Sequence[PolicyUnit]) -> list[list[Tensor]]:
         """Compute the reference's logprobs (N,) for each microbatch of each unit, through the policy's own path."""

@@ -89,10 +89,12 @@ def policy_contributions(
             trainer.ranks.pulse.work_on(batch.prompt_ids)
             with trainer.training_mode():
                 scores = trainer.learner(batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
-            yield _policy_contribution(batch, scores, each, recipe)
+            yield _policy_contribution(batch, scores, each, trainer.kl, recipe)
 
 
-def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Known, recipe: GrpoRecipe) -> Contribution:
+def _policy_contribution(
+    batch: PolicyBatch, scores: TokenScores, known: Known, kl: KlTerm | None, recipe: GrpoRecipe
+) -> Contribution:
     algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
     device = logprobs_N.device
     base_N = logprobs_N.detach() if known.old_logprobs_N is None else known.old_logprobs_N.to(device)
@@ -103,7 +105,6 @@ def _policy_contribution(batch: PolicyBatch, scores: TokenScores, known: Known, 
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
         factors.append(is_near_policy(logprobs_N, sampler_N, advantages_C, completion_of_N, delta))
-    kl = KlTerm.of(algorithm.kl)
     output = policy_loss(
         LossInput(
             logprobs_N=logprobs_N,
