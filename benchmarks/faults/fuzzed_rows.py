@@ -16,8 +16,9 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
+from tiercel.config.data import FormatName
 from tiercel.config.schema import Data
-from tiercel.data.formats import FORMATS, FormatName
+from tiercel.data.formats import FORMATS
 from tiercel.data.reading import first_reasons, read_rows, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.runs.files import json_line

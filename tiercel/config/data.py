@@ -15,7 +15,8 @@ from tiercel.sections import (
     form_of,
 )
 
-RowFormat = Literal["auto", "tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
+FormatName = Literal["tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
+RowFormat = Literal["auto", FormatName]
 
 
 class MixedFile(Section):

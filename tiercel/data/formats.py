@@ -18,8 +18,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import basename, splitext
-from typing import Any, Literal
+from typing import Any
 
+from tiercel.config.data import FormatName
 from tiercel.data.image_parts import has_image_parts, read_image_parts
 from tiercel.data.rows import (
     BOX_MARK,
@@ -40,8 +41,6 @@ from tiercel.data.rows import (
 )
 from tiercel.errors import DataError
 from tiercel.types import Message, RejectedRow, Row
-
-FormatName = Literal["tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
 
 _SHARE_GPT_ROLES: dict[str, Role] = {
     "human": "user",

@@ -9,10 +9,10 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.data import Data, HeldOut
+from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.choice import chosen
-from tiercel.data.formats import FormatName, default_id, detect_format, expanded, parse_record
+from tiercel.data.formats import default_id, detect_format, expanded, parse_record
 from tiercel.data.hub import places_of_files
 from tiercel.data.images import open_header
 from tiercel.data.order import RowOrder
