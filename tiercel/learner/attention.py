@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiercel.learner.block_mask import block_mask
 from tiercel.learner.layout import PrefixLayout, Span
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
@@ -190,17 +191,7 @@ class FlexAttention:
     CPU."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        group_T, segment_T = (part.to(device) for part in layout.segments())
-
-        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            place = query + first_query
-            is_own = (segment_T[key] == 0) | (segment_T[key] == segment_T[place])
-            return (group_T[key] == group_T[place]) & is_own & (key <= place)
-
-        queries = layout.length - first_query
-        self.mask = create_block_mask(sees, None, None, queries, layout.length, device=device)
+        self.mask = block_mask(layout, device, first_query)
         self.attend = _compiled_flex() if device.type == "cuda" else _eager_flex()
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,83 @@
+"""Block masks from spans against those that PyTorch makes from all pairs of tokens."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+from tests.learner.test_attention import layout_of
+from tiercel.learner.block_mask import _sees, block_mask
+from tiercel.learner.layout import PrefixLayout
+
+CPU = torch.device("cpu")
+
+
+def random_layout(generator: torch.Generator) -> PrefixLayout:
+    """1 to 4 groups, whose prompts and completions have 1 to 400 tokens; some end with a block."""
+
+    def length() -> int:
+        largest = (3, 40, 130, 400)[int(torch.randint(4, (), generator=generator))]
+        found = int(torch.randint(1, largest + 1, (), generator=generator))
+        return 128 * -(-found // 128) if torch.rand((), generator=generator) < 0.2 else found
+
+    def count(largest: int) -> int:
+        return int(torch.randint(1, largest + 1, (), generator=generator))
+
+    return layout_of(*(tuple(length() for _ in range(1 + count(5))) for _ in range(count(4))))
+
+
+def require_equal(layout: PrefixLayout, first_query: int) -> None:
+    found = block_mask(layout, CPU, first_query)
+    sees = _sees(layout, CPU, first_query)
+    expected = create_block_mask(sees, None, None, layout.length - first_query, layout.length, device="cpu")
+    assert found.shape == expected.shape and found.seq_lengths == expected.seq_lengths
+    for name in ("kv", "full_kv", "q", "full_q"):
+        counts, right_counts = getattr(found, f"{name}_num_blocks"), getattr(expected, f"{name}_num_blocks")
+        assert torch.equal(counts, right_counts), name
+        places, right_places = getattr(found, f"{name}_indices")[0, 0], getattr(expected, f"{name}_indices")[0, 0]
+        assert places.dtype == right_places.dtype == torch.int32
+        for row, number in enumerate(counts[0, 0].tolist()):
+            assert torch.equal(places[row, :number], right_places[row, :number]), name
+
+
+@pytest.mark.parametrize("start", range(0, 200, 20))
+def test_it_equals_pytorchs_own_on_random_layouts(start):
+    for seed in range(start, start + 20):
+        generator = torch.Generator().manual_seed(seed)
+        require_equal(random_layout(generator), first_query=0)
+
+
+@pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (128, 128, 256), (300, 1, 127, 400), (5, 7)])
+def test_it_equals_pytorchs_own_after_a_prompt_that_was_run_before(lengths):
+    require_equal(layout_of(lengths), first_query=lengths[0])
+
+
+def test_blocks_seen_by_hand():
+    """Blocks of 128: the prompt is blocks 0 and 1, the completions are blocks 2 and 3."""
+    mask = block_mask(layout_of((256, 128, 128)), CPU)
+    partial = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # the diagonal is causal
+    full = [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
+    for name, rows in (("kv", partial), ("full_kv", full)):
+        counts = getattr(mask, f"{name}_num_blocks")[0, 0].tolist()
+        places = getattr(mask, f"{name}_indices")[0, 0].tolist()
+        assert [sorted(row[:n]) for row, n in zip(places, counts, strict=True)] == [
+            list(itertools.compress(range(4), row)) for row in rows
+        ]
+
+
+PEAK = """
+import resource, torch
+from tests.learner.test_attention import layout_of
+from tiercel.learner.block_mask import block_mask
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+block_mask(layout_of(*[(1200, *[200] * 8)] * 39), torch.device("cpu"))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_a_row_of_110_000_tokens_takes_megabytes():
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) < 200e6
