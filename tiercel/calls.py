@@ -30,17 +30,18 @@ def call_file(call: str) -> str | None:
     return match["file"] if match else None
 
 
-def load_module(source: str, prefix: str) -> ModuleType:
+def load_module(source: str, prefix: str, *, is_own_process: bool = True) -> ModuleType:
     """Import a file, under its name after `prefix`, or a module. The file's directory, or for a module the working
-    directory, comes first on the import path. Raises CannotLoad where there is no such file, and whatever the user's
-    code raises."""
+    directory, comes first on the import path of a process of its own, and last elsewhere, where a file of the user's
+    must not hide a package. Raises CannotLoad where there is no such file, and whatever the user's code raises."""
+    place = 0 if is_own_process else len(sys.path)
     if not source.endswith(".py"):
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(place, os.getcwd())
         return importlib.import_module(source)
     path = Path(source).absolute()
     if not path.is_file():
         raise CannotLoad(f"{path} is no file; paths start at the working directory")
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(place, str(path.parent))
     module_name = f"{prefix}_{path.stem}"  # a file called json.py must not hide json
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None

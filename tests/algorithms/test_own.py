@@ -1,5 +1,6 @@
 """Losses and advantages of the user's own, from files outside the package."""
 
+import importlib
 import math
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_a_microbatch_without_tokens_is_not_asked_and_keeps_its_graph(tmp_path):
             r"returned a tensor of shape \(\), not \(3,\): a value for each",
         ),
         ("return batch.logprobs_N.double()", "returned a tensor of dtype float64, not float32"),
-        ("return [1.0, 2.0, 3.0]", "returned a list, not a tensor of a value for each scored token"),
+        ("return [1.0, 2.0, 3.0]", "returned a list, not a tensor: a value for each scored token"),
         ("return None", "returned a NoneType, not a tensor"),
         ("return batch.advantages_N", "returned values without gradient; compute them from batch.logprobs_N"),
         ("return batch.logprobs_N / 0", "returned values that are not finite, such as -inf"),
@@ -106,11 +107,15 @@ def test_a_microbatch_without_tokens_is_not_asked_and_keeps_its_graph(tmp_path):
             "return TokenTerms(values_N=batch.logprobs_N, token_sums={'loss/x': batch.logprobs_N})",
             "returned token_sums with 'loss/x'; .*its values are tensors of one number",
         ),
+        (
+            "return TokenTerms(values_N=batch.logprobs_N, token_sums=[1])",
+            "returned token_sums as a list, not as a dict",
+        ),
     ),
 )
 def test_what_a_loss_returns_is_checked(tmp_path, body, says):
     call = written(tmp_path, f"def mine(batch):\n    {body}\n")
-    with pytest.raises(TrainingError, match=rf"^algorithm\.loss\.call: {call} {says}.*mend the function"):
+    with pytest.raises(TrainingError, match=rf"^algorithm\.loss\.call: {call} {says}.*correct the function"):
         own_loss(call, made_batch([1.0, 1.0, 1.0]))
 
 
@@ -133,7 +138,7 @@ def test_an_exception_names_file_line_and_remedy(tmp_path):
         own_loss(call, made_batch([1.0]))
     text = str(caught.value)
     assert text.startswith(f"algorithm.loss.call: {call} raised AttributeError")
-    assert f"{tmp_path}/research.py:4: wrong = batch.tokens" in text and "mend the function" in text
+    assert f"{tmp_path}/research.py:4: wrong = batch.tokens" in text and "correct the function" in text
 
 
 def test_an_exception_inside_torch_names_the_line_of_the_users_file(tmp_path):
@@ -148,6 +153,8 @@ def test_an_exception_inside_torch_names_the_line_of_the_users_file(tmp_path):
         ("def yours(batch):\n    return 1\n", "has no function mine; its functions are: yours"),
         ("mine = 3\n", "has no function mine; its functions are: none"),
         ("import nothing_of_this_name\n", "cannot be imported for its function mine: ModuleNotFoundError"),
+        ("raise SystemExit(3)\n", "cannot be imported for its function mine: SystemExit"),
+        ("class mine:\n    def __call__(self, batch):\n        return 1\n", "mine is a class; write a function"),
     ),
 )
 def test_a_function_that_cannot_be_loaded_is_a_fault_of_the_recipe(tmp_path, body, says):
@@ -161,6 +168,13 @@ def test_a_file_that_is_not_there_is_a_fault_of_the_recipe(tmp_path):
     algorithm = Algorithm.model_validate({"loss": {"call": f"{tmp_path}/none.py:mine"}})
     with pytest.raises(RecipeError, match=r"algorithm\.loss\.call: .*none\.py is no file"):
         load_own_functions(algorithm)
+
+
+def test_a_file_beside_the_function_hides_no_package(tmp_path):
+    (tmp_path / "wave.py").write_text("raise ImportError('the wrong one')\n")
+    algorithm = Algorithm.model_validate({"loss": {"call": written(tmp_path, "def mine(batch):\n    return 1\n")}})
+    load_own_functions(algorithm)
+    assert importlib.import_module("wave").__file__ != str(tmp_path / "wave.py")
 
 
 def made_table() -> RewardTable:

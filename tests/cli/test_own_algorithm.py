@@ -81,7 +81,7 @@ def test_a_fault_of_the_function_ends_the_run_with_its_line(tiny_checkpoints, fo
         assert main([command, recipe]) == 3
         said = capsys.readouterr().err
         assert "algorithm.loss.call: faulty.py:loss raised AttributeError" in said
-        assert "faulty.py:2: return batch.logprobs" in said and "mend the function" in said
+        assert "faulty.py:2: return batch.logprobs" in said and "correct the function" in said
 
 
 def test_a_file_without_the_function_is_refused_before_anything_is_read(tiny_checkpoints, folder, capsys):

@@ -141,6 +141,29 @@ def test_a_wrong_reward_hides_no_other_problem(workplace: Path, entry: str):
     assert set(keys[1:]) == {"optim.minibatches", "rollout.min_new_tokens", "rewards.1.pattern"}
 
 
+@pytest.mark.parametrize(
+    ("entry", "keys"),
+    [
+        ("{call: 'a.b:c', pattern: x, env: [K=1]}", {"pattern", "env"}),
+        ("{name: iou, weight: 0, pattern: x}", {"pattern", "weight"}),
+        ("{name: soft_overlong, max_tokens: 5, buffer: 9, ngram: 2}", {"ngram", "buffer"}),
+    ],
+)
+def test_the_only_reward_has_all_its_problems_at_once(workplace: Path, entry: str, keys: set[str]):
+    found = problems("grpo", "grpo.yaml", (f"rewards=[{entry}]",))
+    assert {line.partition(":")[0] for line in found} == {f"rewards.0.{key}" for key in keys}
+
+
+def test_null_for_a_key_that_the_reward_needs_is_a_missing_key(workplace: Path):
+    (found,) = problems("grpo", "grpo.yaml", ("rewards=[{name: length, max_tokens: null}]",))
+    assert found.startswith("rewards.0.max_tokens: missing; the reward length needs")
+
+
+def test_an_own_loss_without_braces_is_told_how_to_write_it(workplace: Path):
+    (found,) = problems("grpo", "grpo.yaml", ("algorithm.loss=mine.py:near",))
+    assert "write {call: mine.py:near}" in found
+
+
 def test_files_that_cannot_be_read(workplace: Path):
     assert "no such file" in problems("sft", "nowhere.yaml")[0]
     assert "this is a directory" in problems("sft", "empty")[0]

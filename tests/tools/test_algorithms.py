@@ -28,3 +28,9 @@ def test_every_entry_has_a_row_with_formula_source_and_use(entries):
     for name, entry in entries.items():
         assert f"| `{name}` |" in text
         assert entry.formula and entry.source and entry.use
+
+
+def test_every_key_around_the_loss_is_explained():
+    table = render().partition("## Around the loss")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| `")]
+    assert len(cells) > 10 and all(cells)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 
 LOSS_KEY, ADVANTAGE_KEY = "algorithm.loss.call", "algorithm.advantage.call"
+_ALLOCATOR = "DefaultCPUAllocator"  # which has no exception class of its own
 SUM_PREFIX = "loss/"  # of the metrics that a loss of the user's own adds
-REMEDY = "mend the function and give the same command again"
+REMEDY = "correct the function and give the same command again"
 
 
 class OwnFunction:
@@ -42,15 +44,15 @@ class OwnFunction:
         try:
             return self._function(*given)
         except Exception as error:
-            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-                raise  # torch's own; the run says itself what to do where memory runs out
+            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _ALLOCATOR in str(error):
+                raise  # the run itself says what to do where memory runs out
             place = _place(error, self._function)
             raise self.fault(f"raised {type(error).__name__}: {error}\n  at {place}\n") from error
 
     def require(self, values: Any, like: Tensor, meaning: str) -> None:
         """Raise TrainingError where a returned value is no tensor of the shape, dtype and device of `like`."""
         if not hasattr(values, "dtype") or not hasattr(values, "requires_grad"):
-            raise self.fault(f"returned a {type(values).__name__}, not a tensor of {meaning}")
+            raise self.fault(f"returned a {type(values).__name__}, not a tensor: {meaning}")
         for name in ("shape", "dtype", "device"):
             given, wanted = getattr(values, name), getattr(like, name)
             if given != wanted:
@@ -86,6 +88,8 @@ def own_terms(call: str, batch: LossInput) -> TokenTerms:
     if batch.logprobs_N.requires_grad and not terms.values_N.requires_grad:
         raise function.fault("returned values without gradient; compute them from batch.logprobs_N, not detached")
     function.require_finite_at_first(terms.values_N, batch.logprobs_N, batch.old_logprobs_N, batch.advantages_C)
+    if not isinstance(terms.token_sums, Mapping):
+        raise function.fault(f"returned token_sums as a {type(terms.token_sums).__name__}, not as a dict")
     for name, value in terms.token_sums.items():
         if not name.startswith(SUM_PREFIX) or not hasattr(value, "detach") or value.shape != ():
             raise function.fault(
@@ -113,7 +117,8 @@ def own_advantages(call: str, table: RewardTable, options: Options) -> Tensor:
 
 @cache
 def _module(source: str) -> ModuleType:
-    return load_module(source, "tiercel_own")  # once, so that a loss and an advantage of one file share it
+    # Once, so that a loss and an advantage of one file share it.
+    return load_module(source, "tiercel_own", is_own_process=False)
 
 
 def _loaded(call: str) -> Any:
@@ -122,18 +127,20 @@ def _loaded(call: str) -> Any:
         module = _module(source)
     except CannotLoad:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CannotLoad(
             f"{source} cannot be imported for its function {name}: {type(error).__name__}: {error}\n  {_place(error)}"
         ) from error
     function = getattr(module, name, None)
+    if inspect.isclass(function):
+        raise CannotLoad(f"{source}: {name} is a class; write a function")
     if not callable(function):
         there = ", ".join(functions_of(module)) or "none"
         raise CannotLoad(f"{source} has no function {name}; its functions are: {there}")
     return function
 
 
-def _place(error: Exception, function: Any = None) -> str:
+def _place(error: BaseException, function: Any = None) -> str:
     """Give file, line and text of the failure: the last line in the function's own file, or else the last of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own_file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None

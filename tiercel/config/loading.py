@@ -221,6 +221,8 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | N
     except ValidationError as error:
         problems = schema_problems(error, kind)
         wrong = [location_of(details) for details in error.errors(include_url=False, include_input=False)]
+    if any(len(location) > 1 and location[0] == "rewards" for location in wrong):
+        wrong = [location for location in wrong if location != ("rewards",)]  # its list is short for want of that entry
     if () in wrong:
         return None, problems
     try:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from tiercel.calls import is_call
 from tiercel.config.keys import ENTRY, Key, Kind, allowed_words, declared_name, keys_of, type_in_words
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 from tiercel.rewards.builtin import BY_NAME, CALL, takers
@@ -173,6 +174,8 @@ def _word(details: ErrorDetails, key: Key) -> str:
     allowed = allowed_words(key.field.annotation)
     choices = f"must be {' or '.join(allowed)}" if len(allowed) < 3 else f"must be one of {', '.join(allowed)}"
     given = details["input"]
+    if isinstance(given, str) and is_call(given) and key.path in ("algorithm.loss", "algorithm.advantage"):
+        return f"for a function of your own write {{call: {given}}}; else it {choices}"
     suggestion = nearest_word(key.path, given if isinstance(given, str) else shown(given), allowed)
     if suggestion.key is not None:
         return f"{choices}; write {suggestion.key}"

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Is one of `world_size` processes. Every method is a collective: all ranks call it, in the same order."""
+    """One of `world_size` processes. Every method is a collective: all ranks call it, in the same order."""
 
     rank: int = 0
     world_size: int = 1

@@ -90,8 +90,10 @@ def named(entry: Any) -> str | None:
 
 
 def without_nulls(entry: Any) -> Any:
-    """Return a raw entry without the keys of other rewards that are null, which a recipe may give."""
+    """Return a raw entry without two kinds of null keys: those of other rewards, which a recipe may give, and those
+    that its own reward needs, which are then told as missing."""
     if (name := named(entry)) is None:
         return entry
-    foreign = set(OPTIONS) - set(BY_NAME[name].model_fields)
-    return {key: value for key, value in entry.items() if value is not None or key not in foreign}
+    fields = BY_NAME[name].model_fields
+    dropped = {key for key in OPTIONS if key not in fields or fields[key].is_required()}
+    return {key: value for key, value in entry.items() if value is not None or key not in dropped}

@@ -136,7 +136,7 @@ class Scorer:
                 entry = f"rewards.{index}"
                 missing = [problem.below(entry).line for problem in asked.reward.missing()]
                 problems += missing
-                if asked.batch is None or missing:
+                if asked.batch is None or (missing and not isinstance(asked.reward, ByCall)):  # a package is missing
                     continue
                 processes.callback(asked.batch.close)
                 try:

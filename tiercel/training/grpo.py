@@ -62,7 +62,7 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
         learnt = learn(trainer, learnable, recipe, partial(session.guard.attempt, trainer, keep=keep))
         warn_of_gap(recipe, step.number, *learnt.in_passes(), session.say)
         trainer.vision.end_step()
-    with step.phase("rollout"):
+    with step.phase("rollout", ()):
         rollouts.finish()
     with step.phase("sync", ()):
         trainer.move_reference(recipe.algorithm.kl, step.updates)

@@ -57,7 +57,8 @@ def filled_up(
     every, made = list(scored), 0
     good = _good_indices(rollouts.ranks, every, recipe)
     while len(good) < wanted and made < tries:
-        batch = rows.further(step.number, indices_of_try(step.number, made, tries, wanted))
+        with step.phase("data", ()):
+            batch = rows.further(step.number, indices_of_try(step.number, made, tries, wanted))
         row_ids = [prompt.row.id for prompt in batch.prompts]
         with step.phase("rollout", row_ids):
             groups = rollouts.of(batch.prompts)

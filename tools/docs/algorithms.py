@@ -118,7 +118,7 @@ algorithm:
 ```
 
 It is called once for each step, on every rank with the same numbers, with C scorable completions of all ranks and F
-rewards:
+rewards. It must not draw random numbers, which would differ between ranks.
 
 | field of `table` | shape | meaning |
 |---|---|---|
@@ -168,7 +168,7 @@ METRICS = """\
 def render() -> str:
     """Write the text of docs/algorithms.md."""
     around = [
-        (f"`{key}`", section.model_fields[key.rpartition(".")[2]].description or "", use)
+        (f"`{key}`", " ".join(section.meanings()[key.rpartition(".")[2]].split()), use)
         for key, (use, section) in AROUND.items()
     ]
     return "\n".join(
