@@ -32,7 +32,7 @@ def hanging(at: str, kind: str, rank: str) -> dict[str, str]:
     ("kind", "at", "words"),
     (
         ("SIGFPE", "torch", ("tiercel doctor", "model.dtype: float32", "rank 1 was at", "no attempt follows")),
-        ("SIGILL", "transformers", ("built for another one", "tiercel doctor", "no attempt follows")),
+        ("SIGILL", "transformers", ("built for another processor", "tiercel doctor", "no attempt follows")),
         ("SIGSEGV", "torch", ("tiercel doctor", "goes on from the newest checkpoint")),
         ("SIGBUS", "torch", ("/dev/shm", "goes on from the newest checkpoint")),
         ("SIGKILL", "torch", ("oom_kill", "goes on from the newest checkpoint")),
