@@ -140,7 +140,7 @@ class Family(ABC):
 
     def is_placeholder(self, token_ids: Tensor) -> Tensor:
         """Tell which tokens are replaced by vision features: bool, in the shape of `token_ids`."""
-        return torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device))
+        return torch.stack([token_ids == placeholder for placeholder in self.placeholder_ids]).any(dim=0)
 
     @property
     def feature_layers(self) -> int:

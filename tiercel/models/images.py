@@ -1,4 +1,7 @@
-"""Functions that families share: pictures as tensors, their hash, their tiles. Shape suffixes: docs/shapes.md."""
+"""Functions that families share: pictures as tensors, their hash, their tiles, their pixels as the model takes them.
+
+Shape suffixes: docs/shapes.md.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -29,6 +32,34 @@ def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
         digest.update(repr(tuple(view.shape)).encode())
         digest.update(view.numpy().tobytes())
     return digest.hexdigest()
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to the device. The host does not wait for a CUDA device."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def normalised(pixels: Tensor, image_processor: Any, dtype: torch.dtype) -> Tensor:
+    """Rescale and normalise pixels, uint8 (N, 3, ...), as the image processor does. The result has the same shape.
+
+    The processor's own arithmetic gives a table of all values that a pixel can have, so the numbers are equal on every
+    device.
+    """
+    levels: Any = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
+    if image_processor.do_rescale:
+        levels = image_processor.rescale(levels, image_processor.rescale_factor)
+    if image_processor.do_normalize:
+        levels = image_processor.normalize(levels, image_processor.image_mean, image_processor.image_std)
+    table = moved(torch.from_numpy(np.array(levels)).to(dtype).flatten(), pixels.device)
+    first = torch.arange(0, len(table), 256, dtype=torch.int32, device=pixels.device)
+    places = pixels + first.view(-1, *[1] * (pixels.ndim - 2))
+    return table.index_select(0, places.flatten()).view(pixels.shape)
+
+
+def normalised_tiles(tiles: Sequence[Tensor], image_processor: Any, weight: Tensor) -> Tensor:
+    """Make the pixels (I, 3, Y, X) of tiles, uint8 (Y, X, 3), on the device and in the dtype of `weight`."""
+    pixels_IYX3 = moved(torch.stack(list(tiles)), weight.device)
+    return normalised(pixels_IYX3.permute(0, 3, 1, 2), image_processor, weight.dtype)
 
 
 def canvas_and_thumbnail(image: Image.Image, plan: ImagePlan, tile: Size, resample: Any) -> EncodedImage:

@@ -15,7 +15,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 )
 
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import canvas_and_thumbnail, picture_image, tiles
+from tiercel.models.images import canvas_and_thumbnail, normalised_tiles, tiles
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 
@@ -69,14 +69,10 @@ class InternVL(Family):
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [[*tiles(image.views[0], *image.plan.grid), *image.views[1:]] for image in images]
-        pixels_I = self.checkpoint.image_processor(
-            images=[picture_image(tile) for of_image in tiles_of for tile in of_image],
-            do_resize=False,
-            crop_to_patches=False,
-            return_tensors="pt",
-        )["pixel_values"]
+        every_tile = [tile for of_image in tiles_of for tile in of_image]
         weight = next(model.model.vision_tower.parameters())
-        features_IKH = model.model.get_image_features(pixels_I.to(weight.device, weight.dtype)).pooler_output
+        pixels_I = normalised_tiles(every_tile, self.checkpoint.image_processor, weight)
+        features_IKH = model.model.get_image_features(pixels_I).pooler_output
         by_image = features_IKH.split([len(of_image) for of_image in tiles_of])
         return [of_image_IKH.flatten(0, 1) for of_image_IKH in by_image]
 

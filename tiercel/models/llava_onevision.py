@@ -18,7 +18,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import picture_image, picture_tensor, tiles, views_sha256
+from tiercel.models.images import normalised_tiles, picture_tensor, tiles, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 SHRINKS_ABOVE = 1.1  # the grid is made smaller where its sides are more than this times too long
@@ -104,17 +104,10 @@ class LlavaOnevision(Family):
         return [squashed, *tiles(pad(picture, (0, 0, left, right, above, below)), rows, columns)]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        # A list in a list means several images of one prompt, which the processor does not cut.
-        pixels_I = self.checkpoint.image_processor(
-            images=[[picture_image(tile) for image in images for tile in self._tiles(image)]],
-            do_resize=False,
-            return_tensors="pt",
-        )["pixel_values"].flatten(0, 1)
-        weight = model.model.image_newline
+        every_tile = [tile for image in images for tile in self._tiles(image)]
+        pixels_I = normalised_tiles(every_tile, self.checkpoint.image_processor, model.model.image_newline)
         sizes = torch.tensor([image.plan.original_size[::-1] for image in images])
-        return list(
-            model.model.get_image_features(pixels_I.to(weight.device, weight.dtype), image_sizes=sizes).pooler_output
-        )
+        return list(model.model.get_image_features(pixels_I, image_sizes=sizes).pooler_output)
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model
