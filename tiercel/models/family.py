@@ -113,6 +113,11 @@ class Family(ABC):
         """Compute features (K, H) of each image, one row for each placeholder among `image_token_ids`. The shape is
         (K, Z) where deeper layers of the decoder take features too."""
 
+    def tower_of_spans(self, model: HuggingFaceModel) -> nn.Module | None:
+        """Return a vision tower that takes all pictures as one row, where each attends to itself. None: each picture is
+        a row of a batch."""
+        return None
+
     @abstractmethod
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         """Return the decoder, which takes `decoder_inputs`, position_ids and attention_mask, and ends with the last
@@ -121,7 +126,10 @@ class Family(ABC):
     def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KH: Tensor) -> Tensor:
         """Replace the embeddings (..., H) of the tokens where `is_vision` (...) is true with the features. The result
         is for `decoder_inputs`."""
-        return embeddings.masked_scatter(is_vision[..., None], features_KH.to(embeddings.dtype))
+        # Boolean indexing, and masked_scatter in its backward pass, wait for the device to count the tokens.
+        places_K = torch.nonzero_static(is_vision.flatten(), size=len(features_KH))[:, 0]
+        replaced = embeddings.flatten(0, -2).index_copy(0, places_K, features_KH.to(embeddings.dtype))
+        return replaced.view(embeddings.shape)
 
     def decoder_inputs(self, embeddings: Tensor) -> dict[str, Any]:
         """Return the arguments of the decoder's forward pass for embeddings (rows, tokens, H), with or without

@@ -3,6 +3,7 @@
 Shape suffixes: docs/shapes.md. D is 1; M are those of an image's K vision tokens that are not indicators.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import (
 )
 
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import canvas_and_thumbnail, picture_image, tiles
+from tiercel.models.images import canvas_and_thumbnail, moved, normalised_tiles, tiles
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_token_ids
@@ -103,21 +104,16 @@ class Ovis2(Family):
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
         return torch.arange(len(token_ids_P))[None]
 
-    def _tiles(self, image: EncodedImage) -> list[Image.Image]:
+    def _tiles(self, image: EncodedImage) -> list[Tensor]:
         """Return the tiles in the model's order: the thumbnail, then the canvas row by row."""
         canvas, *thumbnail = image.views
-        return [picture_image(view) for view in (*thumbnail, *tiles(canvas, *image.plan.grid))]
+        return [*thumbnail, *tiles(canvas, *image.plan.grid)]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [self._tiles(image) for image in images]
-        pixels_I = self.checkpoint.image_processor(
-            images=[tile for of_image in tiles_of for tile in of_image],
-            do_resize=False,
-            crop_to_patches=False,
-            return_tensors="pt",
-        )["pixel_values"]
+        every_tile = [tile for of_image in tiles_of for tile in of_image]
         weight = next(model.model.vision_tower.parameters())
-        output = model.model.get_image_features(pixels_I.to(weight.device, weight.dtype))
+        output = model.model.get_image_features(normalised_tiles(every_tile, self.checkpoint.image_processor, weight))
         by_image = output.pooler_output.split([len(of_image) for of_image in tiles_of])
         return [
             self._with_indicators(image, tile_features_IKH.flatten(0, 1), output.visual_indicator_features)
@@ -126,10 +122,10 @@ class Ovis2(Family):
 
     def _with_indicators(self, image: EncodedImage, tile_features_MH: Tensor, indicators_5H: Tensor) -> Tensor:
         """Put tile features and indicator embeddings into the order of the image's tokens."""
-        layout = torch.tensor([-1 if entry is None else entry for entry in self._layout(image.plan.grid)])
-        layout_K = layout.to(tile_features_MH.device)
-        features_KH = indicators_5H.to(tile_features_MH.dtype)[layout_K.clamp(min=0)]
-        return features_KH.masked_scatter((layout_K < 0)[:, None], tile_features_MH)
+        of_tiles = itertools.count(len(indicators_5H))
+        places = [next(of_tiles) if indicator is None else indicator for indicator in self._layout(image.plan.grid)]
+        rows = torch.cat([indicators_5H.to(tile_features_MH.dtype), tile_features_MH])
+        return rows.index_select(0, moved(torch.tensor(places), rows.device))
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.types import EncodedImage
 
@@ -83,7 +84,7 @@ class VisionStore:
     def adopt(self, features: Mapping[str, Tensor]) -> None:
         """Store features that another rank computed."""
         for key, value_KH in features.items():
-            self._features.setdefault((key, False), value_KH.to(self.policy.device))
+            self._features.setdefault((key, False), moved(value_KH, self.policy.device))
 
     def end_step(self) -> None:
         """Drop the features beyond the limit of bytes; drop all where the tower is trained."""
