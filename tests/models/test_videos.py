@@ -62,7 +62,9 @@ def test_patches_of_a_video(tiny_checkpoints, name, frame_count):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     _, visuals = encoded(family, frame_count)
     for image, expected in zip(visuals, patches_by_hand(family, visuals), strict=True):
-        torch.testing.assert_close(family._patches(image), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            family.patches(image, torch.device("cpu"), torch.float32), expected, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("frame_count", (1, 2, 5))

@@ -22,6 +22,7 @@ from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen3_vl import Qwen3VL
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
+from tiercel.models.tower_attention import route_tower
 
 FAMILIES: dict[str, type[Family]] = {
     family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Ovis2, InternVL, LlavaOnevision)
@@ -143,6 +144,8 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     # It is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
+    if tower := family.tower_of_spans(model):
+        route_tower(tower)
     return model.to(device).eval()
 
 

@@ -5,17 +5,17 @@ A vision token has one row of features: those of the last layer and of each Deep
 suffixes: docs/shapes.md. Z is (1 + number of DeepStack layers) x H.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from tiercel.models.family import HuggingFaceModel
 from tiercel.models.qwen_vl import PAIR, Qwen2VL
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan
+from tiercel.types import CoordinateSpace, ImagePlan
 
 
 class Qwen3VL(Qwen2VL):
@@ -50,14 +50,18 @@ class Qwen3VL(Qwen2VL):
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:
         return [[0]] * plan.grid[0]
 
-    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        output = self._vision_output(model, images)
-        counts = [len(of_image) for of_image in output.pooler_output]
-        deeper = [
-            torch.cat(list(of_layer)).split(counts) if isinstance(of_layer, (tuple, list)) else of_layer.split(counts)
-            for of_layer in output.deepstack_features  # newer versions of transformers split them by image
-        ]
-        return [torch.cat(of_image, dim=1) for of_image in zip(output.pooler_output, *deeper, strict=True)]
+    def tower_features(self, output: Any) -> Tensor:
+        return torch.cat([output.pooler_output, *output.deepstack_features], dim=1)
+
+    def grid_inputs(self, tower: HuggingFaceModel, grids: Tensor) -> dict[str, Tensor]:
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            grids,
+            tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=tower.spatial_merge_size,
+        )
+        return super().grid_inputs(tower, grids) | {"interp_indices": indices, "interp_weights": weights}
 
     @property
     def feature_layers(self) -> int:

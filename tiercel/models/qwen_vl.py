@@ -12,10 +12,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import picture_image, picture_tensor, views_sha256
+from tiercel.models.images import moved, normalised, picture_tensor, views_sha256
+from tiercel.models.tower_attention import tower_inputs
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 PAIR = 2  # frames in one layer of a video's grid
@@ -147,27 +149,46 @@ class Qwen2VL(Family):
                 start = stop
         return torch.cat(pieces, dim=1)
 
+    def tower_of_spans(self, model: HuggingFaceModel) -> nn.Module:
+        return model.model.visual
+
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        return list(self._vision_output(model, images).pooler_output)
-
-    def _vision_output(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> Any:
-        """Run the vision tower. The result of transformers has `pooler_output`, features by image, and others."""
-        weight = next(model.model.visual.parameters())
-        patches = torch.cat([self._patches(image) for image in images])
+        tower = model.model.visual
+        weight = next(tower.parameters())
+        patches = torch.cat([self.patches(image, weight.device, weight.dtype) for image in images])
         grids = torch.tensor([image.plan.grid for image in images])
-        return model.model.get_image_features(patches.to(weight.device, weight.dtype), grids.to(weight.device))
+        inputs = tower_inputs(self.grid_inputs(tower, grids), weight.device)
+        merged = tower.spatial_merge_size**2
+        counts = [math.prod(image.plan.grid) // merged for image in images]
+        return list(self.tower_features(tower(patches, grid_thw=grids, **inputs)).split(counts))
 
-    def _patches(self, image: EncodedImage) -> Tensor:
-        """Return the patches of an image or a video for the tower. The processor writes the same picture into both
-        halves of each patch; in a layer of a video the first half has one frame and the second half the next one."""
-        pictures = [picture_image(view) for view in image.views]
-        pixels = self.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")["pixel_values"]
-        if image.plan.fps is None:
-            return pixels
-        frames = list(pixels.unflatten(-1, (3, PAIR, -1)).chunk(len(pictures)))
-        frames += frames[-1:] * (-len(frames) % PAIR)
-        pairs = zip(frames[::PAIR], frames[1::PAIR], strict=True)
-        return torch.cat([torch.stack([first[:, :, 0], second[:, :, 1]], dim=2).flatten(1) for first, second in pairs])
+    def tower_features(self, output: Any) -> Tensor:
+        """Return the features of all images from the output of the tower."""
+        return output.pooler_output
+
+    def grid_inputs(self, tower: HuggingFaceModel, grids: Tensor) -> dict[str, Tensor]:
+        """Compute on the CPU what the tower's forward pass needs to know of the grids, int64 (images, 3). The tower
+        itself would compute it on the device and wait for it."""
+        return {
+            "position_ids": get_vision_position_ids(grids, tower.spatial_merge_size),
+            "cu_seqlens": get_vision_cu_seqlens(grids),
+        }
+
+    def patches(self, image: EncodedImage, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Compute the patches (T, 3 x 2 x pixels) of an image or a video for the tower. An image is in both halves of
+        each patch; in a layer of a video, the first half has one frame and the second half the next one."""
+        processor = self.checkpoint.image_processor
+        side, merge_size = processor.patch_size, processor.merge_size
+        layers, height, width = image.plan.grid
+        views = list(image.views)
+        if image.plan.fps is not None:
+            views += views[-1:] * (-len(views) % PAIR)
+        frames = moved(torch.stack(views), device)
+        pieces = frames.view(
+            layers, -1, height // merge_size, merge_size, side, width // merge_size, merge_size, side, 3
+        ).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        pixels = pieces.reshape(layers * height * width, 3, -1, side * side)
+        return normalised(pixels, processor, dtype).expand(-1, -1, PAIR, -1).flatten(1)
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         return model.model.language_model
@@ -191,3 +212,7 @@ class Qwen25VL(Qwen2VL):
             return super().grid_times(plan)
         apart = self.checkpoint.config.vision_config.tokens_per_second * PAIR / plan.fps
         return [(torch.arange(plan.grid[0]) * apart).long().tolist()]
+
+    def grid_inputs(self, tower: HuggingFaceModel, grids: Tensor) -> dict[str, Tensor]:
+        index, bounds = get_vision_window_index(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size)
+        return super().grid_inputs(tower, grids) | {"window_index": index, "cu_window_seqlens": bounds}
