@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny_models import FAMILY_NAMES, mixed_rows, noise_image, tiny_policy
 from tiercel.config.schema import Model
@@ -78,3 +79,33 @@ def test_a_pass_does_not_wait_for_the_device(tiny_checkpoints, name):
     features = policy.family.vision_features(policy.model, images)
     assert [each.shape for each in features] == expected
     assert {each.device.type for each in features} == {"meta"}
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_features_take_their_places_without_a_count_of_tokens(tiny_checkpoints, name):
+    """Operations whose result has as many rows as there are true entries make the host wait, backwards too."""
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    placeholder = family.placeholder_ids[0]
+    ids = torch.tensor([[5, placeholder, 6, placeholder], [placeholder, 7, 8, 9]])
+    width = 64 * family.feature_layers
+    embeddings = torch.zeros(2, 4, 64, requires_grad=True)
+    features = (torch.arange(3.0)[:, None] + 1).expand(3, width).clone().requires_grad_()
+    with Operations() as operations:
+        found = family.with_features(embeddings, family.is_placeholder(ids), features)
+        (found * torch.arange(8.0).view(2, 4, 1)).sum().backward()
+    assert found[..., 0].tolist() == [[0, 1, 0, 2], [3, 0, 0, 0]]
+    assert features.grad[:, 0].tolist() == [1, 3, 4]
+    assert embeddings.grad[..., 0].tolist() == [[0, 0, 2, 0], [0, 5, 6, 7]]
+    assert not operations.names & {"nonzero", "masked_select", "masked_scatter", "_local_scalar_dense"}
