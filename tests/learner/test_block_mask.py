@@ -55,6 +55,12 @@ def test_it_equals_pytorchs_own_after_a_prompt_that_was_run_before(lengths):
     require_equal(layout_of(lengths), first_query=lengths[0])
 
 
+@pytest.mark.parametrize(("front", "back"), [(0, 60), (119, 0), (119, 300)])
+def test_it_equals_pytorchs_own_with_padding(front, back):
+    require_equal(layout_of((9, 1, 17, 4, 40), (200, 130)).padded(front, back), first_query=0)
+    require_equal(layout_of((9, 1, 170, 4, 40)).padded(front, back), first_query=front + 9)
+
+
 def test_blocks_seen_by_hand():
     """Blocks of 128: the prompt is blocks 0 and 1, the completions are blocks 2 and 3."""
     mask = block_mask(layout_of((256, 128, 128)), CPU)

@@ -1,21 +1,19 @@
 """Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`: each prompt is computed once, and each completion attends to
 its prompt and to itself.
 
-`split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp. `flex` compiles
-one kernel with a block mask. Tests compare both with the dense (T, T) mask of `PrefixLayout`.
+`split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp. Tests compare it
+with the dense (T, T) mask of `PrefixLayout`. The form for a GPU is in flex.py.
 
 Shape suffixes: docs/shapes.md. Here R are the completions of a bucket, padded to L tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiercel.learner.block_mask import block_mask
 from tiercel.learner.layout import PrefixLayout, Span
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
@@ -184,26 +182,3 @@ def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tupl
 def _flat(tensor_RAL: Tensor) -> Tensor:
     """Reshape (R, A, L, ...) to (A, R * L, ...)."""
     return tensor_RAL.transpose(0, 1).flatten(1, 2)
-
-
-class FlexAttention:
-    """Runs PyTorch's FlexAttention (Dong et al. 2024) with a block mask, compiled on GPU. It has no backward pass on
-    CPU."""
-
-    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        self.mask = block_mask(layout, device, first_query)
-        self.attend = _compiled_flex() if device.type == "cuda" else _eager_flex()
-
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        return self.attend(query_BATE, key_BJTE, value_BJTE, block_mask=self.mask, scale=scale, enable_gqa=True)
-
-
-def _eager_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention
-
-
-@cache
-def _compiled_flex() -> Any:
-    return torch.compile(_eager_flex(), dynamic=True)

@@ -72,12 +72,20 @@ def _pieces(layout: PrefixLayout, first_query: int) -> Iterator[tuple[int, Span,
 
 
 def _sees(layout: PrefixLayout, device: torch.device, first_query: int) -> Sees:
-    group_T, segment_T = (part.to(device) for part in layout.segments())
+    """Make the mask function. It closes over tensors and no number: a number of its own would be compiled into the
+    kernel, or would make PyTorch compile anew where it is 0. Row of each query: its place among the keys, the start
+    and stop of its prompt, and the start of its prompt or completion."""
+    spans = torch.tensor(
+        [(*group.prompt, *own) for group in layout.groups for own in (group.prompt, *group.completions)]
+    )
+    spans = spans[spans[:, 2].argsort()]
+    lengths = spans[:, 3] - spans[:, 2]
+    rows = torch.cat([torch.arange(layout.length)[:, None], spans[:, :3].repeat_interleave(lengths, dim=0)], dim=1)
+    place_S, prompt_start_S, prompt_stop_S, own_start_S = rows[first_query:].T.to(device, torch.int32).contiguous()
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        place = query + first_query
-        is_own = (segment_T[key] == 0) | (segment_T[key] == segment_T[place])
-        return (group_T[key] == group_T[place]) & is_own & (key <= place)
+        in_prompt = (key >= prompt_start_S[query]) & (key < prompt_stop_S[query])
+        return (key <= place_S[query]) & (in_prompt | (key >= own_start_S[query]))
 
     return sees
 

@@ -42,6 +42,18 @@ class PrefixLayout:
                 segment_T[start:stop] = i + 1
         return group_T, segment_T
 
+    def padded(self, front: int, back: int) -> "PrefixLayout":
+        """Return the layout with this many tokens more at both ends. Tokens of the padding see only padding, and no
+        other token sees them."""
+        moved = [
+            GroupSpans(prompt=_moved(group.prompt, front), completions=tuple(_moved(c, front) for c in group.completions))
+            for group in self.groups
+        ]
+        length = front + self.length + back
+        ends = [(0, front), (length - back, length)]
+        padding = [GroupSpans(prompt=span, completions=()) for span in ends if span[0] < span[1]]
+        return PrefixLayout(groups=(*moved, *padding), length=length)
+
     def dense_mask(self, device: torch.device) -> Tensor:
         """Return the mask, bool (1, 1, T, T): true where the token of the row attends to the token of the column."""
         group_T, segment_T = self.segments()
@@ -49,6 +61,10 @@ class PrefixLayout:
         sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
         sees_TT &= (segment_T == 0) | (segment_T[:, None] == segment_T)
         return sees_TT[None, None].to(device)
+
+
+def _moved(span: Span, by: int) -> Span:
+    return span[0] + by, span[1] + by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

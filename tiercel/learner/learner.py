@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from tiercel.learner.attention import FlexAttention, SplitAttention, split_plan
+from tiercel.learner.attention import SplitAttention, split_plan
+from tiercel.learner.flex import FlexAttention
 from tiercel.learner.head import TokenHead, TokenScores
 from tiercel.learner.layout import PackedTokens
 from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAttention

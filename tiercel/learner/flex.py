@@ -1,0 +1,103 @@
+"""Attention of packed rows on a GPU: PyTorch's FlexAttention (Dong et al. 2024), compiled, with a block mask.
+
+Rows of all lengths and layouts use the same few compiled graphs. Uncompiled, FlexAttention would hold all scores
+(T x T for each head), so it never runs that way: one graph too many is an error.
+
+Shape suffixes: docs/shapes.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.fx.experimental import _config as shapes
+
+from tiercel.errors import TrainingError
+from tiercel.learner.block_mask import BLOCK, block_mask
+from tiercel.learner.layout import PrefixLayout
+
+GRAPHS = 2  # of one model and dtype: with a gradient and without
+GRAPH_LIMIT = 32  # of one process: a few models, dtypes and numbers of heads
+LEAST_BLOCKS = 2  # PyTorch compiles anew for a size of 1
+Attend = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Padding:
+    """Counts the tokens that fill a row up to whole blocks."""
+
+    front: int  # keys alone; before the prompt that was run earlier, so that the queries start with a block
+    back: int  # queries and keys
+
+    @classmethod
+    def of(cls, layout: PrefixLayout, first_query: int) -> "Padding":
+        """Choose the least padding. `first_query`: how many tokens at the start have keys but no queries."""
+        queries = layout.length - first_query
+        blocks = max(LEAST_BLOCKS, -(-queries // BLOCK))
+        return cls(front=-first_query % BLOCK, back=blocks * BLOCK - queries)
+
+
+def _filled(tensor_BATE: Tensor, front: int, back: int) -> Tensor:
+    """Add zeros along T. The result (B, T, A, E) is contiguous and no view, also without padding: PyTorch would compile
+    anew for other strides, and for views."""
+    return torch.nn.functional.pad(tensor_BATE.transpose(1, 2), (0, 0, 0, 0, front, back)).contiguous()
+
+
+class FlexAttention:
+    """Computes the attention of a packed row with FlexAttention. `attend`: the compiled function."""
+
+    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0, attend: Attend | None = None):
+        self.padding = Padding.of(layout, first_query)
+        padded = layout.padded(self.padding.front, self.padding.back)
+        self.mask = block_mask(padded, device, first_query + self.padding.front)
+        self.attend = attend or compiled_flex()
+
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
+            # In the first layer some have no gradient; each combination would be another graph.
+            query_BATE, key_BJTE, value_BJTE = (_with_gradient(t) for t in (query_BATE, key_BJTE, value_BJTE))
+            return self._attended(query_BATE, key_BJTE, value_BJTE, scale)
+        with torch.no_grad():
+            return self._attended(query_BATE, key_BJTE, value_BJTE, scale)
+
+    def _attended(self, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        front, back = self.padding.front, self.padding.back
+        keys, values = _filled(key_BJTE, front, back), _filled(value_BJTE, front, back)
+        output_BTAE = self.attend(_filled(query_BATE, 0, back), keys, values, self.mask, scale)
+        return output_BTAE[:, : query_BATE.shape[2]].transpose(1, 2)
+
+
+def _with_gradient(tensor: Tensor) -> Tensor:
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _attention(query_BTAE: Tensor, key_BTJE: Tensor, value_BTJE: Tensor, mask: Any, scale: float) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query_BATE, key_BJTE, value_BJTE = (tensor.transpose(1, 2) for tensor in (query_BTAE, key_BTJE, value_BTJE))
+    output_BATE = flex_attention(query_BATE, key_BJTE, value_BJTE, block_mask=mask, scale=scale, enable_gqa=True)
+    return output_BATE.transpose(1, 2)
+
+
+@cache
+def compiled_flex(backend: Any = "inductor", limit: int = GRAPH_LIMIT) -> Attend:
+    """Compile FlexAttention. The function raises TrainingError instead of compiling more than `limit` graphs."""
+    compiled = torch.compile(_attention, dynamic=True, fullgraph=True, backend=backend)
+
+    def attend(*inputs: Any) -> Tensor:
+        try:
+            # With a full graph, PyTorch raises at the limit; without, it would go on uncompiled. Duck shapes would make
+            # it compile anew where two sizes that happened to be equal, say of blocks and of heads, are no longer so.
+            with torch._dynamo.config.patch(recompile_limit=limit), shapes.patch(use_duck_shape=False):
+                return compiled(*inputs)
+        except FailOnRecompileLimitHit as error:
+            raise TrainingError(
+                f"learner.form: flex would compile more than {limit} graphs in this process, and without compiling it "
+                "would hold all scores; write learner.form: dense for short rows, and report the recipe, please"
+            ) from error
+
+    return attend
