@@ -56,7 +56,16 @@ def test_two_graphs_serve_all_layouts_forward_and_backward():
     assert len(small) >= 50
     for number, layout in enumerate(small[:50]):
         require_equal_to_dense(layout, without_gradient=patterns[number % len(patterns)])
-    for lengths in [(9, 1, 17, 4, 40), (1, 1, 1), (5, 7), (128, 128), (130, 3, 200), (300, 1, 127, 70), (2, 256), (1, 1)]:
+    for lengths in [
+        (9, 1, 17, 4, 40),
+        (1, 1, 1),
+        (5, 7),
+        (128, 128),
+        (130, 3, 200),
+        (300, 1, 127, 70),
+        (2, 256),
+        (1, 1),
+    ]:
         require_equal_to_dense(layout_of(lengths), first_query=lengths[0])
     assert graphs() == GRAPHS
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiercel.learner import head as head_module
-from tiercel.learner.head import TokenHead, _chunks
+from tiercel.learner.head import GPU_TILE, Tile, TokenHead, _chunks
 
 TOKENS, WIDTH, VOCABULARY = 11, 7, 23
 PLACEHOLDERS = (2, 5, 99)  # the last lies outside a padded head
@@ -38,8 +38,8 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
 @pytest.mark.parametrize("chunk", (1, 3 * VOCABULARY + 5, TOKENS * VOCABULARY, 2**24))
 @pytest.mark.parametrize("temperature", (1.0, 0.7))
 def test_values_and_gradients_equal_autograd(monkeypatch, dtype, is_trained, chunk, temperature):
-    monkeypatch.setattr(head_module, "LOGITS_PER_CHUNK", chunk)
-    monkeypatch.setattr(head_module, "TILE", {"cpu": (1 + chunk % 7, 1 + chunk % 10)})
+    tile = Tile(tokens=1 + chunk % 7, words=1 + chunk % 10, logits=chunk)
+    monkeypatch.setattr(head_module, "TILE", {"cpu": tile})
     hidden, linear, targets = random_case(dtype)
     weights = torch.randn(TOKENS, generator=torch.Generator().manual_seed(1))
     linear.requires_grad_(is_trained)
@@ -141,7 +141,7 @@ def test_logits_of_the_whole_batch_never_exist(monkeypatch):
     tokens, width, vocabulary = 300, 8, 2000
     linear = nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
     hidden = torch.randn(tokens, width, requires_grad=True)
-    monkeypatch.setattr(head_module, "TILE", {"cpu": (50, 200)})
+    monkeypatch.setattr(head_module, "TILE", {"cpu": Tile(tokens=50, words=200, logits=1)})
     with LargestTensor() as largest:
         scores = TokenHead(linear, ())(hidden, torch.zeros(tokens, dtype=torch.int64), 1.0)
         (kept,) = scores.logprobs_N.grad_fn.saved_tensors
@@ -150,12 +150,52 @@ def test_logits_of_the_whole_batch_never_exist(monkeypatch):
     assert largest.elements <= max(vocabulary * width, 50 * 200)
 
 
-def test_chunks_hold_at_most_the_budget_and_at_least_a_token(monkeypatch):
-    monkeypatch.setattr(head_module, "LOGITS_PER_CHUNK", 30)
-    assert _chunks(10, 8) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
-    assert _chunks(2, 1000) == [slice(0, 1), slice(1, 2)]
-    assert _chunks(2, 8) == [slice(0, 2)]
-    assert _chunks(0, 8) == [slice(0, 0)]
+def test_chunks_hold_at_most_the_budget_and_at_least_a_token():
+    assert _chunks(10, 8, 30) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
+    assert _chunks(2, 1000, 30) == [slice(0, 1), slice(1, 2)]
+    assert _chunks(2, 8, 30) == [slice(0, 2)]
+    assert _chunks(0, 8, 30) == [slice(0, 0)]
+
+
+def test_a_trained_head_on_a_gpu_takes_a_few_chunks():
+    assert len(_chunks(8192, 152064, GPU_TILE.logits)) == 5
+
+
+@pytest.fixture
+def wide_products(monkeypatch):
+    """Gives this CPU the product that CUDA has: of tensors in half precision, in float32."""
+
+    def product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+        assert left.dtype == right.dtype == torch.bfloat16
+        return left.to(out_dtype) @ right.to(out_dtype)
+
+    def product_into(left: Tensor, right: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
+        return out.copy_(product(left, right, out_dtype))
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm.dtype", product, "CPU")
+    library.impl("mm.dtype_out", product_into, "CPU")
+    monkeypatch.setattr(head_module, "WIDE_DEVICES", {"cpu"})
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+def test_logits_in_float32_are_not_rounded_to_half_precision(wide_products, is_trained):
+    hidden, linear, targets = random_case(torch.bfloat16)
+    linear.weight.data *= 8  # logits near 50, where bfloat16 has steps of 0.25
+    linear.requires_grad_(is_trained)
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden.requires_grad_(), targets, 1.0)
+    scores.logprobs_N.sum().backward()
+    same_hidden = hidden.detach().double().requires_grad_()
+    same_weight = linear.weight.detach().double().requires_grad_()
+    expected, _ = plain(same_hidden, same_weight, targets, 1.0)
+    expected.sum().backward()
+    torch.testing.assert_close(scores.logprobs_N.double(), expected, rtol=1e-5, atol=1e-4)
+    assert hidden.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(hidden.grad.double(), same_hidden.grad, rtol=0.02, atol=0.2)
+    if is_trained:
+        torch.testing.assert_close(linear.weight.grad.double(), same_weight.grad, rtol=0.02, atol=0.05)
 
 
 def test_bfloat16_is_summed_in_float32():

@@ -92,7 +92,7 @@ def compiled_flex(backend: Any = "inductor", limit: int = GRAPH_LIMIT) -> Attend
         try:
             # With a full graph, PyTorch raises at the limit; without, it would go on uncompiled. Duck shapes would make
             # it compile anew where two sizes that happened to be equal, say of blocks and of heads, are no longer so.
-            with torch._dynamo.config.patch(recompile_limit=limit), shapes.patch(use_duck_shape=False):
+            with torch._dynamo.config.patch(recompile_limit=limit), shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
                 return compiled(*inputs)
         except FailOnRecompileLimitHit as error:
             raise TrainingError(

@@ -10,10 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_PER_CHUNK = 2**24  # elements of the largest logits tensor of a trained head
-TILE = {"cpu": (512, 4096)}  # tokens and words of a frozen head's tile; on CPU it fits into the last cache
-GPU_TILE = (4096, 16384)
+WIDE_DEVICES = {"cuda"}  # where `torch.mm` has `out_dtype`
+HALF = {torch.bfloat16, torch.float16}
 NEVER = -1e30  # a placeholder's logit: its probability is exactly 0, and 0 * NEVER is 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """Bounds the logits that exist at a time."""
+
+    tokens: int  # of a frozen head
+    words: int  # of a frozen head
+    logits: int  # of a trained head, or for the gradient of the entropy; whole rows of the vocabulary
+
+
+TILE = {"cpu": Tile(tokens=512, words=4096, logits=2**24)}  # it fits into the last cache
+GPU_TILE = Tile(tokens=4096, words=16384, logits=2**28)
 
 
 class TokenScores(NamedTuple):
@@ -38,34 +50,60 @@ class TokenHead(nn.Module):
         super().__init__()
         self.linear = linear
         self.placeholder_ids = placeholder_ids
-        self.tile: tuple[int, int] | None = None  # tokens and words of a frozen head's tile; None: by device
+        self.tile: Tile | None = None  # None: by device
 
     def forward(
         self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
     ) -> TokenScores:
         weight_VH = self.linear.weight
         excluded = [i for i in self.placeholder_ids if i < weight_VH.shape[0]]
+        tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
         if weight_VH.requires_grad or entropy_gradient:
-            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, temperature, excluded)
+            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, temperature, excluded, tile)
         else:
-            tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, temperature, excluded, tile)
         return TokenScores(logprobs_N=logprobs_N, entropy_N=entropy_N if entropy_gradient else entropy_N.detach())
 
 
-def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+def _chunks(tokens: int, vocabulary: int, logits: int) -> list[slice]:
     """Divide the tokens into chunks. Without tokens there is one empty chunk, because a trained head must be part of
     every backward pass."""
-    size = max(1, LOGITS_PER_CHUNK // vocabulary)
+    size = max(1, logits // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, max(1, tokens), size)]
 
 
 def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, temperature: float, excluded: list[int]) -> Tensor:
     """Compute the logprobs (M, V), fp32, of all words."""
-    logits_MV = (hidden_MH @ weight_VH.T).float() / temperature
+    if _has_wide_product(hidden_MH, weight_VH):
+        logits_MV = _WideProduct.apply(hidden_MH, weight_VH) / temperature
+    else:
+        logits_MV = (hidden_MH @ weight_VH.T).float() / temperature
     if excluded:
         logits_MV = logits_MV.index_fill(1, torch.tensor(excluded, device=logits_MV.device), NEVER)
     return logits_MV.log_softmax(-1)
+
+
+def _has_wide_product(left: Tensor, right: Tensor) -> bool:
+    """Tell whether PyTorch can leave the product of two tensors in half precision in float32, the dtype of its sums.
+    Rounded to bfloat16, logits between 16 and 32 would be multiples of 0.125."""
+    return left.device.type in WIDE_DEVICES and left.dtype == right.dtype and left.dtype in HALF
+
+
+class _WideProduct(torch.autograd.Function):
+    """Computes h W^T in float32. The gradients are those of a product in half precision."""
+
+    @staticmethod
+    def forward(ctx, hidden_MH, weight_VH):
+        ctx.save_for_backward(hidden_MH, weight_VH)
+        return torch.mm(hidden_MH, weight_VH.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, gradient_MV):
+        hidden_MH, weight_VH = ctx.saved_tensors
+        gradient_MV = gradient_MV.to(hidden_MH.dtype)
+        d_hidden_MH = gradient_MV @ weight_VH if ctx.needs_input_grad[0] else None
+        d_weight_VH = gradient_MV.T @ hidden_MH if ctx.needs_input_grad[1] else None
+        return d_hidden_MH, d_weight_VH
 
 
 class _KeptJacobian(torch.autograd.Function):
@@ -75,11 +113,10 @@ class _KeptJacobian(torch.autograd.Function):
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
         jacobian_NH = torch.empty_like(hidden_NH) if needs_gradient else None
-        rows, words = tile
-        for start in range(0, len(targets_N), rows):
-            chunk = slice(start, start + rows)
+        for start in range(0, len(targets_N), tile.tokens):
+            chunk = slice(start, start + tile.tokens)
             hidden_MH, targets_M = hidden_NH[chunk], targets_N[chunk]
-            found = _online_softmax(hidden_MH, weight_VH, targets_M, temperature, excluded, words)
+            found = _online_softmax(hidden_MH, weight_VH, targets_M, temperature, excluded, tile.words)
             logprobs_N[chunk] = found.target_logits_M - found.lse_M
             mean_logit_M = torch.linalg.vecdot(found.expected_MH, hidden_MH.float()) / temperature
             entropy_N[chunk] = found.lse_M - mean_logit_M
@@ -130,8 +167,10 @@ def _online_softmax(
         expected_MH *= shrunk_M[:, None]
         if weight_VH.dtype == torch.float32:
             expected_MH.addmm_(logits_MW, weight_WH)
+        elif _has_wide_product(probabilities_MW := logits_MW.to(weight_VH.dtype), weight_WH):
+            expected_MH += torch.mm(probabilities_MW, weight_WH, out_dtype=torch.float32)
         else:
-            expected_MH += logits_MW.to(weight_VH.dtype) @ weight_WH
+            expected_MH += probabilities_MW @ weight_WH
     return _SoftmaxSums(
         target_logits_M=target_logits_M, lse_M=highest_M + sum_M.log(), expected_MH=expected_MH / sum_M[:, None]
     )
@@ -142,6 +181,8 @@ def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, temperature:
     outside it belong to another tile."""
     if weight_WH.dtype == torch.float32 and hidden_MH.dtype == torch.float32:
         torch.mm(hidden_MH, weight_WH.T, out=out)
+    elif _has_wide_product(hidden_MH, weight_WH):
+        torch.mm(hidden_MH, weight_WH.T, out_dtype=torch.float32, out=out)
     else:
         out.copy_(hidden_MH @ weight_WH.T)
     if temperature != 1:
@@ -152,7 +193,7 @@ def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, temperature:
 
 
 def _recomputed(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature: float, excluded: list[int]
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature: float, excluded: list[int], tile: Tile
 ) -> tuple[Tensor, Tensor]:
     def scores(hidden_MH: Tensor, weight: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_MV = _log_softmax(hidden_MH, weight, temperature, excluded)
@@ -161,7 +202,7 @@ def _recomputed(
 
     pieces = [
         checkpoint(scores, hidden_NH[chunk], weight_VH, targets_N[chunk], use_reentrant=False)
-        for chunk in _chunks(len(targets_N), weight_VH.shape[0])
+        for chunk in _chunks(len(targets_N), weight_VH.shape[0], tile.logits)
     ]
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)

@@ -21,6 +21,11 @@ class GroupSpans:
     prompt: Span
     completions: tuple[Span, ...]
 
+    def moved(self, by: int) -> "GroupSpans":
+        """Return the spans of the group where it starts `by` tokens later."""
+        prompt, *completions = ((start + by, stop + by) for start, stop in (self.prompt, *self.completions))
+        return GroupSpans(prompt=prompt, completions=tuple(completions))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixLayout:
@@ -46,7 +51,9 @@ class PrefixLayout:
         """Return the layout with this many tokens more at both ends. Tokens of the padding see only padding, and no
         other token sees them."""
         moved = [
-            GroupSpans(prompt=_moved(group.prompt, front), completions=tuple(_moved(c, front) for c in group.completions))
+            GroupSpans(
+                prompt=_moved(group.prompt, front), completions=tuple(_moved(c, front) for c in group.completions)
+            )
             for group in self.groups
         ]
         length = front + self.length + back
@@ -61,10 +68,6 @@ class PrefixLayout:
         sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
         sees_TT &= (segment_T == 0) | (segment_T[:, None] == segment_T)
         return sees_TT[None, None].to(device)
-
-
-def _moved(span: Span, by: int) -> Span:
-    return span[0] + by, span[1] + by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
