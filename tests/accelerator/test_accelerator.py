@@ -1,0 +1,15 @@
+"""Runs on a pretended accelerator, in a process of their own: a backend is registered for a whole process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RUNS = Path(__file__).with_name("runs.py")
+
+
+def test_all_families_learn_and_decode_on_one_device_and_wait_only_where_it_is_allowed():
+    """Nearly half a minute: whole steps of six families."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(RUNS)]
+    ran = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
