@@ -32,6 +32,7 @@ READS = {aten._local_scalar_dense.default, aten.equal.default}
 SIZED_BY_VALUES = {
     aten.nonzero.default,
     aten.masked_select.default,
+    aten.masked_scatter_backward.default,
     aten.unique_consecutive.default,
     aten._unique2.default,
     aten.bincount.default,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tiercel.algorithms import LossInput, Totals, importance_weights, policy_loss
-from tiercel.algorithms.correction import drift_metrics, drift_sums, is_near_policy
+from tiercel.algorithms.correction import Correction, drift_metrics, drift_sums, is_near_policy
 from tiercel.algorithms.kl import Kl
 from tiercel.config.schema import Algorithm
 
@@ -26,16 +26,15 @@ COMPLETION = torch.tensor([0, 0, 1, 1])
     ),
 )
 def test_ratios_by_token_and_by_completion_are_cut_or_dropped(level, mode, weights, capped):
-    found = importance_weights(OLD, SAMPLER, COMPLETION, level=level, mode=mode, cap=2.5)
+    found = importance_weights(OLD, SAMPLER, COMPLETION, 2, Correction(level=level, mode=mode, cap=2.5))
     torch.testing.assert_close(found.values_N, torch.tensor(weights))
     assert found.is_capped_N.tolist() == capped
 
 
 @pytest.mark.parametrize("mode", ("truncate", "mask"))
 def test_a_token_that_the_engine_thought_impossible_does_not_make_nan(mode):
-    found = importance_weights(
-        torch.zeros(1), torch.tensor([-math.inf]), torch.zeros(1, dtype=torch.int64), level="token", mode=mode, cap=2.0
-    )
+    impossible, owner = torch.tensor([-math.inf]), torch.zeros(1, dtype=torch.int64)
+    found = importance_weights(torch.zeros(1), impossible, owner, 1, Correction(level="token", mode=mode, cap=2.0))
     assert found.values_N.tolist() == [2.0 if mode == "truncate" else 0.0]
 
 
@@ -71,7 +70,7 @@ def test_punished_completions_that_the_policy_has_left_are_masked_whole():
 
 def test_drift_by_hand():
     # ratios of the tokens 2, 3 and 1/4, and 1 where the engine does not know; of the completions 6 and 1/4
-    sums = {name: float(value) for name, value in drift_sums(OLD, SAMPLER, COMPLETION).items()}
+    sums = {name: float(value) for name, value in drift_sums(OLD, SAMPLER, COMPLETION, 2).items()}
     found = drift_metrics(sums)
     assert found["off_policy/kl"] == pytest.approx(-math.log(2 * 3 / 4) / 4)
     assert found["off_policy/chi2"] == pytest.approx((4 + 9 + 1 / 16 + 1) / 4 - 1)
@@ -80,5 +79,5 @@ def test_drift_by_hand():
 
 
 def test_drift_of_an_impossible_token_stays_a_number():
-    sums = drift_sums(torch.zeros(1), torch.tensor([-math.inf]), torch.zeros(1, dtype=torch.int64))
+    sums = drift_sums(torch.zeros(1), torch.tensor([-math.inf]), torch.zeros(1, dtype=torch.int64), 1)
     assert all(math.isfinite(value) for value in drift_metrics({k: float(v) for k, v in sums.items()}).values())

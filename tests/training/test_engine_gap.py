@@ -34,7 +34,8 @@ def recipe_with(**rollout) -> GrpoRecipe:
 
 
 def summed(recipe: GrpoRecipe, gaps: list[float]) -> dict[str, float]:
-    return {name: float(value) for name, value in gap_counts(torch.tensor(gaps), gap_limits(recipe)).items()}
+    counts = gap_counts(torch.tensor(gaps), torch.ones(len(gaps), dtype=torch.bool), gap_limits(recipe))
+    return {name: float(value) for name, value in counts.items()}
 
 
 def test_the_limits_are_the_gates_and_what_a_healthy_run_adds():

@@ -15,7 +15,8 @@ def sums(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
 
 def lengths(completion_of_N: Tensor, count: int) -> Tensor:
     """Count the scored tokens of each completion: int64 (C,)."""
-    return completion_of_N.bincount(minlength=count)
+    # bincount would wait for the device.
+    return sums(completion_of_N.new_ones(len(completion_of_N)), completion_of_N, count)
 
 
 def means(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:

@@ -32,14 +32,14 @@ class Weights:
     is_capped_N: Tensor  # bool
 
 
-def by_token(log_ratios_N: Tensor, completion_of_N: Tensor) -> Tensor:
+def by_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
     """Take each token's own ratio: biased, of low variance."""
     return log_ratios_N
 
 
-def by_sequence(log_ratios_N: Tensor, completion_of_N: Tensor) -> Tensor:
+def by_sequence(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
     """Take the ratio of the whole completion, at each of its tokens: unbiased before the cap."""
-    return completions.sums(log_ratios_N, completion_of_N, _count(completion_of_N))[completion_of_N]
+    return completions.sums(log_ratios_N, completion_of_N, count)[completion_of_N]
 
 
 def truncate(log_ratios_N: Tensor, cap: float) -> Weights:
@@ -64,14 +64,13 @@ def importance_weights(
     old_logprobs_N: Tensor,
     sampler_logprobs_N: Tensor,
     completion_of_N: Tensor,
-    *,
-    level: str,
-    mode: str,
-    cap: float,
+    count: int,
+    correction: Correction,
 ) -> Weights:
-    """Compute exp(old - sampler) by token or sequence, bounded."""
+    """Compute exp(old - sampler) by token or sequence, bounded. `count`: completions, C; `correction`: of a level other
+    than none."""
     log_ratios_N = log_ratios(old_logprobs_N, sampler_logprobs_N)
-    return BOUNDS[mode](LEVELS[level](log_ratios_N, completion_of_N), cap)
+    return BOUNDS[correction.mode](LEVELS[correction.level](log_ratios_N, completion_of_N, count), correction.cap)
 
 
 def is_near_policy(
@@ -84,17 +83,19 @@ def is_near_policy(
     return ~((advantages_C < 0) & (distance_C > delta))[completion_of_N]
 
 
-def drift_sums(old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor) -> dict[str, Tensor]:
-    """Compute the sums that `drift_metrics` takes; they add up over microbatches. Log ratios are cut at -20 and 20."""
+def drift_sums(
+    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, count: int
+) -> dict[str, Tensor]:
+    """Compute the sums that `drift_metrics` takes; they add up over microbatches. `count`: completions, each with a
+    token. Log ratios are cut at -20 and 20."""
     log_ratios_N = log_ratios(old_logprobs_N, sampler_logprobs_N)
-    count = _count(completion_of_N)
     tokens_N = log_ratios_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     sequences_C = completions.sums(log_ratios_N, completion_of_N, count).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     return {
-        "drift/tokens": completion_of_N.new_tensor(len(tokens_N)),
+        "drift/tokens": tokens_N.new_full((), len(tokens_N)),
         "drift/log": tokens_N.sum(),
         "drift/square": (2 * tokens_N).exp().sum(),
-        "drift/completions": completion_of_N.new_tensor(count),
+        "drift/completions": tokens_N.new_full((), count),
         "drift/sequence": sequences_C.exp().sum(),
         "drift/sequence_square": (2 * sequences_C).exp().sum(),
     }
@@ -117,11 +118,7 @@ def drift_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _count(completion_of_N: Tensor) -> int:
-    return int(completion_of_N.max()) + 1 if len(completion_of_N) else 0
-
-
-LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"token": by_token, "sequence": by_sequence}
+LEVELS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"token": by_token, "sequence": by_sequence}
 BOUNDS: dict[str, Callable[[Tensor, float], Weights]] = {"truncate": truncate, "mask": mask}
 
 

@@ -67,7 +67,7 @@ class PrefixLayout:
         order_T = torch.arange(self.length)
         sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
         sees_TT &= (segment_T == 0) | (segment_T[:, None] == segment_T)
-        return sees_TT[None, None].to(device)
+        return sees_TT[None, None].to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

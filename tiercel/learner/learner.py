@@ -62,9 +62,9 @@ class Learner(nn.Module):
                 hidden_NH = self._repeated_states(batch, self._embedded(batch, features_KH))
             else:
                 hidden_TH = self._decoded(batch, self._embedded(batch, features_KH))
-                hidden_NH = hidden_TH[batch.scoring_N.to(self.device)]
+                hidden_NH = hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
         with self.head_autocast():
-            targets_N = batch.targets_N.to(self.device)
+            targets_N = batch.targets_N.to(self.device, non_blocking=True)
             return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient)
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
@@ -76,7 +76,7 @@ class Learner(nn.Module):
         return PrefixPass(recording.keys, recording.values, hidden_PH[-1])
 
     def _embedded(self, batch: PackedTokens, features_KH: Tensor | None) -> Tensor:
-        token_ids_T = batch.token_ids_T.to(self.device)
+        token_ids_T = batch.token_ids_T.to(self.device, non_blocking=True)
         embeddings_TH = self.embedding(token_ids_T)
         if self.trains_vision and torch.is_grad_enabled() and not embeddings_TH.requires_grad:
             embeddings_TH.requires_grad_()  # so that a pass without images has a backward pass too
@@ -90,7 +90,7 @@ class Learner(nn.Module):
         if self.form == "dense":
             return self.language_model(
                 **self.family.decoder_inputs(embeddings_TH[None]),
-                position_ids=_position_ids(batch.positions_DT[:, None].to(self.device)),
+                position_ids=_position_ids(batch.positions_DT[:, None].to(self.device, non_blocking=True)),
                 attention_mask=batch.layout.dense_mask(self.device),
                 use_cache=False,
             ).last_hidden_state[0]
@@ -104,30 +104,30 @@ class Learner(nn.Module):
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
         return self.language_model(
             **self.family.decoder_inputs(embeddings_TH[None]),
-            position_ids=_position_ids(positions_DT[:, None].to(self.device)),
+            position_ids=_position_ids(positions_DT[:, None].to(self.device, non_blocking=True)),
             **form_inputs(attention),
         ).last_hidden_state[0]
 
     def _states_after(self, batch: PackedTokens, prefix: PrefixPass) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
         length = batch.layout.groups[0].prompt[1]
-        embeddings_SH = self.embedding(batch.token_ids_T[length:].to(self.device))
+        embeddings_SH = self.embedding(batch.token_ids_T[length:].to(self.device, non_blocking=True))
         attention = ContinuedAttention(self._attention(batch, first_query=length), prefix)
         hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
         states = torch.cat([prefix.last_state_H[None].to(hidden_SH.dtype), hidden_SH])
-        return states[(batch.scoring_N - (length - 1)).to(self.device)]
+        return states[(batch.scoring_N - (length - 1)).to(self.device, non_blocking=True)]
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, by one causal row for each completion, with
         its prompt repeated."""
         places_RU, row_N, column_N = self._repeated_layout(batch)
         hidden_RUH = self.language_model(
-            **self.family.decoder_inputs(embeddings_TH[places_RU.to(self.device)]),
-            position_ids=_position_ids(batch.positions_DT[:, places_RU].to(self.device)),
+            **self.family.decoder_inputs(embeddings_TH[places_RU.to(self.device, non_blocking=True)]),
+            position_ids=_position_ids(batch.positions_DT[:, places_RU].to(self.device, non_blocking=True)),
             attention_mask=None,
             use_cache=False,
         ).last_hidden_state
-        return hidden_RUH[row_N.to(self.device), column_N.to(self.device)]
+        return hidden_RUH[row_N.to(self.device, non_blocking=True), column_N.to(self.device, non_blocking=True)]
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the places (R, U) in the pack of the tokens of each repeated row, and for each scored token the row

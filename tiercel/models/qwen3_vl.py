@@ -78,6 +78,7 @@ class Qwen3VL(Qwen2VL):
         if not deeper:
             return super().decoder_inputs(first)
         return super().decoder_inputs(first) | {
-            "visual_pos_masks": torch.ones(first.shape[:2], dtype=torch.bool, device=first.device),
-            "deepstack_visual_embeds": [features.flatten(0, 1) for features in deeper],
+            # Numbers of the rows: with a mask, which has the same effect, every layer would wait for the device.
+            "visual_pos_masks": torch.arange(len(first), device=first.device),
+            "deepstack_visual_embeds": deeper,
         }

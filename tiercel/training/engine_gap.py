@@ -20,7 +20,6 @@ Shape suffix: N scored tokens of a microbatch.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tiercel.config.schema import GrpoRecipe
@@ -61,13 +60,13 @@ def parity_tolerance(recipe: GrpoRecipe) -> float:
     return 1e-3 if recipe.model.dtype == "float32" else 0.25
 
 
-def gap_counts(gaps_N: Tensor, limits: GapLimits) -> dict[str, Tensor]:
+def gap_counts(gaps_N: Tensor, is_known_N: Tensor, limits: GapLimits) -> dict[str, Tensor]:
     """Sums over tokens by how far the engine's logprob is below the learner's, which add up over microbatches and
-    ranks."""
+    ranks. `is_known_N`: bool; where it is false the gap is 0."""
     excess_N = gaps_N if limits.is_cut else gaps_N.abs()
     return {
         GAP_SUM: gaps_N.abs().sum(),
-        GAP_TOKENS: torch.tensor(len(gaps_N)),
+        GAP_TOKENS: is_known_N.sum(),
         FAR_TOKENS: (excess_N > limits.far).sum(),
         EXTREME_TOKENS: (excess_N > limits.extreme).sum(),
     }

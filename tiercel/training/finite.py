@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError, TrainingError
@@ -34,23 +35,35 @@ KEPT_GROUPS = "groups.jsonl"
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedPart:
+    """What a microbatch leaves behind for the case that the update is not finite."""
+
+    row_ids: tuple[str, ...]
+    loss: Tensor  # detached
+    faulty_rows: Callable[[], tuple[str, ...]]  # those at fault where the loss is not finite
+    size: Tensor | None  # of this rank's gradient after it; None where it is not known
+
+
 @dataclass(slots=True)
 class Trace:
-    """The rows and gradients of an update on this rank, from which the rows at fault are found."""
+    """What an update computed on this rank, from which the rows at fault are found. Nothing of it is read before."""
 
-    rows: list[str] = field(default_factory=list)
-    faulty: list[str] = field(default_factory=list)  # whose loss is not finite
-    # Rows of each microbatch, and the size of the gradient after it, of no use but where the last is not finite.
-    sizes: list[tuple[tuple[str, ...], Tensor | None]] = field(default_factory=list)
+    parts: list[TracedPart] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(row for part in self.parts for row in part.row_ids))
 
     def rows_at_fault(self, *, of_loss: bool) -> list[str]:
         """List the rows after which the loss, or else the gradient, was not finite; all rows where that is not
         known."""
         if of_loss:
-            return list(dict.fromkeys(self.faulty))
-        known = [(rows, float(size)) for rows, size in self.sizes if size is not None]
+            found = [part.faulty_rows() for part in self.parts if not math.isfinite(float(part.loss))]
+            return list(dict.fromkeys(row for rows in found for row in rows))
+        known = [(part.row_ids, float(part.size)) for part in self.parts if part.size is not None]
         spoilt = next((list(rows) for rows, size in known if not math.isfinite(size)), [])
-        return spoilt if known else list(dict.fromkeys(self.rows))
+        return spoilt if known else self.rows
 
 
 def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonFiniteError:
@@ -58,7 +71,7 @@ def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonF
     of_loss = not math.isfinite(loss)
     rows = trainer.ranks.gather(trace.rows_at_fault(of_loss=of_loss))
     if not any(rows):
-        rows = trainer.ranks.gather(list(dict.fromkeys(trace.rows)))
+        rows = trainer.ranks.gather(trace.rows)
     what = f"the loss is {loss}" if of_loss else f"the gradient norm is {norm}"
     spoilt = trainer.ranks.gather(spoilt_weight(trainer.policy.trained_parameters()))
     if (name := next(filter(None, spoilt), None)) is not None:
@@ -79,7 +92,7 @@ def faulty_rows(batch: PolicyBatch, logprobs_N: Tensor) -> tuple[str, ...]:
 def gradient_size(parameters: Iterable[nn.Parameter]) -> Tensor | None:
     """Norm of this rank's gradients so far, not waited for; None where a strategy keeps them elsewhere or in parts."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients or any(type(gradient) is not Tensor for gradient in gradients):
+    if not gradients or any(isinstance(gradient, DTensor) for gradient in gradients):
         return None
     return nn.utils.get_total_norm(gradients)
 

@@ -59,12 +59,9 @@ def known_before(trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoReci
 def _threshold(ranks: Ranks, units: Sequence[PolicyUnit], entropies: Sequence[Sequence[Tensor]], share: float) -> float:
     """Find the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage. So
     it does not depend on which groups without one went through the learner."""
-    own = [
-        entropy_N[_has_advantage(batch).to(entropy_N.device)].cpu()
-        for unit, of_unit in zip(units, entropies, strict=True)
-        for batch, entropy_N in zip(unit.batches, of_unit, strict=True)
-    ]
-    every = ranks.gather(torch.cat(own) if own else torch.empty(0))
+    found = [entropy_N for of_unit in entropies for entropy_N in of_unit]
+    counts = [_has_advantage(batch) for unit in units for batch in unit.batches]
+    every = ranks.gather(torch.cat(found).cpu()[torch.cat(counts)] if found else torch.empty(0))
     return entropy_threshold(torch.cat(every), share)
 
 
@@ -102,15 +99,19 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
     policy = [trainer.scores(unit) for unit in units]
     references = trainer.reference_logprobs(units)
     logprobs: list[Tensor] = []
-    sums: list[float] = []
+    sums: list[Tensor] = []
+    lengths: list[int] = []
     for unit, scores, of_reference in zip(units, policy, references, strict=True):
         for batch, own, reference_N in zip(unit.batches, scores, of_reference, strict=True):
             own_N = own.logprobs_N
-            completion_of_N = batch.packed.continuation_of_N.to(own_N.device)
-            count = len(batch.advantages_C)
-            sums += completions.sums(kl.estimate(own_N, reference_N), completion_of_N, count).tolist()
-            logprobs += own_N.split(completions.lengths(completion_of_N, count).tolist())
-    return _by_group(groups, sums, logprobs, kl.coef)
+            completion_of_N, count = batch.packed.continuation_of_N, len(batch.advantages_C)
+            owners_N = completion_of_N.to(own_N.device, non_blocking=True)
+            sums.append(completions.sums(kl.estimate(own_N, reference_N), owners_N, count))
+            logprobs.append(own_N)
+            lengths += completions.lengths(completion_of_N, count).tolist()
+    if not units:
+        return _by_group(groups, [], [], kl.coef)
+    return _by_group(groups, torch.cat(sums).tolist(), torch.cat(logprobs).cpu().split(lengths), kl.coef)
 
 
 def _by_group(
@@ -122,7 +123,7 @@ def _by_group(
         end = start + len(group.sampler_logprobs)
         index = group.item.prompt.index
         of_group[index] = tuple(coef * value for value in sums[start:end])
-        old_logprobs[index] = tuple(row.cpu() for row in logprobs[start:end])
+        old_logprobs[index] = tuple(logprobs[start:end])
         start = end
     tokens = sum(len(row) for row in logprobs)
     return Penalties(of_group=of_group, old_logprobs=old_logprobs, kl_sum=sum(sums), tokens=tokens)

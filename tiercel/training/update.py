@@ -21,7 +21,7 @@ from tiercel.learner.batch import PolicyBatch, PolicyUnit
 from tiercel.learner.head import TokenScores
 from tiercel.learner.prefix import PrefixPass
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
-from tiercel.training.finite import Trace, faulty_rows, gradient_size, non_finite
+from tiercel.training.finite import Trace, TracedPart, faulty_rows, gradient_size, non_finite
 from tiercel.training.minibatches import Minibatch
 from tiercel.training.passes import Known
 from tiercel.training.trainer import ConversationPass, Trainer
@@ -56,7 +56,7 @@ NO_UPDATE = Update(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
-    """A microbatch's share of an update."""
+    """A microbatch's share of an update. All its numbers are on the device of the pass."""
 
     loss: Tensor  # with its graph
     loss_sums: Mapping[str, Tensor]
@@ -97,10 +97,12 @@ def _policy_contribution(
 ) -> Contribution:
     algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
     device = logprobs_N.device
-    base_N = logprobs_N.detach() if known.old_logprobs_N is None else known.old_logprobs_N.to(device)
-    sampler_N, advantages_C = batch.sampler_logprobs_N.to(device), batch.advantages_C.to(device)
-    completion_of_N = batch.packed.continuation_of_N.to(device)
-    match = engine_match(base_N, sampler_N, completion_of_N, recipe)
+    detached_N = logprobs_N.detach()
+    base_N = detached_N if known.old_logprobs_N is None else known.old_logprobs_N.to(device, non_blocking=True)
+    sampler_N = batch.sampler_logprobs_N.to(device, non_blocking=True)
+    advantages_C = batch.advantages_C.to(device, non_blocking=True)
+    completion_of_N = batch.packed.continuation_of_N.to(device, non_blocking=True)
+    match = engine_match(base_N, sampler_N, completion_of_N, len(batch.row_of_C), recipe)
     factors = [match.weights_N, known.is_chosen_N]
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
@@ -130,7 +132,7 @@ def _policy_contribution(
         pass_largest={LARGEST_GAP: match.largest_gap},
         tokens=len(logprobs_N),
         row_ids=batch.prompt_ids,
-        faulty_rows=lambda: faulty_rows(batch, logprobs_N.detach()),
+        faulty_rows=partial(faulty_rows, batch, detached_N),
     )
 
 
@@ -156,25 +158,19 @@ class EngineMatch:
 
 
 def engine_match(
-    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, recipe: GrpoRecipe
+    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, count: int, recipe: GrpoRecipe
 ) -> EngineMatch:
     """Compare the tokens whose sampler logprob is known: their gaps, the distance of the policies, and the recipe's
-    importance weights."""
-    gaps_N = (old_logprobs_N - sampler_logprobs_N)[~sampler_logprobs_N.isnan()]
+    importance weights. `count`: completions, C."""
+    is_known_N = ~sampler_logprobs_N.isnan()
+    gaps_N = (old_logprobs_N - sampler_logprobs_N).masked_fill(~is_known_N, 0.0)
     correction = recipe.algorithm.correction
-    drift = drift_sums(old_logprobs_N, sampler_logprobs_N, completion_of_N)
-    sums = {**gap_counts(gaps_N, gap_limits(recipe)), **drift}
+    drift = drift_sums(old_logprobs_N, sampler_logprobs_N, completion_of_N, count)
+    sums = {**gap_counts(gaps_N, is_known_N, gap_limits(recipe)), **drift}
     largest = gaps_N.abs().max() if len(gaps_N) else gaps_N.new_zeros(())
     if correction.level == "none":
         return EngineMatch(weights_N=None, sums=sums, largest_gap=largest)
-    weights = importance_weights(
-        old_logprobs_N,
-        sampler_logprobs_N,
-        completion_of_N,
-        level=correction.level,
-        mode=correction.mode,
-        cap=correction.cap,
-    )
+    weights = importance_weights(old_logprobs_N, sampler_logprobs_N, completion_of_N, count, correction)
     sums |= {
         "correction/weight_mean": weights.values_N.sum(),
         "correction/capped_fraction": weights.is_capped_N.sum(),
@@ -213,7 +209,7 @@ def sft_contributions(trainer: Trainer, conversations: ConversationPass, tokens:
         loss_sums={},
         pass_sums={
             "entropy/mean": scores.entropy_N.sum(),
-            "tokens/packed": torch.tensor(len(packed.token_ids_T) if rows else 0),
+            "tokens/packed": scores.logprobs_N.new_full((), len(packed.token_ids_T) if rows else 0),
         },
         tokens=len(scores.logprobs_N),
         row_ids=rows,
@@ -234,26 +230,20 @@ def _apply(
     pulse, first = trainer.ranks.pulse, next(iter(trainer.policy.trained_parameters().values()))
     if pulse.spoil(1.0, "weights") != 1.0:
         first.data.mul_(math.nan)
-    loss_sums: dict[str, Tensor] = {"loss": torch.zeros(())}
-    pass_sums: dict[str, Tensor] = {"tokens": torch.zeros(())}
-    largest: dict[str, float] = {}
-    trace, parameters = Trace(), list(trainer.policy.trained_parameters().values())
+    sums, trace, parameters = _Sums(), Trace(), list(trainer.policy.trained_parameters().values())
     for number, contributions in enumerate(passes):
         for part in contributions:
             loss = pulse.spoil(part.loss, "loss")
-            trace.rows += part.row_ids
-            if not bool(torch.isfinite(loss)):
-                trace.faulty += part.faulty_rows()
             strategy.backward(pulse.spoil(loss, "gradient"), is_last=number + 1 == len(passes))
-            trace.sizes.append((part.row_ids, gradient_size(parameters)))
-            _add(loss_sums, {"loss": loss.detach(), **part.loss_sums})
-            _add(pass_sums, {"tokens": torch.tensor(part.tokens), **part.pass_sums})
-            for name, value in part.pass_largest.items():
-                largest[name] = max(largest.get(name, 0.0), float(value))
+            size = gradient_size(parameters)
+            trace.parts.append(
+                TracedPart(row_ids=part.row_ids, loss=loss.detach(), faulty_rows=part.faulty_rows, size=size)
+            )
+            sums.add(part, loss.detach())
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
-    in_loss = trainer.ranks.sum({name: float(value) for name, value in loss_sums.items()})
-    in_pass = trainer.ranks.sum({name: float(value) for name, value in pass_sums.items()})
+    in_loss, in_pass, largest = sums.read()
+    in_loss, in_pass = trainer.ranks.sum(in_loss), trainer.ranks.sum(in_pass)
     largest_of_all = trainer.ranks.maxima(largest)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or trainer.policy.compute_dtype == torch.float16):
         raise non_finite(trainer, in_loss["loss"], norm, trace)
@@ -272,6 +262,28 @@ def _apply(
     )
 
 
-def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    for name, value in more.items():
-        sums[name] = sums.get(name, torch.zeros(())) + value.cpu()
+class _Sums:
+    """Adds up the numbers of microbatches where they are, so that the host waits for the device once, at the end."""
+
+    def __init__(self) -> None:
+        self._in_loss: dict[str, Tensor] = {"loss": torch.zeros(())}
+        self._in_pass: dict[str, Tensor] = {"tokens": torch.zeros(())}
+        self._largest: dict[str, Tensor] = {}
+
+    def add(self, part: Contribution, loss: Tensor) -> None:
+        """Add a microbatch's share. `loss`: detached."""
+        tokens = loss.new_full((), part.tokens)
+        for sums, more in (
+            (self._in_loss, {"loss": loss, **part.loss_sums}),
+            (self._in_pass, {"tokens": tokens, **part.pass_sums}),
+        ):
+            for name, value in more.items():
+                sums[name] = sums.get(name, torch.zeros(())) + value
+        for name, value in part.pass_largest.items():
+            self._largest[name] = torch.fmax(self._largest.get(name, torch.zeros(())), value)  # NaN is not the largest
+
+    def read(self) -> tuple[dict[str, float], ...]:
+        """Return the sums of the loss, the sums of the passes, and the largest values."""
+        tables = (self._in_loss, self._in_pass, self._largest)
+        values = iter(torch.stack([value for table in tables for value in table.values()]).tolist())
+        return tuple({name: next(values) for name in table} for table in tables)
