@@ -31,8 +31,8 @@ from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import recipe_to_yaml
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
+from tiercel.planning.devices import DEVICES
 from tiercel.planning.plan import Machine, admitted, measure, option, study
-from tiercel.planning.seconds import DEVICES
 from tiercel.rewards.started import ByCall
 from tiercel.rewards.wording import Exact
 

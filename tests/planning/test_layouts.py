@@ -11,6 +11,7 @@ from tiercel.cli.main import main
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
+from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import (
     VLLM_WORKSPACE,
@@ -24,7 +25,7 @@ from tiercel.planning.memory import (
 from tiercel.planning.options import study
 from tiercel.planning.plan import gathering_problem
 from tiercel.planning.probe import LinearBytes
-from tiercel.planning.seconds import DEVICES, phase_seconds, rollout_seconds
+from tiercel.planning.seconds import phase_seconds, rollout_seconds
 from tiercel.training import strategy_choice
 from tiercel.training.build import build_trainer
 

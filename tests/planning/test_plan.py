@@ -10,8 +10,8 @@ from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.arguments import DEVICE_NAMES
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
+from tiercel.planning.devices import DEVICES
 from tiercel.planning.probe import Composition, LinearBytes, fitted
-from tiercel.planning.seconds import DEVICES
 
 
 @pytest.fixture

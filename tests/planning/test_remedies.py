@@ -11,13 +11,13 @@ from tiercel.cli.plan import in_tenths, show
 from tiercel.config import load_recipe
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import SftRecipe
+from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import HOST_OPTIMIZER_BYTES, Layout, Measured, rank_memory
 from tiercel.planning.options import Subject, option, study
 from tiercel.planning.plan import Plan
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.remedies import Remedy, changed, find_remedy
-from tiercel.planning.seconds import DEVICES
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen25vl-72b-grpo.yaml"
 

@@ -7,7 +7,19 @@ from tiercel import __version__
 from tiercel.cli.values import at_least, directory, port, size, words
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
-DEVICE_NAMES = ("h100", "h200", "a100", "l40s")
+DEVICE_NAMES = (
+    "h100",
+    "h100-nvl",
+    "h100-pcie",
+    "h200",
+    "h20",
+    "b200",
+    "a100",
+    "a100-40gb-sxm",
+    "a100-40gb-pcie",
+    "l40s",
+    "rtx4090",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

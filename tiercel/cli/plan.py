@@ -10,12 +10,12 @@ from rich.table import Table
 
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.errors import EnvironmentProblem
+from tiercel.planning.devices import DEVICES, Device
 from tiercel.planning.machine import Machine, memory_here
 from tiercel.planning.memory import RankMemory
 from tiercel.planning.options import Option
 from tiercel.planning.plan import Plan, make_plan
 from tiercel.planning.remedies import written
-from tiercel.planning.seconds import DEVICES, Device
 
 SHOWN_UNIT = 10**8  # tables have tenths of a gigabyte
 

@@ -3,8 +3,8 @@
 import os
 from dataclasses import dataclass
 
+from tiercel.planning.devices import Device
 from tiercel.planning.memory import RankMemory
-from tiercel.planning.seconds import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

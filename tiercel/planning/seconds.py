@@ -1,39 +1,15 @@
 """Seconds of a step from assumed figures of a device: an estimate to compare layouts, not a promise."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.models.policy import weights_dtype
+from tiercel.planning.devices import Device
 from tiercel.planning.memory import BYTES, Layout, RolloutLoad, cache_token_bytes, cached_rows, engine_weights
 from tiercel.planning.sizes import ModelSizes
 
 CHECKPOINTED_PASSES = 1  # additional forward passes
 REDUCE_SECONDS = 15e-6  # the least of one sum over tensor-parallel ranks; assumed, not measured
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """Figures of a data sheet, and the share of them that is assumed to be reached."""
-
-    name: str
-    flops: float  # per second, bfloat16, dense
-    bandwidth: float  # bytes per second of its memory
-    link: float  # bytes per second to GPUs of the same machine
-    network: float  # bytes per second and GPU to other machines
-    host_link: float  # bytes per second of a GPU to the host's memory
-    per_machine: int = 8
-    reached_flops: float = 0.45
-    reached_bandwidth: float = 0.6
-    reached_link: float = 0.7
-
-
-DEVICES: dict[str, Device] = {
-    "h100": Device(name="h100", flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9, host_link=64e9),
-    "h200": Device(name="h200", flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9, host_link=64e9),
-    "a100": Device(name="a100", flops=312e12, bandwidth=2.0e12, link=300e9, network=25e9, host_link=32e9),
-    "l40s": Device(name="l40s", flops=362e12, bandwidth=0.86e12, link=32e9, network=12.5e9, host_link=32e9),
-}
 
 
 def link_speed(device: Device, ranks: int) -> float:

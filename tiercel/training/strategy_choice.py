@@ -9,9 +9,9 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem
+from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine, memory_here
 from tiercel.planning.plan import Plan, gathering_problem, make_plan
-from tiercel.planning.seconds import DEVICES
 
 
 def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> str:
