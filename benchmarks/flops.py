@@ -122,21 +122,6 @@ def head_update(shape: DecoderShape, scored_tokens: int) -> Flops:
     return Flops(head=4.0 * scored_tokens * shape.vocabulary * shape.hidden)
 
 
-def causal_pairs(length: int) -> int:
-    return length * (length + 1) // 2
-
-
-def group_pairs(prompt_length: int, completion_lengths: Sequence[int]) -> int:
-    """Pairs of a group whose prompt is computed once."""
-    own = sum(causal_pairs(length) for length in completion_lengths)
-    return causal_pairs(prompt_length) + sum(completion_lengths) * prompt_length + own
-
-
-def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int]) -> int:
-    """Pairs of a group whose prompt is computed with every completion."""
-    return sum(causal_pairs(prompt_length + length) for length in completion_lengths)
-
-
 def vision_forward(vision_config: Any, grid: Sequence[int]) -> Flops:
     """Qwen2.5-VL's vision tower over one image; `grid`: its patches (time, height, width)."""
     _, height, width = grid

@@ -17,9 +17,7 @@ from benchmarks.flops import (
     DecoderShape,
     Flops,
     decoder_update,
-    group_pairs,
     head_update,
-    repeated_pairs,
     vision_forward,
 )
 from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
@@ -27,6 +25,7 @@ from tiercel.learner.layout import Continuation
 from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
+from tiercel.training.operations import group_pairs, repeated_pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

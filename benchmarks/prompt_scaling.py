@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from benchmarks.flops import DecoderShape, Flops, decoder_shape, decoder_update, group_pairs, head_update
+from benchmarks.flops import DecoderShape, Flops, decoder_shape, decoder_update, head_update
 from benchmarks.peers import machine
 from benchmarks.peers_report import rounded, spread
 from benchmarks.random_groups import random_group, random_prompt
@@ -40,6 +40,7 @@ from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
 from tiercel.learner.layout import PackedTokens, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy, build_policy
+from tiercel.training.operations import group_pairs
 
 VOCABULARY = 32_768
 LORA_RANK = 16

@@ -7,11 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.flops import (
     Linear,
-    causal_pairs,
     decoder_shape,
-    group_pairs,
     linear_update,
-    repeated_pairs,
     vision_forward,
 )
 from benchmarks.gpu import CELLS, TOY, find_card, make_groups, markdown, measure
@@ -33,12 +30,6 @@ def test_operations_of_one_linear_layer_by_hand():
     assert first.lora == 3 * 400 - 160  # 2 x 10 x 4 x 2, the gradient of A's input
     twice = linear_update(10, layer, 2, needs_input_gradient=True, forwards=2)
     assert (twice.linear, twice.lora) == (3 * 480, 4 * 400)
-
-
-def test_pairs_of_tokens_by_hand():
-    assert causal_pairs(3) == 1 + 2 + 3
-    assert group_pairs(2, [1, 2]) == (1 + 2) + 3 + (3 + 4)
-    assert repeated_pairs(2, [1, 2]) == (1 + 2 + 3) + (1 + 2 + 3 + 4)
 
 
 def test_windows_at_the_edges_of_a_picture_are_smaller():

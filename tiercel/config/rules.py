@@ -168,6 +168,12 @@ def _run_length(recipe: BaseRecipe) -> Problems:
             text=f"{optim.warmup_steps} given, above train.steps ({train.steps}); optim.lr would never be reached",
             also=("train.steps",),
         )
+    if train.profile is not None and train.steps is not None and (last := max(train.profile.steps)) > train.steps:
+        yield Problem(
+            key="train.profile.steps",
+            text=f"step {last} given, but the run has {train.steps}; name steps from 1 to {train.steps}",
+            also=("train.steps",),
+        )
     if train.keep_best is not None:
         yield from _keep_best(recipe, train.keep_best)
     if train.eval_every is not None and recipe.data.eval is None:

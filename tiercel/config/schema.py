@@ -123,6 +123,14 @@ class Deepspeed(Section):
     """A DeepSpeed JSON file whose other settings are used; one that contradicts the recipe is refused."""
 
 
+class Profile(Section):
+    """Steps that torch's profiler records."""
+
+    steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Numbers of the steps, as metrics.jsonl counts them. Each rank writes `profiles/step-NNNNNN-rankR.json.gz` into
+    the run directory; Perfetto and Chrome open it. A recorded step is slower than others."""
+
+
 class Train(Section):
     """Length, seed and intervals of the run."""
 
@@ -150,6 +158,7 @@ class Train(Section):
     """Steps between progress lines; metrics.jsonl always has every step."""
     threads: PositiveInt | None = None
     """CPU threads of the process; null leaves torch's own number."""
+    profile: Profile | None = None
 
     @property
     def strategy_kind(self) -> StrategyKind | None:

@@ -39,6 +39,8 @@ MAY_DIFFER = (
     "train.keep",
     "train.keep_best",
     "train.strategy",
+    "train.profile",
+    "train.profile.steps",
     "rollout.urls",
     "rollout.request_timeout",
     "rollout.patience",

@@ -11,7 +11,8 @@ from tiercel.training.engine_gap import warn_of_gap
 from tiercel.training.evaluation import evaluate_policy
 from tiercel.training.finite import keep_groups
 from tiercel.training.learning import learn
-from tiercel.training.metrics import memory_metrics, rollout_metrics
+from tiercel.training.metrics import memory_metrics, rollout_metrics, utilisation_metrics
+from tiercel.training.minibatches import learnt_items
 from tiercel.training.packages import require_installed
 from tiercel.training.parity import check_parity
 from tiercel.training.passes import kl_penalties
@@ -40,7 +41,8 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                 if step.number == session.start:
                     with step.aside("parity"):
                         check_parity(rollouts.sync, trainer, recipe, step, session.say)
-                one_step(session, trainer, rows, rollouts, step)
+                with session.profiled(step):
+                    one_step(session, trainer, rows, rollouts, step)
 
 
 def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], rollouts: Rollouts, step: Step) -> None:
@@ -76,6 +78,7 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
         **filled.metrics(),
         **learnt.skipped_of_all(ranks),
         **memory_metrics(ranks, trainer.policy.device),
+        **utilisation_metrics(trainer, learnt_items(trainer, learnable, recipe), step.seconds("learn")),
         **step.times(),
     }
     if session.is_evaluated_after(step):

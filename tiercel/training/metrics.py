@@ -8,7 +8,11 @@ import torch
 from tiercel.algorithms import advantage_of
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
+from tiercel.learner.layout import PackItem
+from tiercel.planning.devices import known_device
 from tiercel.scoring.metrics import reward_statistics
+from tiercel.training.operations import update_operations
+from tiercel.training.trainer import Passes
 from tiercel.types import ScoredGroup
 
 
@@ -56,3 +60,22 @@ def _peak_memory(device: torch.device) -> int:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return 0
+
+
+def utilisation_metrics(passes: Passes, items: Sequence[PackItem], seconds: float) -> dict[str, float]:
+    """Tell `mfu`: the operations that the updates need (operations.py) over what the cards of all ranks can do in the
+    seconds that the learner took. Nothing where a card is not known, and on CPUs. `items`: of this rank, once for each
+    time that they are learnt from."""
+    device = known_device(_card_name(passes.policy.device))
+    sums = passes.ranks.sum(
+        {
+            "operations": update_operations(passes.policy, passes.learner.form, items),
+            "possible": seconds * device.flops if device else 0.0,
+            "unknown": device is None,
+        }
+    )
+    return {} if sums["unknown"] else {"mfu": sums["operations"] / sums["possible"]}
+
+
+def _card_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

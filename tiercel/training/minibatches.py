@@ -10,6 +10,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, totals_of, without_zero_groups
+from tiercel.learner.layout import PackItem
 from tiercel.models.vision import VisionStore
 from tiercel.training.spreading import cut_for_all
 from tiercel.training.trainer import NO_TOTALS, ConversationPass, Passes, Trainer
@@ -47,6 +48,11 @@ def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Gr
     has_other_term = (trainer.kl is not None and trainer.kl.in_loss) or recipe.algorithm.entropy_coef > 0
     skips = recipe.learner.skip_zero_advantage and not has_other_term
     return without_zero_groups(groups) if skips else groups
+
+
+def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[PackItem]:
+    """List what the updates of a step compute, once for each epoch over the rollout."""
+    return [group.item for group in learnt_groups(trainer, groups, recipe)] * recipe.optim.rollout_epochs
 
 
 def conversation_passes(passes: Passes, conversations: Sequence[EncodedConversation]) -> list[ConversationPass]:

@@ -1,7 +1,7 @@
 """A run that is under way: its rows, how far it is, whom it tells, and when it saves and stops."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from tiercel.runs.waiting import waiting
 from tiercel.trackers.opening import Trackers, open_trackers, require_packages
 from tiercel.training.checkpointing import Checkpoints
 from tiercel.training.finite import FiniteGuard
+from tiercel.training.profiling import profiled, require_steps_to_profile
 from tiercel.training.run_rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
@@ -87,6 +88,10 @@ class Session:
             self.checkpoints.is_best(0, row)
             self._record({"step": 0, **row})
 
+    def profiled(self, step: Step) -> AbstractContextManager[None]:
+        """Return the context in which a step runs: it writes a trace where train.profile asks for one."""
+        return profiled(self.recipe.train.profile, self.run, step.updates, self.say)
+
     def close_step(self, step: Step, trainer: Trainer, pending: Sequence[PendingGroup] = ()) -> None:
         """Record and tell the step's row; save where that is due. `pending`: this rank's groups of the next step.
         Raises Terminated, once all is saved, where SIGTERM or SIGINT came."""
@@ -131,6 +136,7 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
         rows = read.train.identity()
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
+        require_steps_to_profile(recipe.train.profile, length.steps)
         progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
         ranks.on_first(lambda: require_packages(recipe.trackers))

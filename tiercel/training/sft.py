@@ -4,10 +4,11 @@ from functools import partial
 
 from tiercel.config.schema import SftRecipe
 from tiercel.data.encoding import conversation_encoder
+from tiercel.learner.batch import conversation_item
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.build import build_trainer
 from tiercel.training.evaluation import evaluate_loss
-from tiercel.training.metrics import memory_metrics
+from tiercel.training.metrics import memory_metrics, utilisation_metrics
 from tiercel.training.minibatches import conversation_passes
 from tiercel.training.packages import require_installed
 from tiercel.training.schedule import prepare_update
@@ -30,7 +31,8 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
             session.progress.step({"step": 0, **row})
         with StepRows(session, conversation_encoder(trainer.family, recipe.data)) as rows:
             for step in rows.steps():
-                one_step(recipe, session, trainer, step)
+                with session.profiled(step):
+                    one_step(recipe, session, trainer, step)
 
 
 def one_step(recipe: SftRecipe, session: Session, trainer: Trainer, step: Step) -> None:
@@ -50,6 +52,7 @@ def one_step(recipe: SftRecipe, session: Session, trainer: Trainer, step: Step) 
         "loss_scale/skipped": int(update.was_skipped),
         "time/step": step.times()["time/step"],
         **memory_metrics(session.ranks, trainer.policy.device),
+        **utilisation_metrics(trainer, [conversation_item(each) for each in step.prompts], step.seconds("learn")),
     }
     if session.is_evaluated_after(step):
         step.row |= evaluate_loss(session, trainer, recipe, step.updates)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch.profiler import record_function
 
 from tiercel.data.loader import StepBatch
 from tiercel.reliability.pulse import Pulse
@@ -39,10 +40,12 @@ class Step:
 
     @contextmanager
     def phase(self, name: str, row_ids: Sequence[str] | None = None) -> Iterator[None]:
-        """Time a phase of the step as `time/NAME`. It is about all of the step's rows unless others are named."""
+        """Time a phase of the step as `time/NAME`; a profile has it under its name. It is about all of the step's rows
+        unless others are named."""
         self._pulse.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
         started = time.perf_counter()
-        yield
+        with record_function(name):
+            yield
         self._seconds[name] = self._seconds.get(name, 0.0) + _now() - started
 
     @contextmanager
@@ -52,6 +55,10 @@ class Step:
         started = time.perf_counter()
         yield
         self._started += _now() - started
+
+    def seconds(self, phase: str) -> float:
+        """Return the seconds of a phase so far."""
+        return self._seconds.get(phase, 0.0)
 
     def times(self) -> dict[str, float]:
         """Return `time/PHASE` of the phases so far, and `time/step` since the step began."""
