@@ -15,18 +15,21 @@
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
+# make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
+# make gpu-toy         the same program in tiny shapes on a CPU
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 OLDEST_TRANSFORMERS := 5.17.0
 NEWEST_TRANSFORMERS := 5.23.0
 NEWEST_PILLOW := 13.0.0
+GPU_PYTHON ?= python3
 DEEPSPEED := 0.19.8
 UV := 0.13.9
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
 .PHONY: venv demo test lint types test-catalogue test-families test-lowest test-scale vllm-env test-vllm faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-peers clean
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
 
@@ -143,6 +146,15 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==$(TORCHVISION)
 	.venv-$*/bin/python benchmarks/environments/declare_torchvision_operators.py
 	touch $@
+
+# One call of at most eight minutes for each part; a part that is not done ends with code 3 and is taken up the next time.
+gpu-proof:
+	for part in a b c d e f; do \
+		PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m benchmarks.gpu --part $$part --seconds 420 || code=$$?; \
+	done; exit $${code:-0}
+
+gpu-toy: venv
+	.venv/bin/python -m benchmarks.gpu --toy --again
 
 clean:
 	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info

@@ -122,6 +122,12 @@ def save_checkpoint(directory: Path, vocabulary: int, layers: int) -> None:
     torch.manual_seed(0)
     model = Qwen2_5_VLForConditionalGeneration(make_config(vocabulary, layers, ids)).float()
     model.save_pretrained(directory)
+    save_processor(directory, tokenizer)
+
+
+def save_processor(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the files of tokenizer, processor and generation."""
+    ids = {token: tokenizer.vocab[token] for token in SPECIAL_TOKENS}
     tokenizer.save_pretrained(directory)
     generation = {
         "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],

@@ -1,5 +1,7 @@
 """The GPU benchmark at toy size on CPU, and its count of operations against hand counts and torch's own counter."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -11,12 +13,18 @@ from benchmarks.flops import (
     linear_update,
     vision_forward,
 )
-from benchmarks.gpu import CELLS, TOY, find_card, make_groups, markdown, measure
-from benchmarks.gpu_learners import PlainLearner, SharedLearner, set_checkpointing
-from benchmarks.gpu_models import MODELS, make_config, random_policy
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.learners import PlainLearner, SharedLearner, set_checkpointing
+from benchmarks.gpu.models import MODELS, make_config, random_policy
+from benchmarks.gpu.parts import all_cells
+from benchmarks.gpu.running import ABSENT, DONE
+from benchmarks.gpu.steps import TOY_SHAPES, make_groups
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_disable` is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing_disable` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
+]
 
 
 def test_operations_of_one_linear_layer_by_hand():
@@ -48,9 +56,13 @@ def test_windows_at_the_edges_of_a_picture_are_smaller():
 @pytest.mark.parametrize("is_shared", (True, False))
 def test_operations_of_an_update_are_those_that_torch_counts(is_shared, is_checkpointed):
     policy = random_policy(MODELS["toy"], CPU, torch.float32)
-    groups = make_groups(policy, CELLS["toy"], 2)
+    groups = make_groups(policy, TOY_SHAPES["picture"])
     shape = decoder_shape(policy.family.checkpoint.config.get_text_config(), 4)
-    learner = SharedLearner(policy, "split", groups, 64) if is_shared else PlainLearner(policy, groups, 64)
+    learner = (
+        SharedLearner(policy, groups, {"max_tokens_per_microbatch": 64})
+        if is_shared
+        else PlainLearner(policy, groups, 64)
+    )
     set_checkpointing(policy, is_checkpointed)
     with FlopCounterMode(display=False) as counter:
         learner.update()
@@ -64,37 +76,69 @@ def test_operations_of_an_update_are_those_that_torch_counts(is_shared, is_check
 
 
 @pytest.fixture(scope="module")
-def toy_results():
-    return measure(TOY, say=lambda text: None)
+def toy(tmp_path_factory):
+    """The results file of all parts but b, which starts processes (see test_gpu_runs.py)."""
+    file = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    code = main(["--toy", "--results", str(file), *(word for letter in "acdef" for word in ("--part", letter))])
+    return code, file
 
 
-def test_a_toy_run_has_every_field_and_equal_gradients(toy_results):
-    (row,) = toy_results["rows"]
-    assert (row["model"], row["cell"], row["groups"]) == ("toy", "toy", 2)
-    assert set(row["learners"]) == {"tiercel", "plain", "tiercel, checkpointed", "plain, checkpointed"}
-    for learner in row["learners"].values():
-        assert learner["error"] is None
-        assert learner["step_seconds"]["count"] == TOY.repetitions
-        assert learner["completion_tokens_per_second"] > 0
-        assert learner["gradient_difference"] < 1e-5
-    assert row["decoding"]["rows"] == 6
-    assert row["decoding"]["new_tokens"] == 12
-    assert row["decoding"]["weight_bytes"] > 0
-    assert {"start_seconds", "step_seconds", "tokens_per_second", "floor_share"} <= set(row["decoding"])
-    assert "toy, 14, 12, 3, plain, checkpointed" in markdown(toy_results)
+def rows_of(file, part):
+    return [row for row in json.loads(file.read_text())["rows"] if row["part"] == part]
 
 
-def test_mfu_is_operations_by_time_and_peak(toy_results):
-    for learner in toy_results["rows"][0]["learners"].values():
-        parts = [value for name, value in learner["flops"].items() if name != "total"]
-        assert all(value > 0 for value in parts)
-        assert learner["flops"]["total"] == sum(parts)
-        expected = sum(parts) / learner["step_seconds"]["median"] / TOY.card.flops
-        assert learner["mfu"] == pytest.approx(expected, rel=1e-2)
+def result_of(file, cell):
+    (row,) = [row for row in json.loads(file.read_text())["rows"] if row["cell"] == cell]
+    return row["result"]
 
 
-def test_a_card_is_found_by_its_name():
-    assert find_card("NVIDIA H200").bandwidth == 4.8e12
-    assert find_card("NVIDIA H100 80GB HBM3").bandwidth == 3.35e12
-    assert find_card("NVIDIA H100 PCIe").flops == 756e12
-    assert find_card("Some other card") is None
+def test_every_cell_of_a_toy_run_has_a_row_and_no_check_differs(toy):
+    code, file = toy
+    assert code == 0
+    cells = [(cell.part, cell.name) for cell in all_cells(is_toy=True) if cell.part != "b"]
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["part"], row["cell"]) for row in rows] == cells
+    assert {row["state"] for row in rows} <= {DONE, ABSENT}
+    assert all(row["card"] == "CPU" and row["versions"]["torch"] == torch.__version__ for row in rows)
+    checks = [row["result"] for row in rows if "verdict" in row.get("result", {})]
+    assert {check["verdict"] for check in checks} == {"equal"} and len(checks) > 8
+    assert "| toy, picture, plain, full checkpointing |" in file.with_suffix(".md").read_text()
+
+
+def test_mfu_is_operations_by_time_and_peak(toy):
+    for name in ("tiercel", "plain", "tiercel, full checkpointing"):
+        result = result_of(toy[1], f"toy, picture, {name}")
+        parts = [value for key, value in result["operations"].items() if key != "total"]
+        assert all(value > 0 for value in parts) and result["operations"]["total"] == sum(parts)
+        expected = sum(parts) / result["seconds"]["median"] / 1e12
+        assert result["mfu"] == pytest.approx(expected, rel=1e-2)
+    assert result_of(toy[1], "toy, text only, tiercel")["operations"]["vision"] == 0
+
+
+def test_the_floor_of_decoding_is_bytes_by_bandwidth(toy):
+    result = result_of(toy[1], "toy, 2 prompts x 3")
+    read = result["bytes_of_a_step"]
+    # Keys and values of 2 layers, 2 heads of 16, float32: of 2 prompts of 14, and of 6 rows with 24 tokens on average.
+    assert read["keys_and_values"] == 2 * 2 * 2 * 16 * 4 * (2 * 14 + 6 * 24)
+    assert result["floor_seconds"] == pytest.approx(read["total"] / 1e10, rel=1e-2)
+
+
+def test_a_part_of_a_step_is_extrapolated_and_said_so(toy):
+    result = result_of(toy[1], "toy")
+    assert set(result["seconds"]) == {"vision", "rollout", "learn", "update"}
+    assert result["is_extrapolated"] and result["run_groups"] == 2 and result["groups"] == 4
+    assert result["extrapolated_seconds"] == pytest.approx(2 * result["total_seconds"], rel=1e-2)
+    assert "(extrapolated from 2 prompts)" in toy[1].with_suffix(".md").read_text()
+
+
+def test_what_is_there_is_skipped_until_it_is_asked_for_again(toy, capsys):
+    words = ["--toy", "--results", str(toy[1]), "--part", "d"]
+    before = rows_of(toy[1], "d")
+    assert main(words) == 0 and rows_of(toy[1], "d") == before
+    assert main([*words, "--again"]) == 0 and rows_of(toy[1], "d") != before
+
+
+def test_without_a_card_the_real_parts_say_so(tmp_path):
+    with pytest.raises(SystemExit, match=r"there is no CUDA GPU here.*--toy"):
+        main(["--part", "a", "--results", str(tmp_path / "gpu.json")])
+    assert main(["--list"]) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.flops import decoder_shape
-from benchmarks.gpu_models import MODELS, random_policy
+from benchmarks.gpu.models import MODELS, random_policy
 from benchmarks.prompt_scaling import (
     Options,
     Step,

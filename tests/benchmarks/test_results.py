@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from benchmarks.gpu.report import NOT_MEASURED, markdown, summary
+from benchmarks.gpu.results import Results
 from benchmarks.learner import table
 from benchmarks.peers_report import markdown_table
 from benchmarks.quote import QUOTED, quoted
@@ -13,7 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_readme_quotes_the_results_as_they_are():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(QUOTED.findall(readme)) == 3
+    assert len(QUOTED.findall(readme)) == 4
     assert quoted(readme) == readme
 
 
@@ -22,3 +24,13 @@ def test_tables_are_made_from_the_results():
     assert (RESULTS / "peers.md").read_text(encoding="utf-8") == markdown_table(peers)
     learner = json.loads((RESULTS / "learner.json").read_text(encoding="utf-8"))
     assert (RESULTS / "learner.md").read_text(encoding="utf-8") == table(learner["cells"])
+
+
+def test_what_no_card_has_measured_is_said_so():
+    rows = list(Results.read(RESULTS / "gpu.json").rows.values())
+    assert (RESULTS / "gpu_summary.md").read_text(encoding="utf-8") == summary(rows)
+    assert "CPU" not in {row["card"] for row in rows}  # a toy run's numbers are no results
+    if rows:
+        assert (RESULTS / "gpu.md").read_text(encoding="utf-8") == markdown(rows)
+    else:
+        assert summary(rows).count(NOT_MEASURED) == len(summary(rows).splitlines()) - 2

@@ -1,16 +1,18 @@
-"""The two learners that gpu.py compares: tiercel's, and the plain one that repeats the prompt for every completion.
+"""Two learners: tiercel's, and the plain one that repeats the prompt for every completion.
 
 Both leave the LoRA gradient of the same loss, - sum over tokens of advantage times logprob / number of tokens.
 Shape suffixes: C completion tokens, R rows of a microbatch, L their length (prompt and completion), D position
 dimensions, N scored tokens of a microbatch, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from benchmarks.flops import (
@@ -20,11 +22,13 @@ from benchmarks.flops import (
     head_update,
     vision_forward,
 )
+from benchmarks.gpu.running import NotHere
+from tiercel.config.schema import SftRecipe
 from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.learner.layout import Continuation
-from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
+from tiercel.training.build import new_learner
 from tiercel.training.operations import group_pairs, repeated_pairs
 
 
@@ -36,20 +40,38 @@ class Pixels:
     grid: Tensor
 
 
+def recipe_with(settings: Mapping[str, Any]) -> SftRecipe:
+    """A recipe with these keys of `learner`. Raises NotHere where this version has no such key or value."""
+    tree = {"model": {"path": "."}, "data": {"train": "."}, "train": {"steps": 1}, "output": ".", "learner": settings}
+    try:
+        return SftRecipe.model_validate(tree)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise NotHere(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
 class SharedLearner:
     """tiercel's: each picture once, each prompt once, no logits."""
 
-    def __init__(self, policy: Policy, form: str, groups: Sequence[AdvantageGroup], budget: int):
+    def __init__(
+        self,
+        policy: Policy,
+        groups: Sequence[AdvantageGroup],
+        settings: Mapping[str, Any],
+        vision: VisionStore | None = None,
+    ):
+        recipe = recipe_with(settings)
         self.policy = policy
         self.groups = groups
-        self.budget = budget
-        self.learner = Learner(policy, form, gradient_checkpointing=False)
+        self.budget = recipe.learner.max_tokens_per_microbatch
+        self.learner = new_learner(policy, recipe, policy.device)
+        self.vision = vision  # None: each update computes the features anew
 
     def update(self) -> None:
-        """Forward and backward over all groups. Vision features, and the preprocessing of pixels, are part of it."""
+        """Forward and backward over all groups. Vision features are part of it."""
         policy, learner = self.policy, self.learner
         totals = totals_of(self.groups)
-        vision = VisionStore(policy, cache_bytes=0)
+        vision = VisionStore(policy, cache_bytes=0) if self.vision is None else self.vision
         learner.train()
         for unit in policy_units(self.groups, totals, learner.form, self.budget, may_run_prefix=True):
             features_KH = vision.features(unit.images)
@@ -79,7 +101,7 @@ class PlainRow:
     group: AdvantageGroup
     continuation: Continuation
     advantage: float
-    pixels: Pixels
+    pixels: Pixels | None  # None: the prompt has no picture
 
     @property
     def token_ids_L(self) -> Tensor:
@@ -122,8 +144,7 @@ class PlainLearner:
             logits_RCV = self.policy.model(
                 input_ids=ids_RL,
                 position_ids=torch.stack([row.positions_DL for row in rows], dim=1).to(device),
-                pixel_values=torch.cat([row.pixels.values for row in rows]),
-                image_grid_thw=torch.cat([row.pixels.grid for row in rows]),
+                **_pictures([row.pixels for row in rows if row.pixels is not None]),
                 logits_to_keep=torch.arange(first, first + completion_tokens, device=device),
                 use_cache=False,
             ).logits
@@ -177,7 +198,18 @@ def _plain_rows(policy: Policy, groups: Sequence[AdvantageGroup]) -> Iterator[Pl
             yield PlainRow(group=group, continuation=continuation, advantage=advantage, pixels=pixels)
 
 
-def _pixels(policy: Policy, group: AdvantageGroup) -> Pixels:
+def _pictures(pixels: Sequence[Pixels]) -> dict[str, Tensor]:
+    if not pixels:
+        return {}
+    return {
+        "pixel_values": torch.cat([each.values for each in pixels]),
+        "image_grid_thw": torch.cat([each.grid for each in pixels]),
+    }
+
+
+def _pixels(policy: Policy, group: AdvantageGroup) -> Pixels | None:
+    if not group.item.prompt.images:
+        return None
     pictures = [image.views[0].permute(2, 0, 1) for image in group.item.prompt.images]
     made = policy.family.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
     return Pixels(

@@ -1,9 +1,12 @@
 """Qwen2.5-VL in its published sizes with random weights, made on the device where they are used."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -12,6 +15,7 @@ from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint
 from tiercel.models.policy import Policy, leave_casting_to_autocast, lora_targets
 from tiercel.models.qwen_vl import Qwen25VL
+from tiercel.types import EncodedImage
 
 LORA_NOISE = 0.02  # standard deviation of the adapters' B matrices, so that all gradients are there
 
@@ -133,10 +137,29 @@ def make_config(shape: ModelShape) -> Qwen2_5_VLConfig:
     )
 
 
+class KeepsPatches(Qwen25VL):
+    """Makes each picture's patches once and keeps them: in a run the loader's workers make them, and no learner that is
+    compared here has them made within its time."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.made: dict[str, Tensor] = {}
+
+    def make_beforehand(self, images: Sequence[EncodedImage]) -> None:
+        """Make the patches of pictures that a step will show."""
+        for image in images:
+            self._patches(image)
+
+    def _patches(self, image: EncodedImage) -> Tensor:
+        if image.sha256 not in self.made:
+            self.made[image.sha256] = super()._patches(image)
+        return self.made[image.sha256]
+
+
 def random_policy(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Policy:
     """Frozen weights in `dtype`, float32 LoRA on every linear layer of the decoder, as tiercel trains them."""
     config = make_config(shape)
-    family = Qwen25VL(
+    family = KeepsPatches(
         Checkpoint(
             path="",
             config=config,

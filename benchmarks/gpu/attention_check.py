@@ -1,0 +1,100 @@
+"""FlexAttention as the learner calls it against one dense attention with a mask, forward and backward.
+
+T tokens of a packed row.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.gpu.running import Cell, verdict
+from benchmarks.gpu.setup import Setup
+from tiercel.learner.attention import FlexAttention
+from tiercel.learner.layout import GroupSpans, PrefixLayout
+
+LAYOUTS, TOY_LAYOUTS = 50, 3
+HEADS, KEY_HEADS, SIZE = 4, 2, 128
+FLOAT32_LIMIT = 1e-5  # norm of the difference over the norm of the float64 result
+BFLOAT16_LIMIT = 2.0  # of the dense computation's own error in bfloat16, in any single tensor
+WHAT = "output and gradients of query, key and value"
+
+
+def attention_cells(is_toy: bool) -> Iterator[Cell]:
+    """Both precisions; whole rows, and completions over the keys and values of an earlier pass."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for is_apart in (False, True):
+            rows = "completions after their prompt" if is_apart else "whole rows"
+            name = f"flex against dense, {str(dtype).removeprefix('torch.')}, {rows}"
+            yield Cell(part="a", name=name, run=partial(attention_check, dtype, is_apart))
+
+
+def attention_check(dtype: torch.dtype, is_apart: bool, setup: Setup) -> dict[str, Any]:
+    """The largest error over all layouts; its layout is named by its seed."""
+    errors = [_error(seed, dtype, is_apart, setup) for seed in range(TOY_LAYOUTS if setup.is_toy else LAYOUTS)]
+    worst = max(range(len(errors)), key=lambda seed: errors[seed] if errors[seed] == errors[seed] else float("inf"))
+    if dtype == torch.float32:
+        row = verdict(errors[worst], FLOAT32_LIMIT, f"{WHAT}, relative")
+    else:
+        row = verdict(errors[worst], BFLOAT16_LIMIT, f"{WHAT}, error over that of the dense mask")
+    return {**row, "layouts": len(errors), "worst_seed": worst}
+
+
+def random_layout(seed: int, is_apart: bool, longest: int) -> PrefixLayout:
+    """Ragged groups; one group where completions come after their prompt."""
+    random = Random(seed)
+    spans, start = [], 0
+    for _ in range(1 if is_apart else random.randint(1, 4)):
+        prompt = random.choice((1, random.randint(2, longest), 128))
+        lengths = [random.choice((1, random.randint(1, longest))) for _ in range(random.randint(1, 6))]
+        bounds = [start, start + prompt]
+        for length in lengths:
+            bounds.append(bounds[-1] + length)
+        first, *rest = pairwise(bounds)
+        spans.append(GroupSpans(prompt=first, completions=tuple(rest)))
+        start = bounds[-1]
+    return PrefixLayout(groups=tuple(spans), length=start)
+
+
+def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float:
+    layout = random_layout(seed, is_apart, 40 if setup.is_toy else 600)
+    first = layout.groups[0].prompt[1] if is_apart else 0
+    exact_inputs = [tensor.double() for tensor in _inputs(layout, dtype, first, seed)]
+    has_backward = setup.device.type == "cuda"  # PyTorch has none for flex on a CPU
+
+    def results(compute: Any, inputs: list[Tensor]) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_(has_backward) for tensor in inputs]
+        output = compute(*leaves)
+        if not has_backward:
+            return [output.double().cpu()]
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output)
+        gradients = torch.autograd.grad((output * weights).sum(), leaves)
+        return [each.detach().double().cpu() for each in (output, *gradients)]
+
+    def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mask = layout.dense_mask(query.device)[:, :, first:]
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=SIZE**-0.5, enable_gqa=True)
+
+    flex = FlexAttention(layout, setup.device, first)
+    inputs = [tensor.to(setup.device) for tensor in _inputs(layout, dtype, first, seed)]
+    right = results(dense, exact_inputs)
+    found = _relative(results(lambda q, k, v: flex(0, q, k, v, SIZE**-0.5), inputs), right)
+    if dtype == torch.float32:
+        return max(found)
+    return max(mine / other for mine, other in zip(found, _relative(results(dense, inputs), right), strict=True))
+
+
+def _inputs(layout: PrefixLayout, dtype: torch.dtype, first: int, seed: int) -> list[Tensor]:
+    """Query (1, heads, T - first, size), key and value (1, key heads, T, size)."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((HEADS, layout.length - first), (KEY_HEADS, layout.length), (KEY_HEADS, layout.length))
+    return [torch.randn(1, heads, length, SIZE, generator=generator).to(dtype) for heads, length in shapes]
+
+
+def _relative(found: list[Tensor], right: list[Tensor]) -> list[float]:
+    return [float((mine - exact).norm() / exact.norm()) for mine, exact in zip(found, right, strict=True)]

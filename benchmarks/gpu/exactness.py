@@ -1,0 +1,191 @@
+"""Part a: what runs on a card against slow computations of the same, each check with its largest error and its limit.
+
+Oracles are float64 on the CPU wherever that is possible; tiny random checkpoints of all families.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
+
+from benchmarks.exact import compare, failures, make_case, summarise
+from benchmarks.gpu.attention_check import attention_cells
+from benchmarks.gpu.decoding import params_of
+from benchmarks.gpu.learners import recipe_with
+from benchmarks.gpu.running import DIFFERS, EQUAL, Cell, verdict
+from benchmarks.gpu.setup import Setup
+from tests.models.test_families import huggingface_inputs
+from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy, tiny_prompts
+from tiercel.config.schema import Optim
+from tiercel.distributed.optimizer import build_optimizer
+from tiercel.learner.head import TokenHead
+from tiercel.learner.layout import pack
+from tiercel.models.policy import Policy
+from tiercel.models.vision import VisionStore
+from tiercel.rollout.local import LocalSampler
+from tiercel.training.build import new_learner
+
+FLOAT32_LIMIT = 1e-5  # relative
+LOGPROB_LIMIT = 1e-4  # nats
+HEAD_LIMIT = 2e-3  # nats, of a head whose products come out in float32
+TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # those with patches of a picture's own size
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"gradient_checkpointing": True},
+    {"gradient_checkpointing": "full"},
+    {"gradient_checkpointing": "selective"},
+    {"compile": True},
+    {"compile": True, "gradient_checkpointing": "full"},
+    {"compile": True, "gradient_checkpointing": "selective"},
+)
+
+
+def exactness_cells(is_toy: bool) -> Iterator[Cell]:
+    """All checks; with toy shapes one family."""
+    yield from attention_cells(is_toy)
+    families = FAMILY_NAMES[1:2] if is_toy else FAMILY_NAMES
+    for name in families:
+        yield Cell(part="a", name=f"learner, {name}", run=partial(learner_check, name))
+    for settings in SETTINGS:
+        words = ", ".join(f"{key} {value}" for key, value in settings.items())
+        for name in families[:1] if is_toy else ("qwen2_5_vl", "qwen3_vl"):
+            yield Cell(part="a", name=f"learner, {name}, {words}", run=partial(settings_check, name, settings))
+    for name in (name for name in families if name in TOWERS):
+        yield Cell(part="a", name=f"vision tower, {name}", run=partial(tower_check, name))
+    for name in families:
+        yield Cell(part="a", name=f"captured decoding, {name}", run=partial(decoding_check, name))
+    yield Cell(part="a", name="head", run=head_check)
+    yield Cell(part="a", name="AdamW", run=optimizer_check)
+
+
+def learner_check(name: str, setup: Setup) -> dict[str, Any]:
+    """Every form of the learner, in float32 and bfloat16, as `make bench-exact` does it."""
+    torch.backends.cudnn.allow_tf32 = False
+    with TemporaryDirectory() as directory:
+        seeds = range(1 if setup.is_toy else 5)
+        found = [errors for seed in seeds for errors in compare(name, seed, setup.device, Path(directory))]
+    rows = summarise(found)
+    wrong = failures(rows)
+    if setup.is_toy:  # one seed says nothing of bfloat16
+        wrong = [line for line in wrong if "float32" in line]
+    gradients = [row["float32_gradient_error"] for row in rows if row["float32_gradient_error"] is not None]
+    return {
+        **verdict(max(gradients), FLOAT32_LIMIT, "LoRA gradient in float32, relative"),
+        "verdict": DIFFERS if wrong else EQUAL,
+        "failures": wrong,
+        "rows": rows,
+    }
+
+
+def settings_check(name: str, settings: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
+    """The gradient in float32 with these keys of the recipe against a dense mask without them."""
+    found, right = (_gradient(name, each, setup) for each in (settings, {"form": "dense"}))
+    return verdict(_relative(found, right), FLOAT32_LIMIT, "LoRA gradient, relative")
+
+
+def _gradient(name: str, settings: Mapping[str, Any], setup: Setup) -> Tensor:
+    recipe = recipe_with(settings)
+    with _tiny(name, setup) as policy:
+        case = make_case(policy, 0)
+        packed = pack(case.items)
+        learner = new_learner(policy, recipe, policy.device).train()
+        scores = learner(packed, VisionStore(policy, 0).features(packed.images), 1.0)
+        (scores.logprobs_N * case.weights_N.to(setup.device)).sum().backward()
+        return torch.cat([each.grad.flatten().cpu() for each in policy.trained_parameters().values()])
+
+
+def tower_check(name: str, setup: Setup) -> dict[str, Any]:
+    """Features of pictures of two shapes in float32 against transformers' own tower in float64 on the CPU."""
+    torch.backends.cudnn.allow_tf32 = False
+    with TemporaryDirectory() as directory:
+        checkpoint = save_tiny_checkpoint(name, Path(directory) / name)
+        policy = _on(tiny_policy(checkpoint), setup)
+        plain = AutoModelForImageTextToText.from_pretrained(
+            checkpoint, dtype=torch.float64, attn_implementation="eager"
+        )
+    prompt = tiny_prompts(policy.family)[2]
+    inputs = huggingface_inputs(policy.family, prompt, prompt.token_ids_P)
+    with torch.no_grad():
+        found = torch.cat(policy.vision_features(prompt.images)).double().cpu()
+        features = plain.model.get_image_features(inputs["pixel_values"].double(), inputs["image_grid_thw"])
+    return verdict(_relative(found, torch.cat(list(features.pooler_output))), FLOAT32_LIMIT, "features, relative")
+
+
+def decoding_check(name: str, setup: Setup) -> dict[str, Any]:
+    """Tokens and logprobs of the decoder that a card takes, which captures its step, against the eager one."""
+    with _tiny(name, setup) as policy:
+        prompts = tiny_prompts(policy.family)
+        samplers = (LocalSampler(policy, VisionStore(policy, 0), weights_stay=stays) for stays in (True, False))
+        found, right = (sampler.sample(prompts, params_of(4, 24), [1, 2, 3]) for sampler in samplers)
+    pairs = [
+        pair
+        for mine, other in zip(found, right, strict=True)
+        for pair in zip(mine.completions, other.completions, strict=True)
+    ]
+    are_same = all(torch.equal(mine.token_ids_L, other.token_ids_L) for mine, other in pairs)
+    error = max(float((a.logprobs_L - b.logprobs_L).abs().max()) for a, b in pairs) if are_same else float("inf")
+    return verdict(error, LOGPROB_LIMIT, "logprobs in nats; infinite where a token differs")
+
+
+def head_check(setup: Setup) -> dict[str, Any]:
+    """Logprobs of a head in the card's dtype against float64 with the same weights and states; logits up to 30."""
+    tokens, hidden, vocabulary = (64, 128, 1000) if setup.is_toy else (256, 3584, 152_064)
+    generator = torch.Generator().manual_seed(0)
+    weight = (8 * torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5).to(setup.dtype)
+    states_NH = torch.randn(tokens, hidden, generator=generator).to(setup.dtype)
+    targets_N = torch.randint(vocabulary, (tokens,), generator=generator)
+    head = nn.Linear(hidden, vocabulary, bias=False, device=setup.device, dtype=setup.dtype).requires_grad_(False)
+    head.weight.copy_(weight)
+    found_N = TokenHead(head, ())(states_NH.to(setup.device), targets_N.to(setup.device), 1.0).logprobs_N.cpu()
+    logits_NV = states_NH.double() @ weight.double().T
+    right_N = logits_NV.log_softmax(-1).gather(1, targets_N[:, None])[:, 0]
+    return verdict(float((found_N - right_N).abs().max()), HEAD_LIMIT, "logprobs, nats")
+
+
+def optimizer_check(setup: Setup) -> dict[str, Any]:
+    """Weights after five updates of the optimiser that a run builds, against AdamW one tensor after the other."""
+    with _tiny("qwen2_5_vl", setup) as policy, _tiny("qwen2_5_vl", setup) as other:
+        optim = Optim(lr=1e-2, weight_decay=0.1)
+        found = _updated(policy, build_optimizer(policy, optim))
+        groups = build_optimizer(other, optim).param_groups
+        plain = torch.optim.AdamW(
+            [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups],
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            foreach=False,
+        )
+        right = _updated(other, plain)
+    return verdict(_relative(found, right), FLOAT32_LIMIT, "weights, relative")
+
+
+def _updated(policy: Policy, optimizer: torch.optim.Optimizer) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    parameters = policy.trained_parameters().values()
+    for _ in range(5):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten().cpu() for parameter in parameters])
+
+
+@contextmanager
+def _tiny(name: str, setup: Setup) -> Iterator[Policy]:
+    """A tiny policy in float32 on the device, whose adapter is not zero, while its checkpoint is on disk."""
+    torch.backends.cudnn.allow_tf32 = False
+    with TemporaryDirectory() as directory:
+        yield _on(tiny_policy(save_tiny_checkpoint(name, Path(directory) / name), noise=0.1), setup)
+
+
+def _on(policy: Policy, setup: Setup) -> Policy:
+    return replace(policy, model=policy.model.to(setup.device), device=setup.device)
+
+
+def _relative(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right.double()).norm() / right.double().norm())
