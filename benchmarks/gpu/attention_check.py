@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import Setup
-from tiercel.learner.attention import FlexAttention
+from tiercel.learner.flex import FlexAttention
 from tiercel.learner.layout import GroupSpans, PrefixLayout
 
 LAYOUTS, TOY_LAYOUTS = 50, 3

@@ -50,12 +50,7 @@ class PrefixLayout:
     def padded(self, front: int, back: int) -> "PrefixLayout":
         """Return the layout with this many tokens more at both ends. Tokens of the padding see only padding, and no
         other token sees them."""
-        moved = [
-            GroupSpans(
-                prompt=_moved(group.prompt, front), completions=tuple(_moved(c, front) for c in group.completions)
-            )
-            for group in self.groups
-        ]
+        moved = [group.moved(front) for group in self.groups]
         length = front + self.length + back
         ends = [(0, front), (length - back, length)]
         padding = [GroupSpans(prompt=span, completions=()) for span in ends if span[0] < span[1]]
