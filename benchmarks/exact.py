@@ -173,7 +173,7 @@ def _model_inputs(policy: Policy, prompt: EncodedPrompt, token_ids_T: Tensor) ->
 def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tensor:
     """Logprobs by the learner; gradients are left in the parameters."""
     assert computation.form is not None
-    learner = Learner(policy, computation.form, gradient_checkpointing=False)
+    learner = Learner(policy, computation.form, checkpointing=False)
     vision = VisionStore(policy, cache_bytes=0)
     if computation.is_prompt_apart:
         return torch.cat(list(_logprobs_after_prompts(learner, vision, case)))

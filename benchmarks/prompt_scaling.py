@@ -128,7 +128,7 @@ def _cells(options: Options) -> Iterable[tuple[int, tuple[int, ...]]]:
 
 def measure(policy: Policy, options: Options, say: Callable[[str], None] = print) -> Timings:
     """Time all steps in turn, after a step of each form that does not count."""
-    learners = {form: Learner(policy, form, gradient_checkpointing=False).train() for form in ("split", "repeated")}
+    learners = {form: Learner(policy, form, checkpointing=False).train() for form in ("split", "repeated")}
     steps = steps_of(options)
     batches = {step: _batch(policy, step, options.completion) for step in steps}
     for form in learners:

@@ -74,6 +74,7 @@ WRONG = [
     grpo("train.strategy=zero3", "train.strategy", "deepspeed"),
     grpo("learner.use_reentrant=true", "learner.use_reentrant", "checkpointing is always non-reentrant"),
     grpo("freeze_vit=true", "freeze_vit", "write freeze (list the part: freeze: [vision])"),
+    grpo("learner.gradient_checkpointing=some", "learner.gradient_checkpointing", "one of false, selective, full"),
     grpo("attn_impl=flash_attn", "attn_impl", "learner.form"),
     grpo("data.train_files=a.parquet", "data.train_files", "write data.train"),
     grpo("actor_rollout_ref.rollout.n=5", "actor_rollout_ref.rollout.n", "write rollout.group_size"),

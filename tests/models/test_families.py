@@ -131,7 +131,7 @@ def test_shared_prefix_gradient_equals_the_repeated_one(tiny_checkpoints, name):
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name, form):
     gradients = []
-    for checkpointing in (False, True):
+    for checkpointing in (False, "selective", "full"):
         policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
         packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
         features = VisionStore(policy, 0).features(packed.images)
@@ -139,6 +139,7 @@ def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name, form):
         learner(packed, features, 1.0).logprobs_N.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
     torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0], gradients[2])
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -43,6 +43,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "7b",
         {"learner": {"gradient_checkpointing": True, "max_tokens_per_microbatch": 32768}},
     ),
+    "qwen2.5-vl 7b, checkpointed in part": (
+        "qwen2_5_vl",
+        "7b",
+        {"learner": {"gradient_checkpointing": "selective"}},
+    ),
     "qwen2.5-vl 32b, checkpointed": ("qwen2_5_vl", "32b", {"learner": {"gradient_checkpointing": True}}),
     "qwen2.5-vl 72b, checkpointed": (
         "qwen2_5_vl",

@@ -103,7 +103,7 @@ def type_in_words(field: FieldInfo) -> str:
 def allowed_words(annotation: Any) -> tuple[str, ...]:
     """List the words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
     if get_origin(annotation) is Literal:
-        return get_args(annotation)
+        return tuple(str(word).lower() if isinstance(word, bool) else str(word) for word in get_args(annotation))
     return tuple(word for argument in get_args(annotation) for word in allowed_words(argument))
 
 
@@ -118,7 +118,7 @@ def _in_words(annotation: Any, metadata: list[Any]) -> str:
         words = " or ".join(_in_words(other, metadata) for other in others)
         return f"{words}, or null" if len(others) < len(arguments) else words
     if origin is Literal:
-        words = ", ".join(f"`{word}`" for word in arguments)
+        words = ", ".join(f"`{word}`" for word in allowed_words(annotation))
         return f"one of {words}" if len(arguments) > 1 else words
     if origin is tuple:
         item = _in_words(arguments[0], [])

@@ -3,9 +3,9 @@
 Nothing here fills in a value that depends on another key, and nothing here imports torch.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.data import Data
@@ -23,6 +23,7 @@ from tiercel.sections import (
     Source,
 )
 
+Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
@@ -58,6 +59,10 @@ class Lora(Section):
     """Directory of an adapter to continue from, such as an SFT run's; it is then the KL reference as well."""
 
 
+def _checkpointing(value: Any) -> Any:
+    return "full" if value is True else value
+
+
 class Learner(Section):
     """How the policy pass is computed; no key here changes its result."""
 
@@ -68,8 +73,9 @@ class Learner(Section):
     """Token budget of one forward and backward pass; groups are packed up to it."""
     skip_zero_advantage: bool = True
     """Groups whose advantages are all 0 stay out of the pass where the loss has no KL term; they add nothing to it."""
-    gradient_checkpointing: bool = False
-    """Recompute each decoder layer in the backward pass (non-reentrant) to save memory."""
+    gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] = False
+    """Recompute decoder layers in the backward pass (non-reentrant) to save memory: full (also written true) all but
+    their inputs; selective keeps attention and some of the largest matrix products, a third of the memory of false."""
 
 
 class PartRates(Section):

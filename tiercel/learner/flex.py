@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch.fx.experimental import _config as shapes
+from torch.fx.experimental import _config
 
 from tiercel.errors import TrainingError
 from tiercel.learner.block_mask import BLOCK, block_mask
@@ -24,6 +24,7 @@ GRAPHS = 2  # of one model and dtype: with a gradient and without
 GRAPH_LIMIT = 32  # of one process: a few models, dtypes and numbers of heads
 LEAST_BLOCKS = 2  # PyTorch compiles anew for a size of 1
 Attend = Callable[..., Tensor]
+_shapes: Any = _config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +49,14 @@ def _filled(tensor_BATE: Tensor, front: int, back: int) -> Tensor:
 
 
 class FlexAttention:
-    """Computes the attention of a packed row with FlexAttention. `attend`: the compiled function."""
+    """Computes the attention of a packed row with FlexAttention. `attend`: the compiled function; by default that of
+    the device. On a CPU, where PyTorch's kernel has no backward pass, graphs run operation by operation."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0, attend: Attend | None = None):
         self.padding = Padding.of(layout, first_query)
         padded = layout.padded(self.padding.front, self.padding.back)
         self.mask = block_mask(padded, device, first_query + self.padding.front)
-        self.attend = attend or compiled_flex()
+        self.attend = attend or compiled_flex("aot_eager" if device.type == "cpu" else "inductor")
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
@@ -92,7 +94,7 @@ def compiled_flex(backend: Any = "inductor", limit: int = GRAPH_LIMIT) -> Attend
         try:
             # With a full graph, PyTorch raises at the limit; without, it would go on uncompiled. Duck shapes would make
             # it compile anew where two sizes that happened to be equal, say of blocks and of heads, are no longer so.
-            with torch._dynamo.config.patch(recompile_limit=limit), shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            with torch._dynamo.config.patch(recompile_limit=limit), _shapes.patch(use_duck_shape=False):
                 return compiled(*inputs)
         except FailOnRecompileLimitHit as error:
             raise TrainingError(

@@ -9,7 +9,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from tiercel.config.schema import Checkpointing
 from tiercel.learner.attention import SplitAttention, split_plan
+from tiercel.learner.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.head import TokenHead, TokenScores
 from tiercel.learner.layout import PackedTokens
@@ -22,7 +24,7 @@ class Learner(nn.Module):
     """Computes logprobs of the scored tokens of packed groups under the current policy. `form`: a result of
     forms.chosen_form."""
 
-    def __init__(self, policy: Policy, form: str, gradient_checkpointing: bool):
+    def __init__(self, policy: Policy, form: str, checkpointing: Checkpointing):
         super().__init__()
         self.form = form
         self.family = policy.family
@@ -34,11 +36,8 @@ class Learner(nn.Module):
         self.head = TokenHead(head, policy.family.placeholder_ids)
         # A head in half precision computes its sums in float32; autocast would round them.
         self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
-        if gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            # For reentrant checkpointing transformers makes all embeddings require a gradient, those of a frozen vision
-            # tower too. That is not needed here, and no backward pass may run through the tower.
-            policy.model.disable_input_require_grads()
+        self.checkpointing = checkpointing
+        checkpoint_layers(policy.model, self.language_model.config, checkpointing)
 
     @property
     def device(self) -> torch.device:
@@ -98,8 +97,10 @@ class Learner(nn.Module):
 
     def _attention(self, batch: PackedTokens, first_query: int = 0) -> AttentionForm:
         if self.form == "flex":
-            return FlexAttention(batch.layout, self.device, first_query)
-        return SplitAttention(split_plan(batch.layout, self.device, first_query))
+            form: AttentionForm = FlexAttention(batch.layout, self.device, first_query)
+        else:
+            form = SplitAttention(split_plan(batch.layout, self.device, first_query))
+        return KeptAttention(form) if self.checkpointing == "selective" else form
 
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
         return self.language_model(

@@ -12,7 +12,7 @@ from typing import Any
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.parts import keeps_start
 from tiercel.config.rules import rule_problems
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import Checkpointing, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
@@ -29,6 +29,7 @@ KEY_COSTS = {"rollout.engine": 6}  # in keys: it needs another package, and its 
 STRATEGY = "train.strategy"
 TOKENS = "learner.max_tokens_per_microbatch"
 CHECKPOINTING = "learner.gradient_checkpointing"
+RECOMPUTING: tuple[Checkpointing, ...] = (False, "selective", "full")  # from the most memory to the least
 OFFLOAD_WEIGHTS, OFFLOAD_OPTIMIZER = "train.deepspeed.offload_parameters", "train.deepspeed.offload_optimizer"
 REFERENCE = "model.reference"
 STAGE = "train.deepspeed.stage"
@@ -79,9 +80,10 @@ def written(value: Any) -> str:
 def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remedy | None:
     """Find the cheapest combination that fits these ranks, or twice as many, and so on; None where none fits.
     `measured`: the peaks of the unchanged recipe."""
-    by_checkpointing = {subject.recipe.learner.gradient_checkpointing: measured}
-    if True not in by_checkpointing:
-        by_checkpointing[True] = measure(changed(subject, {CHECKPOINTING: True}))
+    present = subject.recipe.learner.gradient_checkpointing
+    by_checkpointing: dict[Checkpointing, Measured] = {present: measured}
+    for kind in RECOMPUTING[RECOMPUTING.index(present) + 1 :]:
+        by_checkpointing[kind] = measure(changed(subject, {CHECKPOINTING: kind}))
     for factor in MORE_RANKS:
         more = replace(machine, ranks=machine.ranks * factor)
         found = sorted(_candidates(subject, more, by_checkpointing), key=lambda candidate: candidate.cost)
@@ -93,16 +95,16 @@ def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remed
     return None
 
 
-def _candidates(subject: Subject, machine: Machine, measured: Mapping[bool, Measured]) -> Iterator[_Candidate]:
+def _candidates(subject: Subject, machine: Machine, measured: Mapping[Checkpointing, Measured]) -> Iterator[_Candidate]:
     """Yield all combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
     usable = [engine for engine in engines(subject.recipe, machine) if _can_work(changed(subject, engine), machine)]
     strategies, references = list(_strategies(subject.recipe, machine)), list(_references(subject.recipe))
-    for is_on, strategy, engine, reference in product(measured, strategies, usable, references):
-        wanted = {CHECKPOINTING: is_on, **strategy, **engine, **reference}
+    for kind, strategy, engine, reference in product(measured, strategies, usable, references):
+        wanted = {CHECKPOINTING: kind, **strategy, **engine, **reference}
         each = changed(subject, wanted)
         name = each.recipe.train.strategy
         name = "single" if name == "auto" else name
-        held = memory_of(each, measured[is_on], machine, name)
+        held = memory_of(each, measured[kind], machine, name)
         budget = each.recipe.learner.max_tokens_per_microbatch
         if not machine.holds(held(budget)):
             most = largest(lambda tokens: machine.holds(held(tokens)), each.smallest_tokens)  # noqa: B023

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, Checkpointing
 from tiercel.models.policy import weights_dtype
 from tiercel.planning.devices import Device
 from tiercel.planning.memory import BYTES, Layout, RolloutLoad, cache_token_bytes, cached_rows, engine_weights
 from tiercel.planning.sizes import ModelSizes
 
-CHECKPOINTED_PASSES = 1  # additional forward passes
+# Additional forward passes; selective is the share of a 7B layer's operations that are computed again.
+CHECKPOINTED_PASSES: Mapping[Checkpointing, float] = {False: 0, "selective": 0.43, "full": 1}
 REDUCE_SECONDS = 15e-6  # the least of one sum over tensor-parallel ranks; assumed, not measured
 
 
@@ -24,8 +25,8 @@ def phase_seconds(
     """Estimate the seconds of one step by phase, on the rank with the most prompts: rollout, learning, and
     communication that does not overlap with learning. `packed`: tokens that the rank learns from."""
     flops = device.reached_flops * device.flops
-    passes = 2 if recipe.lora is not None else 3  # a frozen weight's gradient is not computed
-    passes += CHECKPOINTED_PASSES if recipe.learner.gradient_checkpointing else 0
+    passes = 2.0 if recipe.lora is not None else 3.0  # a frozen weight's gradient is not computed
+    passes += CHECKPOINTED_PASSES[recipe.learner.gradient_checkpointing]
     learn = 2 * packed * (passes * sizes.language_weights + 3 * sizes.adapter) / flops
     seconds = {} if rollout is None else {"rollout": rollout_seconds(recipe, sizes, rollout, device)}
     seconds["learn"] = learn

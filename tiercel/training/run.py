@@ -94,8 +94,8 @@ def _less_memory(recipe: BaseRecipe) -> str:
     """List the keys that lower the memory."""
     learner = recipe.learner
     changes = [f"lower learner.max_tokens_per_microbatch ({learner.max_tokens_per_microbatch})"]
-    if not learner.gradient_checkpointing:
-        changes.append("set learner.gradient_checkpointing: true")
+    if learner.gradient_checkpointing != "full":
+        changes.append("set learner.gradient_checkpointing: full")
     if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine_kind.shares_weights and recipe.rollout.prepacked_bytes:
         changes.append("on a CPU, rollout.prepacked_bytes: 0")
     return ", or ".join(changes) + "; none changes the result but by rounding"
