@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -159,13 +160,20 @@ def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
         table.add_row(
             "the same with repeated prompts", f"{prompts * repeated:,}, {repeated / shared:.1f} times as many"
         )
-        table.add_row("microbatches", f"about {max(1, round(prompts * shared / budget))} of {budget:,} tokens")
+        table.add_row("microbatches", _microbatches(prompts * shared, budget))
     else:
         table.add_row("tokens", f"about {prompts * middle:,} at the median conversation")
-        table.add_row("microbatches", f"about {max(1, round(prompts * middle / budget))} of {budget:,} tokens")
+        table.add_row("microbatches", _microbatches(prompts * middle, budget))
         longest = report.prompt_token_percentiles.get(100, 0)
-        if longest > budget:
+        if budget != "auto" and longest > budget:
             raise DataError(
                 f"the longest conversation has {longest} tokens, more than learner.max_tokens_per_microbatch = {budget}"
             )
     return table
+
+
+def _microbatches(tokens: int, budget: int | Literal["auto"]) -> str:
+    """Write the number and the size of a step's microbatches."""
+    if budget == "auto":
+        return "of as many tokens as fit the memory (learner.max_tokens_per_microbatch: auto)"
+    return f"about {max(1, round(tokens / budget))} of {budget:,} tokens"

@@ -83,6 +83,7 @@ def _options_table(plan: Plan) -> Table:
         table.add_row(f"most during {phase}", *(_gigabytes(option.memory.phases[phase]) for option in plan.options))
     table.add_row(f"fits into {_gigabytes(plan.machine.memory_bytes)}", *map(_verdict, plan.options))
     table.add_row("largest microbatch", *(f"{option.largest_tokens:,}" for option in plan.options))
+    table.add_row("microbatch by auto", *(f"{option.auto_tokens:,}" for option in plan.options))
     return table
 
 

@@ -186,7 +186,7 @@ def _run_length(recipe: BaseRecipe) -> Problems:
 
 def _prompt_fits_microbatch(recipe: SftRecipe) -> Problems:
     prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
-    if prompt > budget:
+    if budget != "auto" and prompt > budget:
         yield Problem(
             key="learner.max_tokens_per_microbatch",
             text=f"{budget} given; must hold the longest row: data.max_prompt_tokens is {prompt}",
@@ -206,7 +206,7 @@ def _one_update(recipe: SftRecipe) -> Problems:
 def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
     prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens
     budget = recipe.learner.max_tokens_per_microbatch
-    if prompt + completion > budget:
+    if budget != "auto" and prompt + completion > budget:
         yield Problem(
             key="learner.max_tokens_per_microbatch",
             text=f"{budget} given; must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + "

@@ -69,8 +69,9 @@ class Learner(Section):
     form: Literal["auto", "split", "flex", "dense", "repeated"] = "auto"
     """split (CPU), flex (GPU), dense (a 4-D mask): prompt once per group; repeated: prompt once per completion; auto:
     by device, and repeated for a model that cannot share prompts."""
-    max_tokens_per_microbatch: PositiveInt = 16384
-    """Token budget of one forward and backward pass; groups are packed up to it."""
+    max_tokens_per_microbatch: PositiveInt | Literal["auto"] = 16384
+    """Token budget of one forward and backward pass; groups are packed up to it. auto: the largest that fits the memory
+    by the plan; a run takes it once, says it in its log and keeps it when it goes on."""
     skip_zero_advantage: bool = True
     """Groups whose advantages are all 0 stay out of the pass where the loss has no KL term; they add nothing to it."""
     gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] = False

@@ -23,6 +23,7 @@ LEAST_MEMORY = 4 * GIGABYTE
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
+MEMINFO = Path("/proc/meminfo")
 
 
 def machine_verdicts(directory: Path) -> Iterator[Verdict]:
@@ -33,9 +34,7 @@ def machine_verdicts(directory: Path) -> Iterator[Verdict]:
     yield shared_memory(SHARED_MEMORY)
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield processes(resource.getrlimit(resource.RLIMIT_NPROC)[0], cgroup_numbers("pids", "pids.max"))
-    page_bytes, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    limits = [*cgroup_numbers("memory", "memory.max"), *cgroup_numbers("memory", "memory.limit_in_bytes")]
-    yield memory(page_bytes * pages, limits)
+    yield memory(total_memory(), memory_limits())
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     yield processors(cores, cgroup_cores())
 
@@ -96,6 +95,24 @@ def processors(cores: int, quota: float | None) -> Verdict:
     found = f"{cores} cores, of which this container gets the time of {quota:.1f}"
     remedy = f"set train.threads to {max(1, int(quota))}: torch starts a thread per core, and they wait for each other"
     return Verdict(name="processors", status="warning", found=found, remedy=remedy)
+
+
+def total_memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory(meminfo: Path = MEMINFO) -> int:
+    """Return the bytes that programs of this machine can still take, or the limit of this process's control groups
+    where that is less."""
+    lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.exists() else []
+    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min([total_memory(), *available, *memory_limits()])
+
+
+def memory_limits() -> list[int]:
+    """Read the limits of memory, in bytes, of this process's control groups."""
+    return [*cgroup_numbers("memory", "memory.max"), *cgroup_numbers("memory", "memory.limit_in_bytes")]
 
 
 def cgroup_numbers(controller: str, file: str, *, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> list[int]:

@@ -19,6 +19,8 @@ from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 
+AUTO_UNIT = 1024  # tokens
+MARGIN = 15  # sixteenths of the largest microbatch that fits: a smaller one is cut and measured a little differently
 PROBED_GROUPS = 4  # at most: attention takes groups one by one, so further groups add only their tokens
 
 
@@ -28,7 +30,9 @@ class Option:
 
     memory: RankMemory
     fits: bool
+    tokens: int  # of a microbatch: the recipe's number, or what `auto` takes
     largest_tokens: int  # the largest learner.max_tokens_per_microbatch that fits; 0: none
+    auto_tokens: int  # what learner.max_tokens_per_microbatch: auto takes; 0: nothing fits
     seconds: Mapping[str, float]
 
     @property
@@ -61,6 +65,19 @@ class Subject:
     def learnt_tokens(self, machine: Machine) -> int:
         """Return the tokens that the rank with the most rows learns from in a step, prompts once per group."""
         return -(-self.recipe.optim.prompts_per_step // machine.ranks) * self.composition.group_tokens
+
+    def auto_tokens(self, machine: Machine, most: int) -> int:
+        """Return what `learner.max_tokens_per_microbatch: auto` takes where at most `most` tokens fit: less than that,
+        because real microbatches are cut differently, and no more than a step has; in thousands where that holds a
+        prompt and a completion. 0 where nothing fits."""
+        wanted = min(most * MARGIN // 16, -(-self.learnt_tokens(machine) // AUTO_UNIT) * AUTO_UNIT)
+        return max(self.smallest_tokens, wanted // AUTO_UNIT * AUTO_UNIT) if most else 0
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """Return the tokens of a microbatch that the recipe asks for; None: auto."""
+        asked = self.recipe.learner.max_tokens_per_microbatch
+        return None if asked == "auto" else asked
 
     @property
     def smallest_tokens(self) -> int:
@@ -101,7 +118,7 @@ def measure(subject: Subject) -> Measured:
     asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
     few_groups = PROBED_GROUPS * subject.composition.group_tokens
-    tokens = max(min(recipe.learner.max_tokens_per_microbatch, few_groups), subject.smallest_tokens)
+    tokens = max(min(subject.asked_tokens or few_groups, few_groups), subject.smallest_tokens)
 
     packed = cache(partial(packed_case, subject.composition, dimensions=family.position_dimensions))
 
@@ -146,26 +163,26 @@ def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: 
 def option(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Option:
     """Judge one strategy with the recipe's microbatches."""
     held = memory_of(subject, measured, machine, strategy)
-    memory = held(subject.recipe.learner.max_tokens_per_microbatch)
+    most = largest(lambda tokens: machine.holds(held(tokens)), subject.smallest_tokens)
+    auto = subject.auto_tokens(machine, most)
+    tokens = subject.asked_tokens or auto or subject.smallest_tokens
+    memory = held(tokens)
     return Option(
         memory=memory,
         fits=machine.holds(memory),
-        largest_tokens=largest(lambda tokens: machine.holds(held(tokens)), subject.smallest_tokens),
-        seconds=seconds_of(subject, machine, strategy),
+        tokens=tokens,
+        largest_tokens=most,
+        auto_tokens=auto,
+        seconds=seconds_of(subject, machine, strategy, tokens),
     )
 
 
-def seconds_of(subject: Subject, machine: Machine, strategy: str) -> Mapping[str, float]:
-    """Estimate the seconds of a step by phase; empty without figures of a device."""
+def seconds_of(subject: Subject, machine: Machine, strategy: str, tokens: int) -> Mapping[str, float]:
+    """Estimate the seconds of a step by phase, in microbatches of `tokens`; empty without figures of a device."""
     if machine.device is None:
         return {}
     recipe = subject.recipe
-    layout = Layout(
-        strategy=strategy,
-        ranks=machine.ranks,
-        tokens=recipe.learner.max_tokens_per_microbatch,
-        on_gpu=True,
-    )
+    layout = Layout(strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=True)
     packed, rollout = subject.learnt_tokens(machine), subject.rollout(machine)
     return phase_seconds(recipe, subject.sizes, rollout, machine.device, layout, packed)
 

@@ -20,7 +20,7 @@ class Plan:
 
     machine: Machine
     sizes: ModelSizes
-    tokens: int
+    tokens: int  # of a microbatch: the recipe's number, or what `auto` takes
     prompt_tokens: int
     idle_ranks: int  # those without a completion, or a conversation, in a step
     options: tuple[Option, ...]
@@ -60,12 +60,14 @@ def make_plan(recipe: SftRecipe | GrpoRecipe, machine: Machine, prompt_tokens: i
         reason = f"nothing fits into {room:.0f} GB"
     elif recipe.train.strategy != "auto":
         reason = "as the recipe says"
+    elif machine.ranks == 1:
+        reason = f"which fits into {room:.0f} GB"
     else:
         reason = f"the least communication of what fits into {room:.0f} GB"
     return Plan(
         machine=machine,
         sizes=subject.sizes,
-        tokens=recipe.learner.max_tokens_per_microbatch,
+        tokens=subject.asked_tokens or (chosen or min(options, key=lambda each: each.memory.peak)).tokens,
         prompt_tokens=subject.prompt_tokens,
         idle_ranks=max(0, machine.ranks - recipe.optim.prompts_per_step * subject.composition.group_size),
         options=options,

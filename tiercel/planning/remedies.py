@@ -16,10 +16,9 @@ from tiercel.config.schema import Checkpointing, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
-from tiercel.planning.options import Option, Subject, largest, measure, memory_of, option, seconds_of
+from tiercel.planning.options import MARGIN, Option, Subject, largest, measure, memory_of, option, seconds_of
 from tiercel.sections import Section
 
-MARGIN = 15  # sixteenths of the largest microbatch that fits: a smaller one is cut and measured a little differently
 MORE_RANKS = (1, 2, 4, 8, 16, 32)
 ENGINE_RANKS = (1, 2, 4, 8)
 ENGINE_SHARES = tuple(twentieths / 20 for twentieths in range(2, 20))
@@ -105,18 +104,21 @@ def _candidates(subject: Subject, machine: Machine, measured: Mapping[Checkpoint
         name = each.recipe.train.strategy
         name = "single" if name == "auto" else name
         held = memory_of(each, measured[kind], machine, name)
-        budget = each.recipe.learner.max_tokens_per_microbatch
-        if not machine.holds(held(budget)):
+        tokens = each.asked_tokens
+        if tokens is None or not machine.holds(held(tokens)):
             most = largest(lambda tokens: machine.holds(held(tokens)), each.smallest_tokens)  # noqa: B023
-            if not 0 < most < budget:
+            if most == 0 or (tokens is not None and most >= tokens):
                 continue
-            wanted[TOKENS] = max(each.smallest_tokens, most * MARGIN // 16)
-            each = changed(subject, wanted)
+            if tokens is None:
+                tokens = each.auto_tokens(machine, most)
+            else:
+                wanted[TOKENS] = tokens = max(each.smallest_tokens, most * MARGIN // 16)
+                each = changed(subject, wanted)
         yield _Candidate(
             changes={key: value for key, value in wanted.items() if value != value_at(subject.recipe, key)},
             subject=each,
             strategy=name,
-            seconds=sum(seconds_of(each, machine, name).values()),
+            seconds=sum(seconds_of(each, machine, name, tokens).values()),
         )
 
 

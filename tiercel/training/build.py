@@ -22,6 +22,7 @@ from tiercel.models.saving import restore_adapter
 from tiercel.models.vision import VisionStore
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.waiting import waiting
+from tiercel.training.budget import tokens_without_gradient, with_tokens
 from tiercel.training.strategy_choice import chosen_strategy
 from tiercel.training.trainer import Passes, Trainer
 
@@ -33,13 +34,19 @@ def training_device() -> torch.device:
 
 
 def build_trainer(
-    recipe: BaseRecipe, found: FoundCheckpoint | None = None, say: Say = lambda text: None, ranks: Ranks = ALONE
+    recipe: BaseRecipe,
+    found: FoundCheckpoint | None = None,
+    say: Say = lambda text: None,
+    ranks: Ranks = ALONE,
+    tokens: int | None = None,
 ) -> Trainer:
-    """Load or restore all that is trained. `say` hears why prompts are not shared."""
+    """Load or restore all that is trained. `say` hears what was chosen; `tokens`: of a microbatch, where the run has
+    chosen them before (budget.py)."""
     device = training_device()
     ranks.pulse.begin("load", found.step if found else 0)
     weights = found.path / "model" if found and recipe.lora is None else None
-    name = chosen_strategy(recipe, ranks, device, say)
+    choice = chosen_strategy(recipe if tokens is None else with_tokens(recipe, tokens), ranks, device, say)
+    name = choice.strategy
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
         policy = build_policy(recipe, device, weights, stays_on_cpu=STRATEGY_KINDS[name].shards_model)
@@ -61,7 +68,7 @@ def build_trainer(
         ranks=ranks,
         passes_are_private=strategy.passes_are_private,
         temperature=learning_temperature(recipe),
-        max_tokens=recipe.learner.max_tokens_per_microbatch,
+        max_tokens=choice.tokens,
         strategy=strategy,
         max_grad_norm=recipe.optim.max_grad_norm,
         kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
@@ -83,7 +90,7 @@ def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALON
         ranks=ranks,
         passes_are_private=True,
         temperature=learning_temperature(recipe),
-        max_tokens=recipe.learner.max_tokens_per_microbatch,
+        max_tokens=tokens_without_gradient(recipe),
     )
 
 

@@ -6,6 +6,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.learner.batch import advantage_groups
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.advantages import step_advantages
+from tiercel.training.budget import keep_tokens, kept_tokens
 from tiercel.training.build import build_trainer
 from tiercel.training.engine_gap import warn_of_gap
 from tiercel.training.evaluation import evaluate_policy
@@ -32,7 +33,8 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     with open_session(recipe, "grpo", run) as session:
         if session.is_over:
             return
-        trainer = build_trainer(recipe, session.found, session.say, session.ranks)
+        trainer = build_trainer(recipe, session.found, session.say, session.ranks, kept_tokens(recipe, run))
+        keep_tokens(recipe, run, trainer.max_tokens)
         with open_rollouts(recipe, session, trainer) as (rows, rollouts):
             rollouts.sync.load(session.start)
             if session.start == 0:

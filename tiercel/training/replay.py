@@ -19,7 +19,9 @@ from tiercel.errors import DataError, RunError
 from tiercel.learner.batch import AdvantageGroup, group_item, totals_of
 from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
+from tiercel.runs.directory import RunDirectory
 from tiercel.runs.group_records import CompletionRecord, GroupRecord
+from tiercel.training.budget import kept_tokens
 from tiercel.training.build import build_trainer
 from tiercel.training.finite import KEPT_GROUPS, REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.passes import Known
@@ -72,7 +74,7 @@ def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Call
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
-    trainer = build_trainer(recipe, found, say)
+    trainer = build_trainer(recipe, found, say, tokens=kept_tokens(recipe, RunDirectory(path=run)))
     if recipe.lora is not None:
         restore_adapter(trainer.policy, directory / "adapter")
     if (name := spoilt_weight(trainer.policy.trained_parameters())) is not None:

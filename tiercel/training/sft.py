@@ -6,6 +6,7 @@ from tiercel.config.schema import SftRecipe
 from tiercel.data.encoding import conversation_encoder
 from tiercel.learner.batch import conversation_item
 from tiercel.runs.directory import RunDirectory
+from tiercel.training.budget import keep_tokens, kept_tokens
 from tiercel.training.build import build_trainer
 from tiercel.training.evaluation import evaluate_loss
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
@@ -25,7 +26,8 @@ def train(recipe: SftRecipe, run: RunDirectory) -> None:
     with open_session(recipe, "sft", run) as session:
         if session.is_over:
             return
-        trainer = build_trainer(recipe, session.found, session.say, session.ranks)
+        trainer = build_trainer(recipe, session.found, session.say, session.ranks, kept_tokens(recipe, run))
+        keep_tokens(recipe, run, trainer.max_tokens)
         if session.start == 0 and (row := evaluate_loss(session, trainer, recipe, 0)):
             session.open_with(row)
             session.progress.step({"step": 0, **row})

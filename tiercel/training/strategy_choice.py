@@ -1,38 +1,55 @@
-"""Which strategy a run takes, and why."""
+"""Which strategy a run takes, and in microbatches of how many tokens; and why."""
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
+from tiercel.doctor.machine import free_memory
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine, memory_here
 from tiercel.planning.plan import Plan, gathering_problem, make_plan
 
+BUDGET = "learner.max_tokens_per_microbatch"
 
-def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> str:
-    """Choose the strategy to run; `auto` takes the plan's. Raises EnvironmentProblem where the recipe's does not
-    go with the ranks, or where the plan finds none that fits."""
-    asked, kind = recipe.train.strategy, recipe.train.strategy_kind
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How a run divides its work."""
+
+    strategy: str
+    tokens: int  # of a microbatch
+    reasons: tuple[str, ...] = ()  # for the log
+
+
+def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> Choice:
+    """Choose the strategy and the microbatches to run. What is `auto` is taken from the plan; GPUs are planned for
+    whether there is one or several. Raises EnvironmentProblem where the recipe's strategy does not go with the ranks,
+    or where the plan finds nothing that fits."""
+    strategy, kind, tokens = recipe.train.strategy, recipe.train.strategy_kind, recipe.learner.max_tokens_per_microbatch
     if kind is not None and kind.is_alone and ranks.world_size > 1:
         raise EnvironmentProblem(
             f"train.strategy: single with {ranks.world_size} ranks; write auto, ddp, fsdp2 or deepspeed, or start one"
         )
     if kind is not None:
         ranks.on_first(lambda: _require_gatherable(recipe, kind, ranks, device))
-        return asked
-    if ranks.world_size == 1:
-        return "single"
-    if device.type == "cpu":
-        say("train.strategy: ddp; ranks on CPUs share their machine's memory, so no plan was made")
-        return "ddp"
-    name, reason = ranks.on_first(lambda: _planned(recipe, ranks, device))
-    say(f"train.strategy: {name}, {reason}")
-    return name
+    elif device.type == "cpu" and ranks.world_size > 1:
+        say("train.strategy: ddp; ranks on CPUs share their machine's memory, so no plan was made for it")
+        strategy = "ddp"
+    elif device.type == "cpu":
+        strategy = "single"
+    if strategy != "auto" and tokens != "auto":
+        return Choice(strategy=strategy, tokens=tokens)
+    asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": strategy})})
+    choice = ranks.on_first(lambda: _planned(asked, ranks, device))
+    for reason in choice.reasons:
+        say(reason)
+    return choice
 
 
 def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks, device: torch.device) -> None:
@@ -40,9 +57,7 @@ def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks
     shares = strategy.shards_model and recipe.train.deepspeed.stage == 3
     if not shares or not isinstance(recipe, GrpoRecipe) or not recipe.rollout.engine_kind.shares_weights:
         return
-    kind = DEVICES["h100"] if device.type == "cuda" else None
-    machine = Machine(ranks=ranks.world_size, memory_bytes=rank_memory_bytes(device), device=kind)
-    if problem := gathering_problem(recipe, machine, strategy.name):
+    if problem := gathering_problem(recipe, _machine(ranks, device, rank_memory_bytes(device)), strategy.name):
         raise EnvironmentProblem(problem)
 
 
@@ -50,18 +65,48 @@ def rank_memory_bytes(device: torch.device) -> int:
     """Return the memory of this rank's GPU; on CPUs an equal share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return memory_here() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return memory_here() // _ranks_here()
 
 
-def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> tuple[str, str]:
+def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> Choice:
+    """Take from the plan what the recipe leaves to it. On CPUs the memory is an equal share of what is free."""
     assert isinstance(recipe, SftRecipe | GrpoRecipe)
-    memory = rank_memory_bytes(device)
-    machine = Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=memory_here())
-    plan: Plan = make_plan(recipe, machine)
+    memory = rank_memory_bytes(device) if device.type == "cuda" else free_memory() // _ranks_here()
+    plan = make_plan(recipe, _machine(ranks, device, memory))
     if plan.chosen is None:
-        change = f"; this fits: {plan.change}" if plan.change else ""
-        raise EnvironmentProblem(
-            f"train.strategy: auto, but the plan finds no strategy that fits into {memory / 1e9:.0f} GB on "
-            f"{ranks.world_size} ranks{change}; name a strategy to try it all the same"
+        raise EnvironmentProblem(_nothing_fits(recipe, plan))
+    option, room = plan.shown, f"{memory / 1e9:.1f} GB"
+    reasons = [f"plan: a rank holds up to {option.memory.peak / 1e9:.1f} of {room}, in microbatches of {plan.tokens:,}"]
+    if recipe.train.strategy == "auto":
+        reasons.append(f"train.strategy: {plan.chosen}, {plan.reason}")
+    if recipe.learner.max_tokens_per_microbatch == "auto":
+        reasons.append(f"{BUDGET}: auto takes {plan.tokens:,} tokens; up to {option.largest_tokens:,} fit into {room}")
+    return Choice(strategy=plan.chosen, tokens=plan.tokens, reasons=tuple(reasons))
+
+
+def _nothing_fits(recipe: SftRecipe | GrpoRecipe, plan: Plan) -> str:
+    """Write what does not fit, and what would."""
+    room = f"{plan.machine.memory_bytes / 1e9:.0f} GB on {plan.machine.ranks} ranks"
+    change = f"; this fits: {plan.change}" if plan.change else ""
+    if recipe.learner.max_tokens_per_microbatch == "auto":
+        least = min(option.memory.peak for option in plan.options) / 1e9
+        return (
+            f"{BUDGET}: auto, but by the plan not even one prompt with one completion ({plan.tokens:,} tokens, "
+            f"{least:.1f} GB) fits into {room}{change}; a number is tried without a plan where train.strategy is named"
         )
-    return plan.chosen, plan.reason
+    if auto := max(option.auto_tokens for option in plan.options):
+        change += f"; {BUDGET}: auto would take {auto:,}"
+    return (
+        f"train.strategy: auto, but the plan finds no strategy that fits into {room} in microbatches of "
+        f"{plan.tokens:,} tokens{change}; name a strategy to try it all the same"
+    )
+
+
+def _machine(ranks: Ranks, device: torch.device, memory: int) -> Machine:
+    if device.type == "cpu":
+        return Machine(ranks=ranks.world_size, memory_bytes=memory, device=None)
+    return Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=memory_here())
+
+
+def _ranks_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
