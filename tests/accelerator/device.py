@@ -10,6 +10,7 @@ runs in a process of its own (test_accelerator.py).
 """
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.places: Counter[str] = Counter()
+        self._late: RuntimeError | None = None
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
@@ -69,22 +71,35 @@ class Waits:
         """Count a wait. Raises WaitsForDevice where it is not allowed."""
         place = f"{_place()}: {kind}"
         if place not in ALLOWED:
-            raise WaitsForDevice(f"{place}; mend it, or give its reason in tests/accelerator/waits.py")
+            self.refuse(WaitsForDevice(f"{place}; mend it, or give its reason in tests/accelerator/waits.py"))
         self.places[place] += 1
+
+    def refuse(self, error: RuntimeError) -> None:
+        """Raise the error. A backward pass has a thread of its own, which an error would abort with the process; the
+        next operation of the main thread raises it."""
+        if threading.current_thread() is threading.main_thread():
+            raise error
+        self._late = self._late or error
+
+    def raise_late(self) -> None:
+        """Raise what a backward pass was refused."""
+        late, self._late = self._late, None
+        if late is not None:
+            self.refuse(late)
 
 
 WAITS = Waits()
 
 
 def _place() -> str:
-    """Name the innermost function of the product. In a backward pass there is none: it has a thread of its own."""
+    """Name the innermost function of the product. A backward pass has a thread of its own, where there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(PACKAGE):
             return f"{module.removeprefix(PACKAGE)}.{frame.f_code.co_qualname}"
         frame = frame.f_back
-    return "backward"
+    return "outside" if threading.current_thread() is threading.main_thread() else "backward"
 
 
 class DeviceTensor(Tensor):
@@ -116,6 +131,7 @@ class DeviceTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        WAITS.raise_late()
         if func is COPY:
             return _copied(*args, **kwargs)
         if func is TO_COPY and torch.device(kwargs.get("device") or NAME).type != NAME:
@@ -137,7 +153,7 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
 
 
 def _judge(func: Any, args: Any, kwargs: Any) -> None:
-    """Note the waits of an operation. Raises MixedDevices."""
+    """Note the waits of an operation, and refuse tensors of two devices."""
     leaves = tree_leaves((args, kwargs))
     if func in READS:
         WAITS.note("read")
@@ -154,7 +170,7 @@ def _judge(func: Any, args: Any, kwargs: Any) -> None:
     if mixed := [
         leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, DeviceTensor) and leaf.ndim
     ]:
-        raise MixedDevices(f"{func} takes a tensor of the CPU of shape {tuple(mixed[0].shape)}")
+        WAITS.refuse(MixedDevices(f"{func} takes a tensor of the CPU of shape {tuple(mixed[0].shape)}"))
 
 
 def _held(value: Any) -> Any:

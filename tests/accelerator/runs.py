@@ -3,22 +3,42 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from tests.accelerator.device import WaitsForDevice, register
+from benchmarks.faults.fault_plan import Fault, planning
+from tests.accelerator.device import WAITS, MixedDevices, WaitsForDevice, register
 from tests.tiny_models import FAMILY_NAMES
-from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
-from tiercel.learner.learner import Learner
+from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tiercel.config import GrpoRecipe
+from tiercel.errors import NonFiniteError
+from tiercel.learner import learner
+from tiercel.learner.layout import PrefixLayout
 from tiercel.runs.directory import read_metrics
-from tiercel.training import build
+from tiercel.training import build, learning
 
 DEVICE, LIBRARY = register()
-ALONE = {"data": {"workers": 0, "eval": None}, "train": {"steps": 1}}
-FEW_TOKENS = {"form": "dense", "max_tokens_per_microbatch": 250}
+PLAIN = {"data": {"workers": 0, "eval": None}, "train": {"steps": 1}}
+UPDATE = {"training.update._Sums.read: read": 1, "distributed.replicated.Replicated.reduce_gradients: read": 1}
+SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
+MIXED_ROWS = 4  # a step's: two without pictures, one with a picture, one with two
+
+
+class DenseInPlaceOfFlex:
+    """FlexAttention refuses the device. This has its form, with the dense mask."""
+
+    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+        self.mask = layout.dense_mask(device)[:, :, first_query:]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, attn_mask=self.mask, scale=scale, enable_gqa=True)
 
 
 @pytest.fixture(autouse=True)
 def on_device(monkeypatch):
     monkeypatch.setattr(build, "training_device", lambda: DEVICE)
+    monkeypatch.setattr(learner, "FlexAttention", DenseInPlaceOfFlex)
 
 
 @pytest.fixture
@@ -26,30 +46,123 @@ def rows(tmp_path) -> Path:
     return write_rows(tmp_path)
 
 
+@pytest.fixture
+def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
+    """The microbatches of each update, and its waits."""
+    found, update = [], learning.policy_update
+
+    def counted(trainer, minibatch, *rest):
+        with WAITS.counted() as places:
+            made = update(trainer, minibatch, *rest)
+        found.append((sum(len(unit.batches) for unit in minibatch.units), dict(places)))
+        return made
+
+    monkeypatch.setattr(learning, "policy_update", counted)
+    return found
+
+
+def recipe_of(checkpoint: Path, rows: Path, output: str = "run", **changes) -> GrpoRecipe:
+    learner_keys = {"form": "flex", "max_tokens_per_microbatch": 150, "skip_zero_advantage": False}
+    return grpo_recipe(checkpoint, rows, rows.parent / output, **{"learner": learner_keys, **PLAIN, **changes})
+
+
 @pytest.mark.parametrize("name", FAMILY_NAMES)
-def test_a_step_of_grpo_is_the_cpus(tiny_checkpoints, rows, name, monkeypatch):
-    recipes = [
-        grpo_recipe(tiny_checkpoints[name], rows, rows.parent / place, learner=FEW_TOKENS, **ALONE)
-        for place in ("device", "cpu")
-    ]
-    run_grpo(recipes[0])
+def test_a_step_of_grpo_on_the_device_is_that_of_the_cpu(tiny_checkpoints, rows, name, waits_of_updates, monkeypatch):
+    """Sampling, vision tower, penalties, learner, loss, AdamW; the second run is on the CPU."""
+    algorithm = {"kl": {"coef": 0.1, "place": "reward", "estimator": "k1"}}
+    run_grpo(recipe_of(tiny_checkpoints[name], rows, algorithm=algorithm))
+    ((microbatches, waits),) = waits_of_updates
+    assert microbatches > 1 and waits == UPDATE
     monkeypatch.undo()
-    run_grpo(recipes[1])
-    there, here = (read_metrics(rows.parent / place)[-1] for place in ("device", "cpu"))
-    assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-3)
-    assert there["reward/mean"] == here["reward/mean"]
-    assert there["sampler/logprob_gap_mean"] < 1e-4
+    form = {"form": "auto", "max_tokens_per_microbatch": 150, "skip_zero_advantage": False}
+    cpu = recipe_of(tiny_checkpoints[name], rows, algorithm=algorithm, learner=form, output="cpu")
+    run_grpo(cpu)
+    there, here = (read_metrics(rows.parent / place)[-1] for place in ("run", "cpu"))
+    for key in ("loss", "grad_norm", "reward/mean", "kl/mean", "entropy/mean", "completion/tokens_mean"):
+        assert there[key] == pytest.approx(here[key], rel=1e-3, abs=1e-5), key
+    assert there["sampler/logprob_gap_max"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    (
+        {"algorithm": {"correction": {"level": "sequence"}, "off_policy_delta": 0.1, "loss": "gspo"}},
+        {"algorithm": {"kl": {"coef": 0.1}, "top_entropy": 0.5, "correction": {"level": "token"}}, **SEVERAL},
+        {"algorithm": {"entropy_coef": 0.01, "loss": "sapo"}, "learner": {"form": "dense"}},
+        {"learner": {"form": "repeated", "max_tokens_per_microbatch": 600}},
+        {"lora": {"targets": "all", "rank": 4, "alpha": 8}, "learner": {"gradient_checkpointing": True}},
+        {"lora": None},
+    ),
+)
+def test_no_recipe_makes_an_update_wait_more_often(tiny_checkpoints, rows, changes, waits_of_updates):
+    run_grpo(recipe_of(tiny_checkpoints["qwen2_5_vl"], rows, **changes))
+    trains_tower = "lora" in changes
+    for _, waits in waits_of_updates:
+        assert {place: waits[place] for place in UPDATE} == UPDATE
+        assert trains_tower or waits == UPDATE
+
+
+def test_parts_that_share_a_pass_over_their_prompt_do_not_wait(tiny_checkpoints, rows, waits_of_updates):
+    cut = {"form": "flex", "max_tokens_per_microbatch": 64, "skip_zero_advantage": False}
+    data = {"workers": 0, "eval": None, "max_prompt_tokens": 56}
+    run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows, learner=cut, data=data, rollout={"group_size": 10}))
+    ((microbatches, waits),) = waits_of_updates
+    assert microbatches > MIXED_ROWS and waits == UPDATE
+
+
+def test_conversations_are_learnt_on_the_device(tiny_checkpoints, rows):
+    keys = {"form": "flex", "max_tokens_per_microbatch": 150}
+    with WAITS.counted() as places:
+        run_sft(sft_recipe(tiny_checkpoints["qwen3_vl"], rows, rows.parent / "run", learner=keys, **PLAIN))
+    assert {place: places[place] for place in UPDATE} == UPDATE
+
+
+def test_a_loss_that_is_not_finite_names_its_rows(tiny_checkpoints, rows):
+    with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError) as caught:
+        run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows))
+    assert 0 < len(caught.value.rows[0]) < MIXED_ROWS
 
 
 def test_a_read_in_the_learner_is_refused(tiny_checkpoints, rows, monkeypatch):
-    embedded = Learner._embedded
+    scores = learner.TokenHead.forward
 
-    def reading(self, batch, features_KH):
-        embeddings_TH = embedded(self, batch, features_KH)
-        Learner.seen = embeddings_TH.sum().item()
-        return embeddings_TH
+    def reading(self, hidden_NH, *given, **named):
+        assert hidden_NH.sum().item() != 0
+        return scores(self, hidden_NH, *given, **named)
 
-    reading.__module__ = Learner.__module__
-    monkeypatch.setattr(Learner, "_embedded", reading)
+    monkeypatch.setattr(learner.TokenHead, "forward", reading)
+    with pytest.raises(WaitsForDevice, match=r"Learner\.forward: read"):
+        run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows))
+
+
+@pytest.mark.parametrize(
+    "wait",
+    (
+        lambda tensor: tensor.sum().item(),
+        lambda tensor: tensor.tolist(),
+        lambda tensor: bool((tensor > 0).any()),
+        lambda tensor: tensor.cpu(),
+        lambda tensor: tensor.nonzero(),
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: tensor.to(torch.int64).bincount(),
+        lambda tensor: torch.empty(2).to(tensor.device),
+        lambda tensor: torch.tensor([1.0, 2.0], device=tensor.device),
+        lambda tensor: tensor[torch.tensor([1, 0])],
+    ),
+)
+def test_every_kind_of_wait_is_refused(wait):
     with pytest.raises(WaitsForDevice):
-        run_grpo(grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, rows.parent / "run", learner=FEW_TOKENS, **ALONE))
+        wait(torch.ones(2, device=DEVICE))
+
+
+def test_tensors_of_two_devices_do_not_meet():
+    tensor = torch.ones(2, device=DEVICE)
+    for call in (
+        lambda: tensor + torch.ones(2),
+        lambda: torch.ones(2, 2) @ tensor,
+        lambda: torch.ones(2)[tensor.long()],
+    ):
+        with pytest.raises(MixedDevices):
+            call()
+    assert (tensor + torch.ones(2).to(DEVICE, non_blocking=True)).device.type == DEVICE.type
+    assert (tensor * torch.tensor(2.0)).device.type == DEVICE.type  # a number of the host is passed along

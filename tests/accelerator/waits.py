@@ -5,17 +5,24 @@ size    the size of a result depends on values
 upload  a copy to the device without non_blocking: it waits for all that the device was given before
 """
 
-ONCE = "once a run"
-SAVING = "weights are written to a checkpoint or published"
-DECODING = "to be tightened: the decoder is given new loops"
-TOWER = "to be tightened: once for the new pictures of a step"
-UPDATE = "to be tightened"
+LOADING = "once a run"
+SAVING = "weights go to a checkpoint, or to an engine"
+TOWER = "once for the new pictures of a step; to be tightened with the tower's attention"
+DECODING = "to be tightened with the decoding loop"
+FAULT = "an update that is not finite: the run ends, or leaves it out"
 
 ALLOWED: dict[str, str] = {
-    "models.loading._loaded: upload": ONCE,
-    "models.policy._add_adapter: upload": ONCE,
+    "models.loading._loaded: upload": LOADING,
+    "models.policy._add_adapter: upload": LOADING,
     "distributed.replicated.Replicated._on_first: read": SAVING,
-    "distributed.replicated.Replicated.reduce_gradients: read": "the norm decides, on all ranks, whether to step",
+    "distributed.replicated.Replicated.reduce_gradients: read": "once an update: the norm decides whether it is made",
+    "training.update._Sums.read: read": "once an update: whether it is finite and the engine right, and the metrics",
+    "training.passes._threshold: read": "once a minibatch: the entropies of all ranks are ranked",
+    "training.passes.kl_penalties: read": "twice a step: rewards and old logprobs are made of it on the host",
+    "training.finite.Trace.rows_at_fault: read": FAULT,
+    "training.finite.Trace.rows_at_fault.<locals>.<listcomp>: read": FAULT,
+    "training.finite.faulty_rows: read": FAULT,
+    "training.finite.spoilt_weight: read": FAULT,
     "models.qwen_vl.Qwen2VL._vision_output: read": TOWER,
     "models.qwen_vl.Qwen2VL._vision_output: size": TOWER,
     "models.qwen_vl.Qwen2VL._vision_output: upload": TOWER,
@@ -23,36 +30,18 @@ ALLOWED: dict[str, str] = {
     "models.llava_onevision.LlavaOnevision.vision_features: upload": TOWER,
     "models.ovis2.Ovis2.vision_features: upload": TOWER,
     "models.ovis2.Ovis2._with_indicators: upload": TOWER,
-    "models.family.Family.is_placeholder: upload": UPDATE,
+    "models.family.Family.is_placeholder: upload": TOWER,
+    "backward: size": TOWER,
+    "backward: upload": TOWER,
     "rollout.decoding.BaseDecoder.padded: upload": DECODING,
     "rollout.decoding.DecodeAttention._arrange: read": DECODING,
     "rollout.decoding.DecodeAttention._arrange: size": DECODING,
     "rollout.decoding.DecodeAttention.keep: size": DECODING,
     "rollout.decoding.DecodeAttention.keep: read": DECODING,
-    "rollout.decoding.SharedDecoder.prefill: size": DECODING,
     "rollout.local.LocalSampler._completions: read": "the completions of a batch, once",
     "rollout.local.LocalSampler._decode: size": DECODING,
     "rollout.local.LocalSampler._decode: upload": DECODING,
     "rollout.local.LocalSampler._draw: upload": DECODING,
     "rollout.local.LocalSampler._sample_batch: read": DECODING,
     "rollout.local.LocalSampler._sample_batch: upload": DECODING,
-    "algorithms.completions.lengths: size": UPDATE,
-    "algorithms.correction._count: read": UPDATE,
-    "algorithms.correction.drift_sums: upload": UPDATE,
-    "backward: size": UPDATE,
-    "learner.layout.PrefixLayout.dense_mask: upload": UPDATE,
-    "learner.learner.Learner._decoded: size": UPDATE,
-    "learner.learner.Learner._decoded: upload": UPDATE,
-    "learner.learner.Learner._embedded: upload": UPDATE,
-    "learner.learner.Learner.forward: upload": UPDATE,
-    "training.passes._by_group.<locals>.<genexpr>: read": UPDATE,
-    "training.passes._threshold.<locals>.<listcomp>: read": UPDATE,
-    "training.passes._threshold.<locals>.<listcomp>: size": UPDATE,
-    "training.passes._threshold.<locals>.<listcomp>: upload": UPDATE,
-    "training.passes.kl_penalties: read": UPDATE,
-    "training.passes.kl_penalties: upload": UPDATE,
-    "training.update._add: read": UPDATE,
-    "training.update._apply: read": UPDATE,
-    "training.update._policy_contribution: upload": UPDATE,
-    "training.update.engine_match: size": UPDATE,
 }

@@ -64,7 +64,7 @@ def weighted(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: Su
 def gated(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
     """Compute -4 / t sigmoid(t (ratio - 1)) A: the gradient fades with the distance of the ratio from 1 instead of
     ending at a bound, faster (t = gate_negative) where A < 0."""
-    positive, negative = ratio_N.new_tensor(keys.gate_positive), ratio_N.new_tensor(keys.gate_negative)
+    positive, negative = ratio_N.new_full((), keys.gate_positive), ratio_N.new_full((), keys.gate_negative)
     temperature_N = positive.where(advantages_N > 0, negative)
     gates_N = (temperature_N * (ratio_N - 1)).sigmoid() * 4 / temperature_N
     never_N = ratio_N.new_zeros(ratio_N.shape).bool()

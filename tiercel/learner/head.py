@@ -79,7 +79,7 @@ def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, temperature: float, exclu
     else:
         logits_MV = (hidden_MH @ weight_VH.T).float() / temperature
     if excluded:
-        logits_MV = logits_MV.index_fill(1, torch.tensor(excluded, device=logits_MV.device), NEVER)
+        logits_MV = logits_MV.index_fill(1, torch.tensor(excluded).to(logits_MV.device, non_blocking=True), NEVER)
     return logits_MV.log_softmax(-1)
 
 
