@@ -65,7 +65,8 @@ class Waits:
         try:
             yield self.places
         finally:
-            self.places = before + self.places
+            before.update(self.places)
+            self.places = before
 
     def note(self, kind: str) -> None:
         """Count a wait. Raises WaitsForDevice where it is not allowed."""
