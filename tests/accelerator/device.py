@@ -56,6 +56,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.places: Counter[str] = Counter()
+        self.ever: set[str] = set()  # in this process
         self._late: RuntimeError | None = None
 
     @contextmanager
@@ -74,6 +75,7 @@ class Waits:
         if place not in ALLOWED:
             self.refuse(WaitsForDevice(f"{place}; mend it, or give its reason in tests/accelerator/waits.py"))
         self.places[place] += 1
+        self.ever.add(place)
 
     def refuse(self, error: RuntimeError) -> None:
         """Raise the error. A backward pass has a thread of its own, which an error would abort with the process; the
@@ -98,7 +100,7 @@ def _place() -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(PACKAGE):
-            return f"{module.removeprefix(PACKAGE)}.{frame.f_code.co_qualname}"
+            return f"{module.removeprefix(PACKAGE)}.{frame.f_code.co_qualname.partition('.<')[0]}"
         frame = frame.f_back
     return "outside" if threading.current_thread() is threading.main_thread() else "backward"
 

@@ -7,7 +7,7 @@ upload  a copy to the device without non_blocking: it waits for all that the dev
 
 LOADING = "once a run"
 SAVING = "weights go to a checkpoint, or to an engine"
-TOWER = "once for the new pictures of a step; to be tightened with the tower's attention"
+TRANSFORMERS = "transformers' own, once for the new pictures of a step"
 DECODING = "to be tightened with the decoding loop"
 FAULT = "an update that is not finite: the run ends, or leaves it out"
 
@@ -20,24 +20,14 @@ ALLOWED: dict[str, str] = {
     "training.passes._threshold: read": "once a minibatch: the entropies of all ranks are ranked",
     "training.passes.kl_penalties: read": "twice a step: rewards and old logprobs are made of it on the host",
     "training.finite.Trace.rows_at_fault: read": FAULT,
-    "training.finite.Trace.rows_at_fault.<locals>.<listcomp>: read": FAULT,
     "training.finite.faulty_rows: read": FAULT,
     "training.finite.spoilt_weight: read": FAULT,
-    "models.qwen_vl.Qwen2VL._vision_output: read": TOWER,
-    "models.qwen_vl.Qwen2VL._vision_output: size": TOWER,
-    "models.qwen_vl.Qwen2VL._vision_output: upload": TOWER,
-    "models.internvl.InternVL.vision_features: upload": TOWER,
-    "models.llava_onevision.LlavaOnevision.vision_features: upload": TOWER,
-    "models.ovis2.Ovis2.vision_features: upload": TOWER,
-    "models.ovis2.Ovis2._with_indicators: upload": TOWER,
-    "models.family.Family.is_placeholder: upload": TOWER,
-    "backward: size": TOWER,
-    "backward: upload": TOWER,
+    "models.ovis2.Ovis2.vision_features: upload": TRANSFORMERS,
+    "models.llava_onevision.LlavaOnevision.vision_features: upload": TRANSFORMERS,
     "rollout.decoding.BaseDecoder.padded: upload": DECODING,
     "rollout.decoding.DecodeAttention._arrange: read": DECODING,
     "rollout.decoding.DecodeAttention._arrange: size": DECODING,
     "rollout.decoding.DecodeAttention.keep: size": DECODING,
-    "rollout.decoding.DecodeAttention.keep: read": DECODING,
     "rollout.local.LocalSampler._completions: read": "the completions of a batch, once",
     "rollout.local.LocalSampler._decode: size": DECODING,
     "rollout.local.LocalSampler._decode: upload": DECODING,

@@ -35,8 +35,9 @@ def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to the device. The host does not wait for a CUDA device."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """Copy a tensor of the CPU to the device. The host does not wait for the device."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def normalised(pixels: Tensor, image_processor: Any, dtype: torch.dtype) -> Tensor:
