@@ -15,7 +15,8 @@ from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe
 from tiercel.config import GrpoRecipe
 from tiercel.errors import NonFiniteError
 from tiercel.learner import learner
-from tiercel.learner.layout import PrefixLayout
+from tiercel.learner.flex import FlexAttention
+from tiercel.learner.layout import GroupSpans, PrefixLayout
 from tiercel.runs.directory import read_metrics
 from tiercel.training import build, learning
 
@@ -107,6 +108,13 @@ def test_parts_that_share_a_pass_over_their_prompt_do_not_wait(tiny_checkpoints,
     run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows, learner=cut, data=data, rollout={"group_size": 10}))
     ((microbatches, waits),) = waits_of_updates
     assert microbatches > MIXED_ROWS and waits == UPDATE
+
+
+@pytest.mark.parametrize("first_query", (0, 150))
+def test_a_block_mask_is_made_without_a_wait(first_query):
+    groups = (GroupSpans(prompt=(0, 150), completions=((150, 180), (180, 300))),)
+    mask = FlexAttention(PrefixLayout(groups=groups, length=300), DEVICE, first_query).mask
+    assert mask.kv_indices.device.type == mask.q_indices.device.type == DEVICE.type
 
 
 def test_conversations_are_learnt_on_the_device(tiny_checkpoints, rows):

@@ -19,8 +19,8 @@ def block_mask(layout: PrefixLayout, device: torch.device, first_query: int = 0)
     from torch.nn.attention.flex_attention import BlockMask
 
     touched, full = seen_blocks(layout, first_query)
-    partial_counts, partial_places = _ordered((touched & ~full).to(device))
-    full_counts, full_places = _ordered(full.to(device))
+    partial_counts, partial_places = _ordered((touched & ~full).to(device, non_blocking=True))
+    full_counts, full_places = _ordered(full.to(device, non_blocking=True))
     return BlockMask.from_kv_blocks(
         partial_counts,
         partial_places,
@@ -81,7 +81,8 @@ def _sees(layout: PrefixLayout, device: torch.device, first_query: int) -> Sees:
     spans = spans[spans[:, 2].argsort()]
     lengths = spans[:, 3] - spans[:, 2]
     rows = torch.cat([torch.arange(layout.length)[:, None], spans[:, :3].repeat_interleave(lengths, dim=0)], dim=1)
-    place_S, prompt_start_S, prompt_stop_S, own_start_S = rows[first_query:].T.to(device, torch.int32).contiguous()
+    columns = rows[first_query:].T.to(torch.int32).contiguous()
+    place_S, prompt_start_S, prompt_stop_S, own_start_S = columns.to(device, non_blocking=True)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_prompt = (key >= prompt_start_S[query]) & (key < prompt_stop_S[query])
