@@ -15,6 +15,7 @@ from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint
 from tiercel.models.policy import Policy, leave_casting_to_autocast, lora_targets
 from tiercel.models.qwen_vl import Qwen25VL
+from tiercel.models.tower_attention import route_tower
 from tiercel.types import EncodedImage
 
 LORA_NOISE = 0.02  # standard deviation of the adapters' B matrices, so that all gradients are there
@@ -138,21 +139,22 @@ def make_config(shape: ModelShape) -> Qwen2_5_VLConfig:
 
 
 class KeepsPatches(Qwen25VL):
-    """Makes each picture's patches once and keeps them: in a run the loader's workers make them, and no learner that is
-    compared here has them made within its time."""
+    """Makes each picture's patches once and keeps them, so that no learner that is compared here has them made within
+    its time."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.made: dict[str, Tensor] = {}
 
-    def make_beforehand(self, images: Sequence[EncodedImage]) -> None:
+    def make_beforehand(self, images: Sequence[EncodedImage], policy: Policy) -> None:
         """Make the patches of pictures that a step will show."""
+        weight = next(policy.model.model.visual.parameters())
         for image in images:
-            self._patches(image)
+            self.patches(image, weight.device, weight.dtype)
 
-    def _patches(self, image: EncodedImage) -> Tensor:
+    def patches(self, image: EncodedImage, device: torch.device, dtype: torch.dtype) -> Tensor:
         if image.sha256 not in self.made:
-            self.made[image.sha256] = super()._patches(image)
+            self.made[image.sha256] = super().patches(image, device, dtype)
         return self.made[image.sha256]
 
 
@@ -176,6 +178,7 @@ def random_policy(shape: ModelShape, device: torch.device, dtype: torch.dtype) -
         model = Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=dtype, attn_implementation="sdpa")
         model.requires_grad_(False)
         route_attention(family.language_model(model))
+        route_tower(family.tower_of_spans(model))
         adapter = LoraConfig(
             r=shape.lora_rank,
             lora_alpha=2 * shape.lora_rank,

@@ -92,12 +92,12 @@ def measured(step: WholeStep, setup: Setup) -> dict[str, Any]:
 def one_step(
     sampler: LocalSampler, vision: VisionStore, optimizer: torch.optim.Optimizer, step: WholeStep, setup: Setup
 ) -> dict[str, float]:
-    """Seconds by phase. Patches are there beforehand, as from a loader's workers."""
+    """Seconds by phase. Patches are made beforehand."""
     policy, shape, clock = sampler.policy, step.part, Clock(setup)
     prompts = make_prompts(policy, shape)
     assert isinstance(policy.family, KeepsPatches)
     images = [image for prompt in prompts for image in prompt.images]
-    policy.family.make_beforehand(images)
+    policy.family.make_beforehand(images, policy)
     with clock.running():
         vision.features(images)
     with clock.running():
