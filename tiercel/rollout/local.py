@@ -65,14 +65,6 @@ class LocalSampler:
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
         self.version = version
 
-    def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Nothing is checked: this engine has the recipe's own model."""
-
-    def sample_everywhere(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
-    ) -> tuple[Group, ...]:
-        return self.sample(prompts, params, seeds)
-
     def metrics(self) -> dict[str, float]:
         return {}
 

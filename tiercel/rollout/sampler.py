@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tiercel.config.schema import Rollout
 from tiercel.types import EncodedPrompt, Group
@@ -61,9 +61,6 @@ class Sampler(Protocol):
         """Sample from this version from now on. The name of the directory is that of the policy. The directory must
         stay until the next call."""
 
-    def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Raise EnvironmentProblem where the engine was started with other options than the trainer needs."""
-
     def awake(self) -> AbstractContextManager[None]:
         """Wrap sampling. Outside, the engine may give its memory to the learner."""
 
@@ -72,13 +69,21 @@ class Sampler(Protocol):
     ) -> tuple[Group, ...]:
         """Sample `params.group_size` completions of each prompt. Sample i of a prompt is drawn with its seed + i."""
 
-    def sample_everywhere(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
-    ) -> tuple[Group, ...]:
-        """Sample the same prompts as `sample` from each server behind this engine."""
-
     def metrics(self) -> dict[str, float]:
         """Return metrics of the engine since the last call. They are summed over ranks."""
 
     def close(self) -> None:
         """Free the engine's resources."""
+
+
+@runtime_checkable
+class GatedSampler(Sampler, Protocol):
+    """Completes prompts from weights of its own, which the gate compares with the trainer's before the first step."""
+
+    def require_usable(self, prompt: EncodedPrompt) -> None:
+        """Raise EnvironmentProblem where the engine was started with other options than the trainer needs."""
+
+    def sample_everywhere(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        """Sample the same prompts as `sample` from each server behind this engine."""

@@ -5,8 +5,8 @@ the policy pass compares every token that it learns from, before the optimiser's
 Over so many tokens the largest gap is no measure: in bfloat16 a healthy run has one of 0.25 and more in most steps.
 So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all that rounding
 can do (EXTREME). An engine is wrong where a SHARE of the tokens is far off, and not just a FEW of a short step, or
-where one is extremely off. No token of the gate's was beyond one tolerance, so that with a confidence of 95 % fewer
-than 1.5 % of all are; four tolerances at 5 % of the tokens is another engine.
+where one is extremely off. At most one in a hundred of the gate's tokens was beyond one tolerance; four tolerances at
+5 % of the tokens is another engine.
 
 What else sets the two apart in a healthy run is allowed for. With rollout.lookahead the completions are an update
 old, and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top. With rollout.top_p or

@@ -1,0 +1,57 @@
+"""What the gate admits and refuses. T tokens, H width of a hidden state, V words."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.test_engine_gap import recipe_with
+from tiercel.training.parity import Gap, GateLimits
+
+TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8
+
+
+def logprobs(logits_TV: Tensor, ids_T: Tensor, temperature: float = 1.0) -> Tensor:
+    return (logits_TV / temperature).log_softmax(-1).gather(1, ids_T[:, None])[:, 0]
+
+
+def engines(scale: float = 1.0, temperature: float = 1.0) -> tuple[Gap, Tensor]:
+    """The gap between a trainer and an engine that keep logits of up to 60 in bfloat16 and add up in another order, and
+    by what the adapter, which the engine multiplies by `scale`, shifts the trainer's logprobs."""
+    torch.manual_seed(0)
+    hidden_TH, head_HV = torch.randn(TOKENS, WIDTH), torch.randn(WIDTH, WORDS)
+    adapter_HV = 0.04 * torch.randn(WIDTH, RANK) @ torch.randn(RANK, WORDS)
+    logits_TV = 34 + 2 * (hidden_TH @ head_HV) / WIDTH**0.5
+    shift_TV = hidden_TH @ adapter_HV
+    ids_T = (logits_TV + shift_TV).softmax(-1).multinomial(1)[:, 0]
+    trainer_T = logprobs((logits_TV + shift_TV).bfloat16().float(), ids_T)
+    order_TV = 0.05 * torch.randn(TOKENS, WORDS)  # what the layers' own rounding adds, less than a step of the logits
+    engine_TV = (logits_TV + scale * shift_TV + order_TV).bfloat16().float()
+    differences_T = (logprobs(engine_TV, ids_T, temperature) - trainer_T).abs()
+    return Gap.of([("a", differences_T)]), (trainer_T - logprobs(logits_TV, ids_T)).abs()
+
+
+def test_logits_kept_in_bfloat16_pass_although_a_token_is_beyond_the_tolerance():
+    gap, _ = engines()
+    assert gap.largest > 0.25  # refused by a limit of the largest difference
+    assert GateLimits.of(recipe_with()).admit(gap)
+
+
+@pytest.mark.parametrize("fault", ({"scale": 0.0}, {"scale": 0.5}, {"scale": 2.0}, {"temperature": 0.7}))
+def test_an_engine_that_is_wrong_is_refused(fault):
+    gap, shift_T = engines(**fault)
+    assert float(shift_T.quantile(0.99)) > 2.0  # as far as the gate moves the adapter
+    assert not GateLimits.of(recipe_with()).admit(gap)
+
+
+def test_a_quantile_is_of_the_tokens_of_all_rows_and_the_row_is_that_of_the_largest():
+    gap = Gap.of([("a", torch.zeros(100)), ("none", torch.empty(0)), ("b", torch.tensor([0.2] * 99 + [0.9]))])
+    assert (gap.largest, gap.row) == (pytest.approx(0.9), "b")
+    assert gap.high == pytest.approx(0.2) and gap.mean == pytest.approx((99 * 0.2 + 0.9) / 200)
+    assert Gap.of([]) == Gap(mean=0.0, high=0.0, largest=0.0, row="(none)")
+
+
+def test_limits_follow_the_tolerance_and_float32_holds_every_token_to_it():
+    assert GateLimits.of(recipe_with()) == GateLimits(mean=0.125, high=0.5, largest=2.0)
+    assert GateLimits.of(recipe_with(dtype="float32")) == GateLimits(mean=1e-3, high=1e-3, largest=1e-3)
+    one = Gap.of([("a", torch.tensor([0.0] * 999 + [2e-3]))])
+    assert not GateLimits.of(recipe_with(dtype="float32")).admit(one)
