@@ -41,6 +41,8 @@ class DenseInPlaceOfFlex:
 def on_device(monkeypatch):
     monkeypatch.setattr(build, "training_device", lambda: DEVICE)
     monkeypatch.setattr(learner, "FlexAttention", DenseInPlaceOfFlex)
+    yield
+    WAITS.raise_late()
 
 
 @pytest.fixture
@@ -160,6 +162,23 @@ def test_a_read_in_the_learner_is_refused(tiny_checkpoints, rows, monkeypatch):
 def test_every_kind_of_wait_is_refused(wait):
     with pytest.raises(WaitsForDevice):
         wait(torch.ones(2, device=DEVICE))
+
+
+class ReadingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * gradient.sum().item()
+
+
+def test_a_wait_in_a_backward_pass_is_refused_at_the_next_operation():
+    tensor = torch.ones(2, device=DEVICE).requires_grad_()
+    ReadingBackward.apply(tensor).sum().backward()
+    with pytest.raises(WaitsForDevice, match="backward: read"):
+        tensor.detach() + 1
 
 
 def test_tensors_of_two_devices_do_not_meet():
