@@ -1,4 +1,4 @@
-"""The vision tower of Qwen2.5-VL: attention in one call for all windows of a size, against transformers' `sdpa`.
+"""The vision tower of Qwen2.5-VL: attention in one call for the windows of a size, against transformers' `sdpa`.
 
     python -m benchmarks.vision_tower --side 952 --pictures 1 --layers 8 --rounds 5
     python -m benchmarks.vision_tower --pictures 8 --layers 32 --device cuda --dtype bfloat16
@@ -111,7 +111,7 @@ def measure(subject: Subject, rounds: int, tolerance: float) -> dict[str, dict[s
         "patches of the pictures": (subject.patches_before, subject.patches_now),
         "attention of a layer with windows, and its projections": (
             partial(layer, cu_seqlens=bounds.to(tower.device)),
-            partial(layer, cu_seqlens=bounds, tower_spans=inputs["tower_spans"]),
+            partial(layer, cu_seqlens=bounds),
         ),
         "the whole pass": (subject.pass_before, subject.pass_now),
     }

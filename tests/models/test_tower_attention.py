@@ -1,6 +1,5 @@
 """The attention of a vision tower in one call for all spans of a length, against transformers' `sdpa`, span by span."""
 
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from tiercel.config.schema import Lora, Model
 from tiercel.learner.learner import Learner
 from tiercel.models import tower_attention
 from tiercel.models.loading import load_family
-from tiercel.models.tower_attention import IMPLEMENTATION, group_spans
+from tiercel.models.tower_attention import IMPLEMENTATION, sorted_windows
 from tiercel.types import EncodedImage, PixelLimits
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -99,40 +98,22 @@ def calls(monkeypatch) -> list[torch.Size]:
     return found
 
 
-def test_a_layer_calls_attention_once_for_each_length(tiny_checkpoints, calls):
+def test_a_layer_calls_attention_once_for_each_length_of_a_picture(tiny_checkpoints, calls):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
-    # 84 x 84 is a grid of 6 x 6; windows of 4 x 4 make spans of 16, 8, 8 and 4 patches, and two pictures twice of them
+    # 84 x 84 is a grid of 6 x 6; windows of 4 x 4 make spans of 16, 8, 8 and 4 patches
     policy.vision_features([policy.family.encode_image(noise_image(84, 84, seed)) for seed in range(2)])
     heads, size = 2, 16
-    windows = [(2, heads, 4, size), (4, heads, 8, size), (2, heads, 16, size)]
-    assert [tuple(shape) for shape in calls] == [*windows, (2, heads, 36, size)]  # the second layer sees whole pictures
+    windows = [(1, heads, 4, size), (2, heads, 8, size), (1, heads, 16, size)]
+    # the second layer sees whole pictures
+    assert [tuple(shape) for shape in calls] == [*windows, *windows, (2, heads, 36, size)]
 
 
-def test_groups_of_spans():
-    # spans of 2, 3, 2 patches: the two of length 2 come first
-    spans = group_spans(torch.tensor([0, 2, 5, 7], dtype=torch.int32), CPU)
-    assert spans.groups == ((2, 2), (1, 3))
-    assert spans.order_T.tolist() == [0, 1, 5, 6, 2, 3, 4]
-    assert spans.place_T.tolist() == [0, 1, 4, 5, 6, 2, 3]
-
-
-@pytest.mark.parametrize("bounds", ([0, 3], [0, 3, 6, 9], [0, 1, 3, 6]))
-def test_spans_in_order_are_not_moved(bounds):
-    spans = group_spans(torch.tensor(bounds, dtype=torch.int32), CPU)
-    assert spans.order_T is None and spans.place_T is None
-
-
-def test_groups_are_made_once_for_a_pass(tiny_checkpoints, monkeypatch):
-    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
-    counter = itertools.count()
-
-    def counted(*arguments):
-        next(counter)
-        return group_spans(*arguments)
-
-    monkeypatch.setattr(tower_attention, "group_spans", counted)
-    policy.vision_features(visuals(policy.family, 3, 4))
-    assert next(counter) == 2  # pictures and windows, in whatever number of layers
+def test_windows_of_a_frame_are_sorted_by_length():
+    # patches are merged by four; the first frame has windows of 2, 1 and 2 merged patches, the second one of 1
+    index, bounds = torch.tensor([0, 1, 4, 2, 3, 5]), torch.tensor([0, 8, 12, 20, 24], dtype=torch.int32)
+    index, bounds = sorted_windows(index, bounds, torch.tensor([0, 20, 24], dtype=torch.int32))
+    assert index.tolist() == [4, 0, 1, 2, 3, 5]
+    assert bounds.tolist() == [0, 4, 12, 20, 24] and bounds.dtype == torch.int32
 
 
 @pytest.mark.parametrize("name", QWEN)
@@ -158,4 +139,3 @@ def test_the_tower_gets_its_bounds_on_the_host(tiny_checkpoints, name):
     assert {name for name, each in inputs.items() if torch.is_tensor(each) and each.device == CPU} == {
         name for name in host if name.startswith("cu_")
     }
-    assert inputs["tower_spans"][0].groups == ((2, 16), (1, 24))

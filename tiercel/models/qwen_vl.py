@@ -17,7 +17,7 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import moved, normalised, picture_tensor, views_sha256
-from tiercel.models.tower_attention import tower_inputs
+from tiercel.models.tower_attention import sorted_windows, tower_inputs
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 PAIR = 2  # frames in one layer of a video's grid
@@ -215,4 +215,6 @@ class Qwen25VL(Qwen2VL):
 
     def grid_inputs(self, tower: HuggingFaceModel, grids: Tensor) -> dict[str, Tensor]:
         index, bounds = get_vision_window_index(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size)
-        return super().grid_inputs(tower, grids) | {"window_index": index, "cu_window_seqlens": bounds}
+        inputs = super().grid_inputs(tower, grids)
+        index, bounds = sorted_windows(index, bounds, inputs["cu_seqlens"])
+        return inputs | {"window_index": index, "cu_window_seqlens": bounds}
