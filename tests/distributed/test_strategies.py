@@ -73,6 +73,7 @@ FULL = (
     ("fsdp2", "all, with a penalty"),
     ("ddp", "adapter, tower whole"),
     ("fsdp2", "adapter, tower whole"),
+    ("fsdp2", "adapter, recomputed in part"),
     ("zero2", "language"),
     ("zero3", "language"),
 )

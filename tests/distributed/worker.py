@@ -57,6 +57,9 @@ STRATEGIES = {
 }
 TRAINED = {
     "adapter": {},
+    "adapter, recomputed in part": {
+        "learner": {"gradient_checkpointing": "selective", "max_tokens_per_microbatch": 150}
+    },
     "adapter of the tower": {"lora": {"rank": 4, "alpha": 8, "targets": "vision"}},
     "language": {"lora": None, "freeze": ["vision", "projector"]},
     "all": {"lora": None, "freeze": []},
