@@ -13,7 +13,7 @@ from benchmarks.gpu.setup import Setup, stamp
 
 BEGUN, DONE, FAILED, ABSENT = "begun", "done", "failed", "absent"
 EQUAL, DIFFERS = "equal", "differs"  # verdicts of checks
-TRACE_LINES = 12
+TRACE_LINES = 25
 
 
 class NotHere(Exception):
@@ -78,7 +78,8 @@ def _row(cell: Cell, setup: Setup, mark: Mapping[str, Any]) -> dict[str, Any]:
         row |= {"state": ABSENT, "reason": str(error)}
     except torch.OutOfMemoryError:
         row |= {"state": DONE, "result": {"error": "out of memory"}}
-    except Exception:  # whatever it is, the other cells are still worth their time
+    except Exception as error:  # whatever it is, the other cells are still worth their time
         lines = traceback.format_exc().strip().splitlines()
-        row |= {"state": FAILED, "reason": lines[-1], "trace": lines[-TRACE_LINES:]}
+        first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        row |= {"state": FAILED, "reason": first, "trace": lines[-TRACE_LINES:]}
     return {**row, "seconds": round(time.monotonic() - started, 1), **mark}
