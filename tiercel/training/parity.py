@@ -158,7 +158,11 @@ def _noise(seed: int, scale: float) -> Callable[[Tensor], Tensor]:
 
 
 def _sampled(
-    sampler: GatedSampler, trainer: Trainer, recipe: GrpoRecipe, prompts: Sequence[EncodedPrompt], params: SamplingParams
+    sampler: GatedSampler,
+    trainer: Trainer,
+    recipe: GrpoRecipe,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
 ) -> tuple[Group, ...]:
     seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in prompts]
     with sampler.awake():
