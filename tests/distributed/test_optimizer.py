@@ -1,11 +1,13 @@
 """Learning rates of parts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.tiny_models import tiny_policy
 from tiercel.config.schema import Lora, Optim, PartRates
-from tiercel.distributed.optimizer import build_optimizer, set_learning_rate
+from tiercel.distributed.optimizer import build_optimizer, optimizer_tensors, restore_optimizer, set_learning_rate
 from tiercel.errors import ModelError
 
 
@@ -29,3 +31,27 @@ def test_a_rate_of_a_part_that_the_targets_leave_out_is_refused(tiny_checkpoints
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=r".*layers\.0.*q_proj"))
     with pytest.raises(ModelError, match=r"optim\.part_lr\.projector: no parameter of projector is trained"):
         build_optimizer(policy, Optim(part_lr=PartRates(projector=1e-3)))
+
+
+def test_one_kernel_updates_the_weights_on_a_gpu_and_the_cpu_keeps_its_bytes(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8))
+    on_gpu = build_optimizer(replace(policy, device=torch.device("cuda")), Optim())
+    assert (on_gpu.defaults["fused"], on_gpu.defaults["foreach"]) == (True, False)
+    on_cpu = build_optimizer(policy, Optim())
+    assert (on_cpu.defaults["fused"], on_cpu.defaults["foreach"]) == (False, True)
+    gradients = {name: torch.randn_like(weight) for name, weight in policy.trained_parameters().items()}
+    before = {name: weight.detach().clone() for name, weight in policy.trained_parameters().items()}
+    updated = []
+    for optimizer in (on_gpu, on_cpu):  # the fused kernel has a CPU form
+        with torch.no_grad():
+            for name, weight in policy.trained_parameters().items():
+                weight.copy_(before[name])
+        for _ in range(3):
+            for name, weight in policy.trained_parameters().items():
+                weight.grad = gradients[name].clone()
+            optimizer.step()
+            state = optimizer_tensors(optimizer, policy.trained_parameters())
+            restore_optimizer(optimizer, policy.trained_parameters(), state)
+        assert {float(value) for name, value in state.items() if name.endswith(".step")} == {3.0}
+        updated.append({name: weight.detach().clone() for name, weight in policy.trained_parameters().items()})
+    torch.testing.assert_close(*updated, rtol=1e-5, atol=1e-9)

@@ -15,9 +15,13 @@ STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
 
 
 def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.AdamW:
-    """Build AdamW over all trained parameters; `foreach` updates them together."""
+    """Build AdamW over all trained parameters: in one kernel on a GPU, otherwise by operations on all of them together,
+    which a CPU computes to the same bytes as ever."""
     groups = parameter_groups(policy, optim)
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, foreach=True)
+    is_fused = policy.device.type == "cuda"
+    return torch.optim.AdamW(
+        groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=is_fused, foreach=not is_fused
+    )
 
 
 def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
@@ -78,8 +82,10 @@ def restore_optimizer(
     for name, parameter in parameters.items():
         if f"{name}.step" in tensors:
             state = {key: tensors[f"{name}.{key}"].clone() for key in STATE_NAMES}
+            # The fused kernel reads the step count on the parameter's device, the others on the CPU.
+            step_device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
             optimizer.state[parameter] = {
-                key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
+                key: value.to(step_device if key == "step" else parameter.device) for key, value in state.items()
             }
 
 
