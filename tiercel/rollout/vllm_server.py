@@ -211,7 +211,8 @@ class ServerSampler:
 
         async def ask(state: _ServerState) -> None:
             for prompt, seed in zip(prompts, seeds, strict=True):
-                groups.append(await self._ask(state, prompt, params, seed, self._request(prompt, params, seed)))
+                body = await self._request(prompt, params, seed)
+                groups.append(await self._ask(state, prompt, params, seed, body))
 
         while not groups and prompts:
             await self._pick(prompts[0], None)  # wait until a server answers
@@ -221,7 +222,7 @@ class ServerSampler:
     async def _group(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> Group:
         """Request a group until a server has given a complete answer. Raises as `_pick`."""
         first_fault = None
-        body = self._request(prompt, params, seed)
+        body = await self._request(prompt, params, seed)
         while True:
             state = await self._pick(prompt, first_fault)
             try:
@@ -251,11 +252,12 @@ class ServerSampler:
         self.ranks.pulse.beat()
         return Group(prompt=prompt, completions=completions, policy_version=version)
 
-    def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> dict[str, Any]:
+    async def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> dict[str, Any]:
         assert self.policy is not None
         return {
             "model": self.policy.name,
-            "messages": chat_messages(prompt),
+            # In a thread, because the event loop would wait while pictures become PNG files.
+            "messages": await asyncio.to_thread(chat_messages, prompt),
             "add_generation_prompt": True,
             "max_completion_tokens": params.max_new_tokens,
             "logprobs": True,
@@ -410,7 +412,7 @@ class ServerSampler:
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
-        body = self._request(prompt, _one_token(), 0) | {"allowed_token_ids": [only], "min_tokens": 0}
+        body = (await self._request(prompt, _one_token(), 0)) | {"allowed_token_ids": [only], "min_tokens": 0}
         answer = await state.server.complete(body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
