@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
@@ -31,6 +32,8 @@ from tiercel.rollout.vllm_common import (
 )
 from tiercel.rollout.vllm_shared_memory import meeting_by_name
 from tiercel.types import Completion, EncodedPrompt, Group
+
+RELOADS_WITH_LORA = Version("0.33")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +77,7 @@ class ProcessSampler:
     def awake(self) -> Iterator[None]:
         level = self.rollout.vllm.sleep_level
         if self._is_asleep:
+            torch.cuda.empty_cache()  # what the learner freed; vLLM 0.19 does not ask torch for it
             self.engine.wake_up()
             if level == 2:
                 self.engine.collective_rpc("reload_weights")
@@ -194,10 +198,11 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # run in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        from vllm import LLM
+        from vllm import LLM, __version__
     except ImportError as error:
         raise EnvironmentProblem(f"rollout.engine: vllm needs the package vllm ({error}); pip install vllm") from error
     vllm = recipe.rollout.vllm
+    _require_reload(Version(__version__), vllm.sleep_level)
     row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
     options: dict[str, Any] = dict(
         model=family.checkpoint.path,
@@ -230,6 +235,15 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
         raise EnvironmentProblem(
             f"rollout.engine: vllm does not start: {type(error).__name__}: {error}; {remedy}"
         ) from error
+
+
+def _require_reload(installed: Version, sleep_level: int) -> None:
+    """Raise EnvironmentProblem where this vLLM cannot read its weights again beside an adapter."""
+    if sleep_level == 2 and installed < RELOADS_WITH_LORA:
+        raise EnvironmentProblem(
+            f"rollout.vllm.sleep_level: 2 given, but vLLM {installed} fails to read weights again beside an adapter "
+            f"(KeyError in reload_weights); write sleep_level: 1, or install vLLM {RELOADS_WITH_LORA} or newer"
+        )
 
 
 def _tensor_parallel_group(ranks: Ranks, size: int) -> Any:

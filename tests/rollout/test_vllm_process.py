@@ -1,0 +1,14 @@
+"""What the engine in process needs of vLLM; vLLM itself is not imported."""
+
+import pytest
+from packaging.version import Version
+
+from tiercel.errors import EnvironmentProblem
+from tiercel.rollout.vllm_process import _require_reload
+
+
+def test_weights_are_not_dropped_where_vllm_cannot_read_them_again():
+    with pytest.raises(EnvironmentProblem, match=r"sleep_level: 2 given, but vLLM 0\.32\.0 .* write sleep_level: 1"):
+        _require_reload(Version("0.32.0"), 2)
+    _require_reload(Version("0.33.0"), 2)
+    _require_reload(Version("0.19.0"), 1)
