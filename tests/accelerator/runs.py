@@ -136,7 +136,8 @@ def test_a_read_in_the_learner_is_refused(tiny_checkpoints, rows, monkeypatch):
     scores = learner.TokenHead.forward
 
     def reading(self, hidden_NH, *given, **named):
-        assert hidden_NH.sum().item() != 0
+        if hidden_NH.device.type == DEVICE.type:  # the plan's own pass is on the CPU, with fake tensors
+            assert hidden_NH.sum().item() != 0
         return scores(self, hidden_NH, *given, **named)
 
     monkeypatch.setattr(learner.TokenHead, "forward", reading)
