@@ -46,6 +46,8 @@ class Zero:
         self.stage = config["zero_optimization"]["stage"]
         groups = parameter_groups(policy, recipe.optim)
         require_group(policy.device)
+        if self.stage == 3:
+            _partition(deepspeed, learner, config, policy.device)
         self.learner, *_ = deepspeed.initialize(model=learner, model_parameters=groups, config=config)
         if policy.device.type == "cuda":
             for name, module in policy.model.named_modules():  # the tower, which DeepSpeed does not know
@@ -208,6 +210,23 @@ class Zero:
         if not self.ranks.is_first:
             return {}
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _partition(deepspeed: Any, learner: nn.Module, config: Mapping[str, Any], device: torch.device) -> None:
+    """Move one parameter after the other to the device and partition it there, before DeepSpeed would move the whole
+    model. Each is copied, also on a CPU: the original is part of a checkpoint file that all ranks map, and DeepSpeed
+    would write to it."""
+
+    def copied(parameter: nn.Parameter) -> nn.Parameter:
+        parameter.data = parameter.data.to(device, copy=True)
+        return parameter
+
+    deepspeed.init_distributed()
+    first, *others = learner.parameters()
+    deepspeed.zero.Init(module=nn.ParameterList([copied(first)]), config_dict_or_path=config)
+    first.convert_to_zero_parameters(param_list=map(copied, others))  # type: ignore[attr-defined]
+    for buffer in learner.buffers():  # DeepSpeed leaves those of a partitioned model where they are
+        buffer.data = buffer.data.to(device)
 
 
 def _import_deepspeed(device: torch.device) -> Any:
