@@ -39,12 +39,12 @@ def test_json_has_every_strategy(recipe, capsys):
 
 def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
     words = ["learner.max_tokens_per_microbatch=20000", "train.strategy=single"]
-    assert main(["plan", str(recipe), *words, "--gpu-memory", "1.6GB"]) == 2
+    assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 2
     said = capsys.readouterr().err
-    assert "does not fit into 1 GPUs of 1.6GB; this fits: learner.max_tokens_per_microbatch: " in said
+    assert "does not fit into 1 GPUs of 1.7GB; this fits: learner.max_tokens_per_microbatch: " in said
     tokens = said.strip().rpartition(" ")[2]
     words = [f"learner.max_tokens_per_microbatch={tokens}", "train.strategy=single"]
-    assert main(["plan", str(recipe), *words, "--gpu-memory", "1.6GB"]) == 0
+    assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 0
 
 
 @pytest.mark.parametrize("place", ("device", "cpu"))

@@ -11,9 +11,10 @@ from tiercel.config.engines import EngineKind
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
+from tiercel.learner.block_mask import BLOCK
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import weights_dtype
-from tiercel.planning.probe import LinearBytes
+from tiercel.planning.probe import LinearBytes, VisionBytes
 from tiercel.planning.reward_models import RewardModelBytes
 from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local import TOKENS_IN_FLIGHT
@@ -114,6 +115,8 @@ class Measured:
 
     learn: LinearBytes
     step: LinearBytes
+    vision: VisionBytes = field(default_factory=VisionBytes)
+    vision_share: float = 0.0  # of a microbatch's tokens, at most: those of its prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +153,7 @@ def rank_memory(
     elif start:
         host["copy of the start"] = start
     learn = {
+        "block mask": _block_mask(recipe, sizes, layout),
         "weights gathered for a pass": held.gathered,
         "forward, backward and gradients": max(held.passes, _exchanged(recipe, start, layout)),
     }
@@ -171,7 +175,7 @@ def rank_memory(
         missing = weights_dtype(recipe).itemsize * sizes.language_weights - held.base
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
         parts = {
-            "rollout": {**always, **_engine(recipe, sizes, rollout, missing)},
+            "rollout": {**always, **_engine(recipe, sizes, rollout, missing, measured.vision)},
             "learn": {**always, **learn, **asleep},
             "update": {**always, **update, **asleep},
         }
@@ -210,12 +214,22 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
         base=base,
         gathered=gathered,
         moments=moments,
-        passes=measured.learn.at(sizes.layers, layout.tokens),
+        passes=_with_vision(sizes, measured, layout.tokens),
         step=step,
         buffer=0 if kind.is_alone or is_divided else 4 * sizes.trained,
         offloaded_weights=offloaded_weights,
         offloaded_optimizer=offloaded_optimizer,
     )
+
+
+def _with_vision(sizes: ModelSizes, measured: Measured, tokens: int) -> int:
+    """Return the peak of a microbatch's passes with that of its images through the tower. A frozen tower's pass ends
+    before the learner begins; a trained one keeps its tensors until its own backward pass."""
+    passes, vision = measured.learn.at(sizes.layers, tokens), measured.vision
+    seen = round(measured.vision_share * tokens)
+    if not sizes.trained_vision:
+        return max(passes, vision.frozen.at(0, seen))
+    return max(passes + vision.kept.at(0, seen), vision.trained.at(0, seen))
 
 
 def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
@@ -228,6 +242,14 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
     return BYTES[recipe.model.dtype] * (vision - (-language // shares))
 
 
+def _block_mask(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> int:
+    """Return the bytes of FlexAttention's block mask: for queries and for keys, the places of the blocks that are seen
+    in part, and of those that are seen whole."""
+    is_flex = recipe.learner.form == "flex" or (recipe.learner.form == "auto" and not sizes.obstacle)
+    blocks = -(-layout.tokens // BLOCK)
+    return 4 * BYTES["float32"] * (blocks + 1) * blocks if layout.on_gpu and is_flex else 0
+
+
 def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
     """Return the bytes that are needed while the copy of the start replaces the weights: under fsdp2 the weights are
     put aside in float32, else a copy on the host is brought to the device."""
@@ -236,13 +258,15 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
     return start if recipe.model.reference == "cpu" else 0
 
 
-def _engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int) -> dict[str, int]:
+def _engine(
+    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, vision: VisionBytes
+) -> dict[str, int]:
     """Return the bytes of the engine. `missing`: bytes of the language model that the local engine must gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
     if rollout.engine.is_beside:
         return {"vLLM, awake": rollout.awake_bytes}
-    return {**_local_engine(recipe, sizes, rollout), "weights gathered for the rollout": missing}
+    return {**_local_engine(recipe, sizes, rollout, vision), "weights gathered for the rollout": missing}
 
 
 def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
@@ -252,14 +276,17 @@ def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> i
     return min(rollout.prepacked_bytes, BYTES["float32"] * sizes.language_weights)
 
 
-def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> dict[str, int]:
-    """Return the bytes of keys and values, and of logits, for the largest batch of prompts."""
+def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, vision: VisionBytes) -> dict[str, int]:
+    """Return the bytes of keys and values, and of logits or of the images' pass, for the largest batch of prompts."""
     prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
     return {
         "keys and values of the rollout": cache_token_bytes(recipe, sizes, 1) * held,
-        "decoding": rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
+        "decoding": max(
+            rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
+            vision.frozen.at(0, prompts * rollout.prompt_tokens),
+        ),
     }
 
 

@@ -18,6 +18,7 @@ from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case
 from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward_model_sizes
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
+from tiercel.planning.vision_probe import vision_bytes
 
 AUTO_UNIT = 1024  # tokens
 MARGIN = 15  # sixteenths of the largest microbatch that fits: a smaller one is cut and measured a little differently
@@ -129,6 +130,8 @@ def measure(subject: Subject) -> Measured:
     return Measured(
         learn=fitted(lambda layers, count: at(layers, count).learn, tokens),
         step=fitted(lambda layers, count: at(layers, count).step, tokens),
+        vision=vision_bytes(recipe, family, subject.config),
+        vision_share=subject.composition.prompt_tokens / subject.composition.group_tokens,
     )
 
 

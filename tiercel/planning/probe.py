@@ -154,6 +154,18 @@ def fitted(measure: Callable[[int, int], int], tokens: int) -> LinearBytes:
     return LinearBytes(constant=f11 - b * l1 - c * t1 - d * l1 * t1, per_layer=b, per_token=c, per_layer_token=d)
 
 
+NOTHING = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionBytes:
+    """The bytes of a pass through the whole vision tower. T tokens that its features replace."""
+
+    frozen: LinearBytes = NOTHING  # the peak without gradient
+    kept: LinearBytes = NOTHING  # what the backward pass needs
+    trained: LinearBytes = NOTHING  # the peak of forward and backward
+
+
 @contextmanager
 def younger_garbage() -> Iterator[None]:
     """Limit `gc.collect` to objects that are made inside; torch and transformers have a million older ones."""

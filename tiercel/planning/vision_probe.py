@@ -1,0 +1,92 @@
+"""Measuring the vision tower's memory by running its own code, with weights that have shapes but no memory.
+
+Its bytes are linear in the patches, whether of pictures or of videos, so one small picture is enough.
+"""
+
+import gc
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tiercel.config.schema import BaseRecipe
+from tiercel.models.family import Family
+from tiercel.models.policy import Policy
+from tiercel.models.tower_attention import route_tower
+from tiercel.planning.probe import LinearBytes, LiveBytes, VisionBytes, empty_policy, fill_with_fakes, younger_garbage
+from tiercel.types import EncodedImage
+
+SIDE = 16  # patches of the picture that is measured, before they are merged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """Peaks of the passes of some images, in bytes."""
+
+    frozen: int
+    kept: int
+    trained: int
+
+
+def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes:
+    """Measure the tower with one picture and with two; zeros for a family whose pictures are rows of a batch."""
+    policy = empty_policy(recipe, family, config, 1)
+    if (tower := family.tower_of_spans(policy.model)) is None:
+        return VisionBytes()
+    route_tower(tower)
+    prepared = with_processor(family, config)
+    side = SIDE * config.vision_config.patch_size
+    image = prepared.encode_image(Image.new("RGB", (side, side)))
+    make_ready(policy)
+    one, two = (measured_passes(policy, prepared, [image] * count) for count in (1, 2))
+    tokens = image.plan.token_count
+
+    def line(first: int, second: int) -> LinearBytes:
+        slope = (second - first) / tokens
+        return LinearBytes(constant=first - slope * tokens, per_layer=0, per_token=slope, per_layer_token=0)
+
+    return VisionBytes(
+        frozen=line(one.frozen, two.frozen), kept=line(one.kept, two.kept), trained=line(one.trained, two.trained)
+    )
+
+
+def with_processor(family: Family, config: Any) -> Family:
+    """Return the family with an image processor, which needs no file: the sizes are those of the config."""
+    vision, chosen = config.vision_config, copy(family)
+    processor = type(family).image_processor_class(
+        patch_size=vision.patch_size,
+        merge_size=vision.spatial_merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+    )
+    chosen.checkpoint = replace(family.checkpoint, image_processor=processor)
+    return chosen
+
+
+def make_ready(policy: Policy) -> None:
+    """Replace the tensors of a policy on torch's meta device by fake ones, with gradients as a microbatch finds them
+    that is not the first of its update."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fill_with_fakes(policy.model)
+    for parameter in policy.trained_parameters().values():
+        parameter.grad = torch.empty_like(parameter)
+
+
+def measured_passes(policy: Policy, family: Family, images: Sequence[EncodedImage]) -> Passes:
+    """Measure the passes of images through the tower. Their grids stay real, because code reads them."""
+    with younger_garbage(), LiveBytes() as live:
+        with torch.no_grad(), policy.autocast():
+            family.vision_features(policy.model, images)
+        frozen = live.peak
+        if policy.vision_is_frozen:
+            return Passes(frozen=frozen, kept=0, trained=0)
+        gc.collect()
+        before = live.start_again()
+        with policy.autocast():
+            features = torch.cat(family.vision_features(policy.model, images))
+        kept = live.now - before
+        features.sum().backward()
+        return Passes(frozen=frozen, kept=kept, trained=live.peak - before)
