@@ -1,6 +1,7 @@
 """Measuring the vision tower's memory by running its own code, with weights that have shapes but no memory.
 
-Its bytes are linear in the patches, whether of pictures or of videos, so one small picture is enough.
+Its bytes are linear in the patches, whether of pictures or of videos, so small pictures are enough. The tower is never
+in training mode, so no form of checkpointing applies to it.
 """
 
 import gc
@@ -24,8 +25,8 @@ SIDE = 16  # patches of the picture that is measured, before they are merged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passes:
-    """Peaks of the passes of some images, in bytes."""
+class TowerPeaks:
+    """The bytes of the passes of some images. The fields are those of VisionBytes."""
 
     frozen: int
     kept: int
@@ -75,18 +76,18 @@ def make_ready(policy: Policy) -> None:
         parameter.grad = torch.empty_like(parameter)
 
 
-def measured_passes(policy: Policy, family: Family, images: Sequence[EncodedImage]) -> Passes:
+def measured_passes(policy: Policy, family: Family, images: Sequence[EncodedImage]) -> TowerPeaks:
     """Measure the passes of images through the tower. Their grids stay real, because code reads them."""
     with younger_garbage(), LiveBytes() as live:
         with torch.no_grad(), policy.autocast():
             family.vision_features(policy.model, images)
         frozen = live.peak
         if policy.vision_is_frozen:
-            return Passes(frozen=frozen, kept=0, trained=0)
+            return TowerPeaks(frozen=frozen, kept=0, trained=0)
         gc.collect()
         before = live.start_again()
         with policy.autocast():
             features = torch.cat(family.vision_features(policy.model, images))
         kept = live.now - before
         features.sum().backward()
-        return Passes(frozen=frozen, kept=kept, trained=live.peak - before)
+        return TowerPeaks(frozen=frozen, kept=kept, trained=live.peak - before)
