@@ -178,8 +178,9 @@ def _annotation(key: str) -> Any:
 
 
 def _type(key: str) -> str:
-    annotation = str(_annotation(key))
-    return "true or false" if annotation == "<class 'bool'>" else annotation
+    annotation = _annotation(key)
+    is_switch = annotation is bool or "false" in allowed_words(annotation)
+    return "true or false" if is_switch else str(annotation)
 
 
 def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
