@@ -45,8 +45,8 @@ def full_processor(family: Family):
         )
     size = checkpoint.image_processor.size
     images = transformers.Qwen2VLImageProcessor(min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"])
-    videos = transformers.Qwen3VLVideoProcessor if family.name == "qwen3_vl" else transformers.Qwen2VLVideoProcessor
-    chosen = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family.name]
+    videos = transformers.Qwen3VLVideoProcessor if "qwen3" in family.name else transformers.Qwen2VLVideoProcessor
+    chosen = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}.get(family.name, "Qwen3VL")  # Qwen3.5 has that too
     return getattr(transformers, f"{chosen}Processor")(
         image_processor=images,
         tokenizer=checkpoint.tokenizer,

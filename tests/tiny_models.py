@@ -18,6 +18,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -34,7 +36,8 @@ from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 
-FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "ovis2", "internvl", "llava_onevision")
+FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "ovis2", "internvl", "llava_onevision")
+DELTA_LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 TINY_LORA = Lora(rank=4, alpha=8)
 WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
 OVIS2_TOKENS = (
@@ -125,6 +128,19 @@ def _qwen(name: str, heads: int):
         vision = patches | {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
         vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
         model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
+    elif name == "qwen3_5":
+        rope |= {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
+        text |= {
+            "head_dim": 64 // heads,
+            "num_hidden_layers": 4,
+            "layer_types": DELTA_LAYERS,
+            "linear_conv_kernel_dim": 4,
+        }
+        text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        text |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+        vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+        vision["num_position_embeddings"] = 16
+        model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **shared))
     else:
         vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 56}
         vision["fullatt_block_indexes"] = [1]

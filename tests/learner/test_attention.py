@@ -61,7 +61,7 @@ def output_and_gradients(compute, inputs: list[Tensor]) -> list[Tensor]:
 def test_split_equals_a_dense_mask_forward_and_backward(name):
     layout = LAYOUTS[name]
     inputs = inputs_of(layout)
-    attend = SplitAttention(split_plan(layout, CPU))
+    attend = SplitAttention(layout, CPU)
     found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
     expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), inputs)
     for mine, right in zip(found, expected, strict=True):
@@ -72,7 +72,7 @@ def test_split_equals_a_dense_mask_forward_and_backward(name):
 def test_completions_over_keys_of_an_earlier_pass(lengths):
     layout, first = layout_of(lengths), lengths[0]
     inputs = inputs_of(layout, first_query=first)
-    attend = SplitAttention(split_plan(layout, CPU, first))
+    attend = SplitAttention(layout, CPU, first)
     found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
     expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, first), inputs)
     for mine, right in zip(found, expected, strict=True):
@@ -89,7 +89,7 @@ def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is():
     exact_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
     exact = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), exact_inputs)
     plain = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), inputs)
-    attend = SplitAttention(split_plan(layout, CPU))
+    attend = SplitAttention(layout, CPU)
     found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
     for mine, other, right in zip(found, plain, exact, strict=True):
         assert relative(mine, right) <= 1.2 * relative(other, right)

@@ -15,7 +15,7 @@ from tiercel.models.prompts import completion_positions, encode_conversation, en
 from tiercel.models.vision import VisionStore
 from tiercel.types import ImageSource, PixelLimits, VideoSource
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 LIMITS = PixelLimits(least=28 * 28, most=112 * 112)
 FRAMES = [noise_image(84, 56, seed) for seed in range(5)]
 FPS = 1.0  # so that Qwen2.5-VL's layers lie several positions apart, and whole seconds, which transformers 5.17 cuts

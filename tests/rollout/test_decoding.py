@@ -13,7 +13,7 @@ from tiercel.rollout.sampler import SamplingParams
 STEPS, GROUP = 12, 3
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", sorted(set(FAMILY_NAMES) - {"qwen3_5"}))  # its cache takes no padding on the right
 @pytest.mark.parametrize("seed", range(3))
 def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(tiny_checkpoints, name, seed):
     policy = tiny_policy(tiny_checkpoints[name], noise=0.1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from tiercel.learner.layout import PrefixLayout, Span
 
@@ -63,11 +64,11 @@ def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0)
             queries = (start - first_query, stop - first_query)
             blocks.append(Block(queries=queries, keys=group.prompt, is_causal=False))
         completions += [(start - first_query, stop - first_query) for start, stop in group.completions]
-    buckets = tuple(_bucket(spans, first_query, device) for spans in _similar(completions))
+    buckets = tuple(bucket_of(spans, first_query, device) for spans in similar(completions))
     return SplitPlan(blocks=tuple(blocks), buckets=buckets)
 
 
-def _similar(spans: Sequence[Span]) -> list[list[Span]]:
+def similar(spans: Sequence[Span]) -> list[list[Span]]:
     """Sort spans by length and start a new bucket where PADDING_TOLERANCE would be exceeded."""
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
@@ -78,7 +79,8 @@ def _similar(spans: Sequence[Span]) -> list[list[Span]]:
     return groups
 
 
-def _bucket(spans: Sequence[Span], key_offset: int, device: torch.device) -> Bucket:
+def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> Bucket:
+    """Put spans of similar length, sorted by length, side by side."""
     width = spans[-1][1] - spans[-1][0]
     starts_R = torch.tensor([span[0] for span in spans])
     lengths_R = torch.tensor([span[1] - span[0] for span in spans])
@@ -100,8 +102,8 @@ class SplitAttention:
     completions over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et
     al. 2022)."""
 
-    def __init__(self, plan: SplitPlan):
-        self.plan = plan
+    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+        self.plan = split_plan(layout, device, first_query)
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
         return _Joined.apply(query_BATE, key_BJTE, value_BJTE, self.plan, scale)
@@ -182,3 +184,14 @@ def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tupl
 def _flat(tensor_RAL: Tensor) -> Tensor:
     """Reshape (R, A, L, ...) to (A, R * L, ...)."""
     return tensor_RAL.transpose(0, 1).flatten(1, 2)
+
+
+class DenseAttention:
+    """Computes attention with one dense (T, T) mask."""
+
+    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+        self.mask_11ST = layout.dense_mask(device)[:, :, first_query:]
+
+    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+        mask = self.mask_11ST
+        return scaled_dot_product_attention(query_BATE, key_BJTE, value_BJTE, mask, scale=scale, enable_gqa=True)

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiercel.config.schema import Checkpointing
-from tiercel.models.attention import AttentionForm
+from tiercel.models.attention import Attend
 
 LARGE_SHARE = 0.5  # of hidden size x MLP size: a weight with as many numbers is large; those of attention have fewer
 _PRODUCTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # the place of the right factor
@@ -68,18 +68,18 @@ class _Products(TorchDispatchMode):
 
 
 class KeptAttention:
-    """Computes `form` once for each layer; the recomputation gets the kept output."""
+    """Computes `attend` once for each layer; the recomputation gets the kept output."""
 
-    def __init__(self, form: AttentionForm):
-        self.form = form
+    def __init__(self, attend: Attend):
+        self.attend = attend
         self.outputs: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
         if not torch.is_grad_enabled():
-            return self.form(layer, query_BATE, key_BJTE, value_BJTE, scale)
+            return self.attend(layer, query_BATE, key_BJTE, value_BJTE, scale)
         if layer in self.outputs:
             return self.outputs.pop(layer)
-        output_BATE = _Apart.apply(query_BATE, key_BJTE, value_BJTE, self.form, layer, scale)
+        output_BATE = _Apart.apply(query_BATE, key_BJTE, value_BJTE, self.attend, layer, scale)
         self.outputs[layer] = output_BATE.detach().requires_grad_(output_BATE.requires_grad)
         return output_BATE
 
@@ -89,13 +89,13 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm, layer: int, scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, attend: Attend, layer: int, scale: float
     ) -> Tensor:
         inputs = [tensor.detach() for tensor in (query, key, value)]
         for tensor, is_needed in zip(inputs, ctx.needs_input_grad, strict=False):
             tensor.requires_grad_(is_needed)
         with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor):
-            output = form(layer, inputs[0], inputs[1], inputs[2], scale)
+            output = attend(layer, inputs[0], inputs[1], inputs[2], scale)
         ctx.inputs, ctx.output = inputs, output
         return output.detach()
 

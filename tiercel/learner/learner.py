@@ -4,20 +4,28 @@ All weights are used inside `Learner.forward`. The exception is `Learner.run_pre
 the module whole may call. Shape suffixes: docs/shapes.md.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from tiercel.config.schema import Checkpointing
-from tiercel.learner.attention import SplitAttention, split_plan
+from tiercel.learner.attention import DenseAttention, SplitAttention
 from tiercel.learner.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.head import TokenHead, TokenScores
-from tiercel.learner.layout import PackedTokens
+from tiercel.learner.layout import PackedTokens, PrefixLayout
 from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAttention
-from tiercel.models.attention import AttentionForm, form_inputs
+from tiercel.learner.recurrence import PackedForm
+from tiercel.models.attention import Attend, AttentionForm, form_inputs
 from tiercel.models.policy import Policy
+
+ATTENTIONS: dict[str, Callable[[PrefixLayout, torch.device, int], Attend]] = {  # by learner.form
+    "split": SplitAttention,
+    "flex": FlexAttention,
+    "dense": DenseAttention,
+}
 
 
 class Learner(nn.Module):
@@ -60,7 +68,7 @@ class Learner(nn.Module):
             elif self.form == "repeated":
                 hidden_NH = self._repeated_states(batch, self._embedded(batch, features_KH))
             else:
-                hidden_TH = self._decoded(batch, self._embedded(batch, features_KH))
+                hidden_TH = self._states(self._embedded(batch, features_KH), batch.positions_DT, self._form(batch))
                 hidden_NH = hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
         with self.head_autocast():
             targets_N = batch.targets_N.to(self.device, non_blocking=True)
@@ -68,11 +76,11 @@ class Learner(nn.Module):
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
         """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""
-        recording = RecordingAttention(self._attention(prompt))
+        recording = RecordingAttention(self._form(prompt))
         with self.autocast():
             embeddings_PH = self._embedded(prompt, features_KH)
             hidden_PH = self._states(embeddings_PH, prompt.positions_DT, recording)
-        return PrefixPass(recording.keys, recording.values, hidden_PH[-1])
+        return PrefixPass(recording.kept, hidden_PH[-1])
 
     def _embedded(self, batch: PackedTokens, features_KH: Tensor | None) -> Tensor:
         token_ids_T = batch.token_ids_T.to(self.device, non_blocking=True)
@@ -84,23 +92,12 @@ class Learner(nn.Module):
         is_vision_T = self.family.is_placeholder(token_ids_T)
         return self.family.with_features(embeddings_TH, is_vision_T, features_KH)
 
-    def _decoded(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
-        """Compute hidden states (T, H) of the packed row, each prompt once."""
-        if self.form == "dense":
-            return self.language_model(
-                **self.family.decoder_inputs(embeddings_TH[None]),
-                position_ids=_position_ids(batch.positions_DT[:, None].to(self.device, non_blocking=True)),
-                attention_mask=batch.layout.dense_mask(self.device),
-                use_cache=False,
-            ).last_hidden_state[0]
-        return self._states(embeddings_TH, batch.positions_DT, self._attention(batch))
-
-    def _attention(self, batch: PackedTokens, first_query: int = 0) -> AttentionForm:
-        if self.form == "flex":
-            form: AttentionForm = FlexAttention(batch.layout, self.device, first_query)
-        else:
-            form = SplitAttention(split_plan(batch.layout, self.device, first_query))
-        return KeptAttention(form) if self.checkpointing == "selective" else form
+    def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
+        """Make the form of a pass over the pack, or over what follows its first `first_query` tokens."""
+        attend = ATTENTIONS[self.form](batch.layout, self.device, first_query)
+        if self.checkpointing == "selective":
+            attend = KeptAttention(attend)
+        return PackedForm(attend, batch.layout, self.device, first_query)
 
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
         return self.language_model(
@@ -113,7 +110,7 @@ class Learner(nn.Module):
         """Compute the hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
         length = batch.layout.groups[0].prompt[1]
         embeddings_SH = self.embedding(batch.token_ids_T[length:].to(self.device, non_blocking=True))
-        attention = ContinuedAttention(self._attention(batch, first_query=length), prefix)
+        attention = ContinuedAttention(self._form(batch, first_query=length), prefix)
         hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
         states = torch.cat([prefix.last_state_H[None].to(hidden_SH.dtype), hidden_SH])
         return states[(batch.scoring_N - (length - 1)).to(self.device, non_blocking=True)]

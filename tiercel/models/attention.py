@@ -12,27 +12,38 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tiercel.models.delta_net import BRANCHING_MODELS, DeltaScan, DeltaTokens, route_delta_nets
+
 IMPLEMENTATION = "tiercel"  # the name of this attention in transformers
 _NO_MASK = torch.zeros(1, 1, 1, 1)  # transformers uses a mask of four dimensions as it is and does not make its own
 
 
-class AttentionForm(Protocol):
+class Attend(Protocol):
     """Computes the attention of one forward pass. It is called once for each layer, after the rotary embedding."""
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float, /) -> Tensor:
         """Return the output (B, A, T, E). The form itself decides which tokens a token attends to; it gets no mask."""
 
 
+class AttentionForm(Attend, Protocol):
+    """Computes what the tokens of one forward pass take from each other: by attention, or by a state."""
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        """Return the output (B, T, A, E) of a layer with a state. The form decides from which state a token goes on."""
+
+
 def route_attention(language_model: nn.Module) -> None:
     """Make the decoder compute the form that its forward pass is given as `attention_form`."""
     config: Any = language_model.config
     config._attn_implementation = IMPLEMENTATION
+    route_delta_nets(language_model)
 
 
 def shared_prefix_obstacle(config: Any) -> str | None:
     """Say why a decoder of this config cannot run a prompt once for all its completions; None where it can."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if other := sorted(kinds - {"full_attention"}):
+    shared = {"full_attention", "linear_attention"} if config.model_type in BRANCHING_MODELS else {"full_attention"}
+    if other := sorted(kinds - shared):
         return f"its layers have {' and '.join(kind.replace('_', ' ') for kind in other)}"
     if getattr(config, "attention_dropout", 0.0):
         return f"its attention has dropout {config.attention_dropout:g}"

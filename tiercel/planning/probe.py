@@ -23,7 +23,8 @@ from tiercel.distributed.optimizer import build_optimizer
 from tiercel.learner.head import GPU_TILE
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
-from tiercel.models.attention import AttentionForm, route_attention
+from tiercel.learner.recurrence import PackedForm
+from tiercel.models.attention import route_attention
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.planning.sizes import with_layers, without_files
@@ -213,9 +214,11 @@ def fill_with_fakes(model: nn.Module) -> None:
 class ProbedLearner(Learner):
     """A learner whose layouts are computed on real tensors, because their code reads numbers."""
 
-    def _attention(self, batch: PackedTokens, first_query: int = 0) -> AttentionForm:
+    def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
         with _disable_current_modes():
-            return super()._attention(batch, first_query)
+            form = super()._form(batch, first_query)
+            _ = form.recurrence
+            return form
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         with _disable_current_modes():

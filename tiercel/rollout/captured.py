@@ -89,14 +89,14 @@ class StaticDecodeAttention(DecodeAttention):
         self.length = max_new_tokens  # `keep` copies all of it
         self.order_L = torch.arange(max_new_tokens, device=lengths_B.device)
         self.length_1 = torch.full((1,), -1, device=lengths_B.device)  # place of the newest token
-        for memory in (*self.own_keys, *self.own_values):
+        for memory in (*self.own_keys.values(), *self.own_values.values()):
             memory.zero_()  # masked values are multiplied by 0, so they must be finite
 
     def look_at_new_token(self) -> None:
         """Add one place of every row to those in use."""
         self.length_1 += 1
         sees_L = self.order_L <= self.length_1
-        dtype = self.own_keys[0].dtype
+        dtype = next(iter(self.own_keys.values())).dtype
         self.bias_111L = torch.zeros_like(sees_L, dtype=dtype).masked_fill(~sees_L, -torch.inf)[None, None, None]
 
     def over_own(

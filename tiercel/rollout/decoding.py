@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
 from tiercel.models.attention import form_inputs
+from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedPrompt
@@ -101,16 +102,24 @@ class BaseDecoder:
 
 
 class PrefillAttention:
-    """Computes causal attention of padded prompts and keeps keys and values. Padding comes last, so that no real token
-    attends to it."""
+    """Computes causal attention of padded prompts and keeps keys and values, and the states of layers that have one.
+    Padding comes last, so that no real token attends to it."""
 
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []  # by layer
-        self.values: list[Tensor] = []
+    def __init__(self, lengths_B: Tensor):
+        self.lengths_B = lengths_B
+        self.keys: dict[int, Tensor] = {}  # by layer
+        self.values: dict[int, Tensor] = {}
+        self.states: dict[int, DeltaState] = {}
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        order_P = torch.arange(tokens.rate_RTA.shape[1], device=self.lengths_B.device)
+        is_padding_BP = order_P >= self.lengths_B[:, None]
+        output, self.states[layer] = scan(tokens.without(is_padding_BP), self.lengths_B)
+        return output
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        self.keys.append(key_BJTE)
-        self.values.append(value_BJTE)
+        self.keys[layer] = key_BJTE
+        self.values[layer] = value_BJTE
         return scaled_dot_product_attention(
             query_BATE, key_BJTE, value_BJTE, is_causal=True, scale=scale, enable_gqa=True
         )
@@ -125,26 +134,30 @@ class DecodeAttention:
         self.lengths_B = lengths_B
         self.length = 0  # new tokens of every row so far
         rows = len(lengths_B) * group_size
-        key = self.prompt_keys[0]
+        key = next(iter(self.prompt_keys.values()))
         self.prompt_of_R = torch.arange(len(lengths_B), device=key.device).repeat_interleave(group_size)
         shape = (rows, key.shape[1], max_new_tokens, key.shape[3])
-        self.own_keys = [torch.empty(shape, dtype=key.dtype, device=key.device) for key in self.prompt_keys]
-        self.own_values = [torch.empty_like(own) for own in self.own_keys]
+        self.own_keys = {
+            layer: torch.empty(shape, dtype=key.dtype, device=key.device) for layer, key in self.prompt_keys.items()
+        }
+        self.own_values = {layer: torch.empty_like(own) for layer, own in self.own_keys.items()}
+        self.states = {layer: state.of(self.prompt_of_R) for layer, state in prefilled.states.items()}
         self._arrange()
 
     def keep(self, kept: Tensor) -> None:
         """Keep only these rows, and the prompts that still have rows."""
         prompts, self.prompt_of_R = self.prompt_of_R[kept].unique_consecutive(return_inverse=True)
         for memory in (self.own_keys, self.own_values):
-            for layer, own in enumerate(memory):
+            for layer, own in memory.items():
                 fresh = own.new_empty(len(kept), *own.shape[1:])
                 fresh[:, :, : self.length] = own[kept, :, : self.length]
                 memory[layer] = fresh
+        self.states = {layer: state.of(kept) for layer, state in self.states.items()}
         if len(prompts) < len(self.lengths_B):
             self.lengths_B = self.lengths_B[prompts]
             longest = int(self.lengths_B.max())
             for shared in (self.prompt_keys, self.prompt_values):
-                shared[:] = [tensor[prompts, :, :longest] for tensor in shared]
+                shared.update({layer: tensor[prompts, :, :longest] for layer, tensor in shared.items()})
         self._arrange()
 
     def _arrange(self) -> None:
@@ -157,9 +170,10 @@ class DecodeAttention:
         slots_R = self.prompt_of_R * self.most + ranks_R
         is_full = len(self.prompt_of_R) == self.most * len(self.lengths_B)
         self.slots_R = None if is_full else slots_R
-        longest = self.prompt_keys[0].shape[2]
+        key = next(iter(self.prompt_keys.values()))
+        longest = key.shape[2]
         sees_BP = torch.arange(longest, device=counts_B.device) < self.lengths_B[:, None]
-        bias_BP = torch.zeros_like(sees_BP, dtype=self.prompt_keys[0].dtype).masked_fill(~sees_BP, -torch.inf)
+        bias_BP = torch.zeros_like(sees_BP, dtype=key.dtype).masked_fill(~sees_BP, -torch.inf)
         self.bias_B11P = None if bool(sees_BP.all()) else bias_BP[:, None, None]
 
     def __call__(self, layer: int, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float) -> Tensor:
@@ -169,6 +183,9 @@ class DecodeAttention:
         prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE, scale)
         weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
         return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        return scan.step(tokens, self.states[layer])
 
     def over_own(
         self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
@@ -222,7 +239,7 @@ class SharedDecoder(BaseDecoder):
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         padded = self.padded(prompts)
-        recorder = PrefillAttention()
+        recorder = PrefillAttention(padded.lengths_B)
         hidden_BPH = self.language_model(
             **self.family.decoder_inputs(padded.embeddings_BPH),
             position_ids=padded.positions,

@@ -100,10 +100,9 @@ def _is_supported(policy: Policy) -> bool:
 
 def _linear_layers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers whose forward pass is a product and a bias, with or without adapters."""
-    if "forward" in module.__dict__:  # another library has replaced it
-        return
     if _is_mergeable(module) or (type(module) is nn.Linear and module.weight.dtype == torch.float32):
-        yield module
+        if "forward" not in module.__dict__:  # otherwise another library has replaced it
+            yield module
         return
     for child in module.children():
         yield from _linear_layers(child)
