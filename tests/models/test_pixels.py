@@ -10,7 +10,7 @@ from tiercel.models.images import normalised, normalised_tiles, picture_image, p
 from tiercel.models.loading import load_family
 from tiercel.types import PixelLimits
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 CPU = torch.device("cpu")
 
 

@@ -15,7 +15,7 @@ from tiercel.models.loading import load_family
 from tiercel.models.tower_attention import IMPLEMENTATION, sorted_windows
 from tiercel.types import EncodedImage, PixelLimits
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 CPU = torch.device("cpu")
 
 
