@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.faults.fault_plan import Fault, planning
 from tests.accelerator.device import WAITS, MixedDevices, WaitsForDevice, register
@@ -15,6 +13,7 @@ from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe
 from tiercel.config import GrpoRecipe
 from tiercel.errors import NonFiniteError
 from tiercel.learner import learner
+from tiercel.learner.attention import DenseAttention
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.layout import GroupSpans, PrefixLayout
 from tiercel.runs.directory import read_metrics
@@ -27,20 +26,10 @@ SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
 MIXED_ROWS = 4  # a step's: two without pictures, one with a picture, one with two
 
 
-class DenseInPlaceOfFlex:
-    """FlexAttention refuses the device. This has its form, with the dense mask."""
-
-    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        self.mask = layout.dense_mask(device)[:, :, first_query:]
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        return scaled_dot_product_attention(query, key, value, attn_mask=self.mask, scale=scale, enable_gqa=True)
-
-
 @pytest.fixture(autouse=True)
 def on_device(monkeypatch):
     monkeypatch.setattr(build, "training_device", lambda: DEVICE)
-    monkeypatch.setattr(learner, "FlexAttention", DenseInPlaceOfFlex)
+    monkeypatch.setitem(learner.ATTENTIONS, "flex", DenseAttention)  # FlexAttention refuses the device
     yield
     WAITS.raise_late()
 

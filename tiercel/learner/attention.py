@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tiercel.learner.layout import PrefixLayout, Span
+from tiercel.models.images import moved
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
 
@@ -89,10 +90,10 @@ def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> B
     is_padding_RL = order_L >= lengths_R[:, None]
     valid = (~is_padding_RL).flatten().nonzero()[:, 0]
     return Bucket(
-        places_RL=places_RL.to(device),
-        is_padding_RL=is_padding_RL.to(device),
-        valid=valid.to(device),
-        valid_places=places_RL.flatten()[valid].to(device),
+        places_RL=moved(places_RL, device),
+        is_padding_RL=moved(is_padding_RL, device),
+        valid=moved(valid, device),
+        valid_places=moved(places_RL.flatten()[valid], device),
         key_offset=key_offset,
     )
 

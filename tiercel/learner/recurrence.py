@@ -15,6 +15,7 @@ from tiercel.learner.attention import Bucket, bucket_of, similar
 from tiercel.learner.layout import PrefixLayout
 from tiercel.models.attention import Attend
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
+from tiercel.models.images import moved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +86,8 @@ def _rows_of(spans: Sequence[tuple[int, int, int]], device: torch.device) -> lis
     return [
         _Rows(
             bucket=bucket_of(bucket, 0, device),
-            lengths_R=torch.tensor([stop - start for start, stop in bucket], device=device),
-            group_R=torch.tensor([group_of[span] for span in bucket], device=device),
+            lengths_R=moved(torch.tensor([stop - start for start, stop in bucket]), device),
+            group_R=moved(torch.tensor([group_of[span] for span in bucket]), device),
         )
         for bucket in similar(list(group_of))
     ]
