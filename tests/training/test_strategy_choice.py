@@ -46,6 +46,7 @@ def test_one_gpu_is_planned_for_and_the_log_says_what_was_found(tiny_checkpoints
     assert said[1:] == ["train.strategy: single, which fits into 80 GB"]
 
 
+@pytest.mark.catalogue  # it searches the remedies
 def test_what_one_gpu_cannot_hold_ends_before_weights_are_read_and_names_auto(tiny_checkpoints, tmp_path, memory):
     memory(1.65e9)
     with pytest.raises(
@@ -62,6 +63,7 @@ def test_a_strategy_and_a_number_that_are_given_need_no_plan(tiny_checkpoints, t
     assert chosen(recipe_of(tiny_checkpoints["qwen2_5_vl"], tmp_path, 1000), CPU)[0].tokens == 1000
 
 
+@pytest.mark.catalogue
 def test_auto_takes_what_fits_up_to_the_tokens_of_a_step(tiny_checkpoints, tmp_path, memory):
     recipe = recipe_of(tiny_checkpoints["qwen2_5_vl"], tmp_path, "auto")
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_new_tokens": 100})})
