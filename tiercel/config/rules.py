@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
+from tiercel.config.compiling import compile_obstacle
 from tiercel.config.data import HeldOut
 from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
@@ -344,6 +345,17 @@ def _strategy(recipe: BaseRecipe) -> Problems:
         )
 
 
+def _compile(recipe: BaseRecipe) -> Problems:
+    obstacle = compile_obstacle(recipe, recipe.train.strategy_kind)
+    if recipe.learner.compile is True and obstacle is not None:
+        yield Problem(
+            key="learner.compile",
+            text=f"true given with {obstacle.given}, {obstacle.reason}; write {obstacle.remedy}, or "
+            "learner.compile: auto",
+            also=(obstacle.key,),
+        )
+
+
 def _trackers(recipe: BaseRecipe) -> Problems:
     for index, name in enumerate(recipe.trackers):
         if name in recipe.trackers[:index]:
@@ -362,6 +374,7 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _something_to_train,
     _run_length,
     _strategy,
+    _compile,
     _trackers,
 )
 SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)

@@ -77,6 +77,9 @@ class Learner(Section):
     gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] = False
     """Recompute decoder layers in the backward pass (non-reentrant) to save memory: full (also written true) all but
     their inputs; selective keeps attention and some of the largest matrix products, a third of the memory of false."""
+    compile: bool | Literal["auto"] = "auto"
+    """Fuse norms, rotary embeddings, MLPs and adapters of the decoder by torch.compile. auto: on a GPU with form flex
+    where the strategy is single or ddp, without dropout and without selective checkpointing."""
 
 
 class PartRates(Section):

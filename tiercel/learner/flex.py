@@ -13,18 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch.fx.experimental import _config
 
-from tiercel.errors import TrainingError
 from tiercel.learner.block_mask import BLOCK, block_mask
+from tiercel.learner.compiling import default_backend, few_graphs
 from tiercel.learner.layout import PrefixLayout
 
 GRAPHS = 2  # of one model and dtype: with a gradient and without
 GRAPH_LIMIT = 32  # of one process: a few models, dtypes and numbers of heads
 LEAST_BLOCKS = 2  # PyTorch compiles anew for a size of 1
 Attend = Callable[..., Tensor]
-_shapes: Any = _config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +53,7 @@ class FlexAttention:
         self.padding = Padding.of(layout, first_query)
         padded = layout.padded(self.padding.front, self.padding.back)
         self.mask = block_mask(padded, device, first_query + self.padding.front)
-        self.attend = attend or compiled_flex("aot_eager" if device.type == "cpu" else "inductor")
+        self.attend = attend or compiled_flex(default_backend(device))
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
@@ -89,17 +86,13 @@ def _attention(query_BTAE: Tensor, key_BTJE: Tensor, value_BTJE: Tensor, mask: A
 def compiled_flex(backend: Any = "inductor", limit: int = GRAPH_LIMIT) -> Attend:
     """Compile FlexAttention. The function raises TrainingError instead of compiling more than `limit` graphs."""
     compiled = torch.compile(_attention, dynamic=True, fullgraph=True, backend=backend)
+    message = (
+        f"learner.form: flex would compile more than {limit} graphs in this process, and without compiling it would "
+        "hold all scores; write learner.form: dense for short rows, and report the recipe, please"
+    )
 
     def attend(*inputs: Any) -> Tensor:
-        try:
-            # With a full graph, PyTorch raises at the limit; without, it would go on uncompiled. Duck shapes would make
-            # it compile anew where two sizes that happened to be equal, say of blocks and of heads, are no longer so.
-            with torch._dynamo.config.patch(recompile_limit=limit), _shapes.patch(use_duck_shape=False):
-                return compiled(*inputs)
-        except FailOnRecompileLimitHit as error:
-            raise TrainingError(
-                f"learner.form: flex would compile more than {limit} graphs in this process, and without compiling it "
-                "would hold all scores; write learner.form: dense for short rows, and report the recipe, please"
-            ) from error
+        with few_graphs(limit, message):
+            return compiled(*inputs)
 
     return attend

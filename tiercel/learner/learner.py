@@ -6,6 +6,7 @@ the module whole may call. Shape suffixes: docs/shapes.md.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from tiercel.config.schema import Checkpointing
 from tiercel.learner.attention import DenseAttention, SplitAttention
 from tiercel.learner.checkpointing import KeptAttention, checkpoint_layers
+from tiercel.learner.compiling import compiled_layers, like_later_inputs
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.head import TokenHead, TokenScores
 from tiercel.learner.layout import PackedTokens, PrefixLayout
@@ -30,9 +32,9 @@ ATTENTIONS: dict[str, Callable[[PrefixLayout, torch.device, int], Attend]] = {  
 
 class Learner(nn.Module):
     """Computes logprobs of the scored tokens of packed groups under the current policy. `form`: a result of
-    forms.chosen_form."""
+    forms.chosen_form; `backend`: of compiling.chosen_backend."""
 
-    def __init__(self, policy: Policy, form: str, checkpointing: Checkpointing):
+    def __init__(self, policy: Policy, form: str, checkpointing: Checkpointing, backend: str | None = None):
         super().__init__()
         self.form = form
         self.family = policy.family
@@ -46,6 +48,7 @@ class Learner(nn.Module):
         self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
         self.checkpointing = checkpointing
         checkpoint_layers(policy.model, self.language_model.config, checkpointing)
+        self.compiled = compiled_layers(self.language_model.layers, backend)
 
     @property
     def device(self) -> torch.device:
@@ -100,11 +103,17 @@ class Learner(nn.Module):
         return PackedForm(attend, batch.layout, self.device, first_query)
 
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
-        return self.language_model(
-            **self.family.decoder_inputs(embeddings_TH[None]),
-            position_ids=_position_ids(positions_DT[:, None].to(self.device, non_blocking=True)),
-            **form_inputs(attention),
-        ).last_hidden_state[0]
+        return self._decoded(embeddings_TH[None], positions_DT[:, None], **form_inputs(attention))[0]
+
+    def _decoded(self, embeddings_RTH: Tensor, positions_DRT: Tensor, **options: Any) -> Tensor:
+        """Compute the last hidden states (R, T, H)."""
+        inputs = self.family.decoder_inputs(embeddings_RTH)
+        positions = _position_ids(positions_DRT.to(self.device, non_blocking=True))
+        if self.compiled is None:
+            return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
+        inputs["inputs_embeds"] = like_later_inputs(inputs["inputs_embeds"])
+        with self.compiled.running():
+            return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
     def _states_after(self, batch: PackedTokens, prefix: PrefixPass) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
@@ -119,12 +128,10 @@ class Learner(nn.Module):
         """Compute the hidden states (N, H) that predict the scored tokens, by one causal row for each completion, with
         its prompt repeated."""
         places_RU, row_N, column_N = self._repeated_layout(batch)
-        hidden_RUH = self.language_model(
-            **self.family.decoder_inputs(embeddings_TH[places_RU.to(self.device, non_blocking=True)]),
-            position_ids=_position_ids(batch.positions_DT[:, places_RU].to(self.device, non_blocking=True)),
-            attention_mask=None,
-            use_cache=False,
-        ).last_hidden_state
+        embeddings_RUH = embeddings_TH[places_RU.to(self.device, non_blocking=True)]
+        hidden_RUH = self._decoded(
+            embeddings_RUH, batch.positions_DT[:, places_RU], attention_mask=None, use_cache=False
+        )
         return hidden_RUH[row_N.to(self.device, non_blocking=True), column_N.to(self.device, non_blocking=True)]
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:

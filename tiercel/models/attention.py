@@ -55,6 +55,7 @@ def form_inputs(form: AttentionForm) -> dict[str, Any]:
     return {"attention_form": form, "attention_mask": _NO_MASK, "use_cache": False}
 
 
+@torch.compiler.disable  # compiled layers call it as it is: a form may do anything, and `layer_idx` is of one layer
 def _routed_attention(
     module: Any,
     query: Tensor,

@@ -7,10 +7,13 @@ from pathlib import Path
 import torch
 
 from tiercel.algorithms.kl import KlTerm
+from tiercel.config.compiling import compile_obstacle
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
-from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import Strategy, build_strategy
+from tiercel.errors import EnvironmentProblem
+from tiercel.learner.compiling import chosen_backend
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
@@ -46,19 +49,21 @@ def build_trainer(
     ranks.pulse.begin("load", found.step if found else 0)
     weights = found.path / "model" if found and recipe.lora is None else None
     choice = chosen_strategy(recipe if tokens is None else with_tokens(recipe, tokens), ranks, device, say)
-    name = choice.strategy
+    kind = STRATEGY_KINDS[choice.strategy]
+    _require_compilable(recipe, kind)
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
-        policy = build_policy(recipe, device, weights, stays_on_cpu=STRATEGY_KINDS[name].shards_model)
+        policy = build_policy(recipe, device, weights, stays_on_cpu=kind.shards_model)
         start = starting_weights(policy, recipe, weights)
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
             restore_reference(policy, found.path)
-        return policy, build_strategy(name, recipe, ranks, policy, new_learner(policy, recipe, device, say), start)
+        learner = new_learner(policy, recipe, device, say, kind)
+        return policy, build_strategy(kind.name, recipe, ranks, policy, learner, start)
 
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
         # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
-        policy, strategy = ranks.in_turns(load_and_wrap) if STRATEGY_KINDS[name].loads_in_turns else load_and_wrap()
+        policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
     if found is not None:
         strategy.restore(read_tensors(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
     trainer = Trainer(
@@ -94,13 +99,29 @@ def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALON
     )
 
 
-def new_learner(policy: Policy, recipe: BaseRecipe, device: torch.device, say: Say = lambda text: None) -> Learner:
+def new_learner(
+    policy: Policy,
+    recipe: BaseRecipe,
+    device: torch.device,
+    say: Say = lambda text: None,
+    strategy: StrategyKind = STRATEGY_KINDS["single"],
+) -> Learner:
     """Make the learner of the recipe's form, or of the one that the policy and the device admit."""
     obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model).config)
     form = chosen_form(recipe.learner.form, device, obstacle)
     if obstacle:
         say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
-    return Learner(policy, form, recipe.learner.gradient_checkpointing)
+    backend = chosen_backend(recipe, strategy, form, device, say)
+    return Learner(policy, form, recipe.learner.gradient_checkpointing, backend)
+
+
+def _require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:
+    """Raise EnvironmentProblem where the layers cannot be compiled under the strategy that the run chose."""
+    if recipe.learner.compile is True and (obstacle := compile_obstacle(recipe, strategy)):
+        raise EnvironmentProblem(
+            f"learner.compile: true with {obstacle.given}, {obstacle.reason}; write {obstacle.remedy}, or "
+            "learner.compile: auto"
+        )
 
 
 def learning_temperature(recipe: BaseRecipe) -> float:

@@ -74,6 +74,8 @@ def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Call
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
+    # Inside compiled layers there are no modules to look at.
+    recipe = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"compile": False})})
     trainer = build_trainer(recipe, found, say, tokens=kept_tokens(recipe, RunDirectory(path=run)))
     if recipe.lora is not None:
         restore_adapter(trainer.policy, directory / "adapter")
