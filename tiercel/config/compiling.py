@@ -15,6 +15,9 @@ class CompileObstacle:
     reason: str
     remedy: str
 
+    def __str__(self) -> str:
+        return f"{self.given}, {self.reason}; write {self.remedy}, or learner.compile: auto"
+
 
 def compile_obstacle(recipe: BaseRecipe, strategy: StrategyKind | None) -> CompileObstacle | None:
     """Find what keeps the layers from being compiled; None where nothing does. `strategy`: None where the run chooses

@@ -348,12 +348,7 @@ def _strategy(recipe: BaseRecipe) -> Problems:
 def _compile(recipe: BaseRecipe) -> Problems:
     obstacle = compile_obstacle(recipe, recipe.train.strategy_kind)
     if recipe.learner.compile is True and obstacle is not None:
-        yield Problem(
-            key="learner.compile",
-            text=f"true given with {obstacle.given}, {obstacle.reason}; write {obstacle.remedy}, or "
-            "learner.compile: auto",
-            also=(obstacle.key,),
-        )
+        yield Problem(key="learner.compile", text=f"true given with {obstacle}", also=(obstacle.key,))
 
 
 def _trackers(recipe: BaseRecipe) -> Problems:

@@ -17,7 +17,7 @@ from torch.fx.experimental import _config
 from tiercel.config.compiling import compile_obstacle
 from tiercel.config.schema import BaseRecipe
 from tiercel.config.strategies import StrategyKind
-from tiercel.errors import TrainingError
+from tiercel.errors import EnvironmentProblem, TrainingError
 
 LAYER_GRAPHS = 4  # of a model with a gradient, and as many without: norm, before and after the attention, MLP
 GRAPH_LIMIT = 32  # of a function in one process: a few models, dtypes and adapters
@@ -50,6 +50,12 @@ def chosen_backend(
         return None
     say("learner.compile: true; the first passes take longer, because layers are compiled then")
     return default_backend(device)
+
+
+def require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:
+    """Raise EnvironmentProblem where `learner.compile: true` does not go with the strategy that the run chose."""
+    if recipe.learner.compile is True and (obstacle := compile_obstacle(recipe, strategy)):
+        raise EnvironmentProblem(f"learner.compile: true given with {obstacle}")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Only the language model is changed; the vision tower keeps the attention that it
 decoder computes transformers' own `sdpa`. Shape suffixes: docs/shapes.md.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,14 @@ class AttentionForm(Attend, Protocol):
         """Return the output (B, T, A, E) of a layer with a state. The form decides from which state a token goes on."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenForm:
+    """Carries the form of a forward pass to the layers: one type for all forms, since layers that are compiled would be
+    compiled anew for another."""
+
+    form: AttentionForm
+
+
 def route_attention(language_model: nn.Module) -> None:
     """Make the decoder compute the form that its forward pass is given as `attention_form`."""
     config: Any = language_model.config
@@ -52,7 +61,7 @@ def shared_prefix_obstacle(config: Any) -> str | None:
 
 def form_inputs(form: AttentionForm) -> dict[str, Any]:
     """Return the arguments of the decoder's forward pass that make it use `form`."""
-    return {"attention_form": form, "attention_mask": _NO_MASK, "use_cache": False}
+    return {"attention_form": GivenForm(form=form), "attention_mask": _NO_MASK, "use_cache": False}
 
 
 @torch.compiler.disable  # compiled layers call it as it is: a form may do anything, and `layer_idx` is of one layer
@@ -63,14 +72,14 @@ def _routed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    attention_form: AttentionForm | None = None,
+    attention_form: GivenForm | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     if attention_form is None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     # Under autocast, queries and keys of float32 states are float32 after the rotary embedding; values are not.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    output_BATE = attention_form(module.layer_idx, query, key, value, options["scaling"])
+    output_BATE = attention_form.form(module.layer_idx, query, key, value, options["scaling"])
     return output_BATE.transpose(1, 2).contiguous(), None
 
 

@@ -145,7 +145,7 @@ def _routed(
         log_decay_RTA=-module.A_log.float().exp() * softplus(module.in_proj_a(hidden_states).float() + module.dt_bias),
         rate_RTA=module.in_proj_b(hidden_states).sigmoid(),
     )
-    output_RTAE = attention_form.recur(module.layer_idx, tokens, DeltaScan(module))
+    output_RTAE = attention_form.form.recur(module.layer_idx, tokens, DeltaScan(module))
     gate = module.in_proj_z(hidden_states).reshape(-1, module.head_v_dim)
     normed = module.norm(output_RTAE.reshape(-1, module.head_v_dim), gate)
     return module.out_proj(normed.reshape(*hidden_states.shape[:2], -1))

@@ -7,13 +7,11 @@ from pathlib import Path
 import torch
 
 from tiercel.algorithms.kl import KlTerm
-from tiercel.config.compiling import compile_obstacle
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import Strategy, build_strategy
-from tiercel.errors import EnvironmentProblem
-from tiercel.learner.compiling import chosen_backend
+from tiercel.learner.compiling import chosen_backend, require_compilable
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
 from tiercel.models.attention import shared_prefix_obstacle
@@ -50,7 +48,7 @@ def build_trainer(
     weights = found.path / "model" if found and recipe.lora is None else None
     choice = chosen_strategy(recipe if tokens is None else with_tokens(recipe, tokens), ranks, device, say)
     kind = STRATEGY_KINDS[choice.strategy]
-    _require_compilable(recipe, kind)
+    require_compilable(recipe, kind)
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
         policy = build_policy(recipe, device, weights, stays_on_cpu=kind.shards_model)
@@ -113,15 +111,6 @@ def new_learner(
         say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
     backend = chosen_backend(recipe, strategy, form, device, say)
     return Learner(policy, form, recipe.learner.gradient_checkpointing, backend)
-
-
-def _require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:
-    """Raise EnvironmentProblem where the layers cannot be compiled under the strategy that the run chose."""
-    if recipe.learner.compile is True and (obstacle := compile_obstacle(recipe, strategy)):
-        raise EnvironmentProblem(
-            f"learner.compile: true with {obstacle.given}, {obstacle.reason}; write {obstacle.remedy}, or "
-            "learner.compile: auto"
-        )
 
 
 def learning_temperature(recipe: BaseRecipe) -> float:
