@@ -11,6 +11,7 @@ from torch.nn.attention import flex_attention as pytorchs
 
 from tests.learner.items import continuation
 from tests.models.test_families import policy_of, prompts_of
+from tests.rollout.test_local import PARAMS
 from tests.tiny_models import random_ids
 from tiercel.config.schema import SftRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
@@ -22,7 +23,6 @@ from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
-from tiercel.rollout.sampler import SamplingParams
 
 BACKEND = "aot_eager"
 COMPILED = LAYER_GRAPHS * 2  # with a gradient and without
@@ -119,9 +119,8 @@ def test_four_graphs_serve_all_layers_and_layouts_with_a_gradient_and_four_witho
     checkpointed = Learner(policy, "flex", "full", BACKEND)
     require_equal(gradient(policy, checkpointed, 1), gradient(plain, oracle, 1))
     make_deeper(policy), make_deeper(plain)
-    require_equal(
-        gradient(policy, Learner(policy, "flex", "full", BACKEND), 2), gradient(plain, Learner(plain, "dense", False), 2)
-    )
+    deeper, right = Learner(policy, "flex", "full", BACKEND), Learner(plain, "dense", False)
+    require_equal(gradient(policy, deeper, 2), gradient(plain, right, 2))
     assert graphs() == COMPILED + GRAPHS
 
 
@@ -141,7 +140,7 @@ def test_a_graph_too_many_is_an_error_and_the_sampler_runs_uncompiled(tiny_check
     learner = Learner(policy, "split", False)
     layers = learner.language_model.layers
     learner.compiled = CompiledLayers(layers, BACKEND, limit=1)
-    params = SamplingParams(group_size=2, max_new_tokens=4, temperature=1.0)
+    params = replace(PARAMS, group_size=2, max_new_tokens=4)
     LocalSampler(policy, VisionStore(policy, 0)).sample(prompts_of(policy.family), params, [1, 2, 3])
     assert graphs() == 0
     first = logprobs(policy, learner, 0)
@@ -164,8 +163,8 @@ def recipe_of(lora: dict | None = None, **learner) -> SftRecipe:
         (recipe_of(), "single", "flex", "cuda", "inductor", "learner.compile: true"),
         (recipe_of(gradient_checkpointing=True), "ddp", "flex", "cuda", "inductor", "learner.compile: true"),
         (recipe_of(), "fsdp2", "flex", "cuda", None, "learner.compile: false, with train.strategy fsdp2"),
-        (recipe_of(), "single", "repeated", "cuda", None, "learner.compile: false, with learner.form repeated"),
-        (recipe_of(gradient_checkpointing="selective"), "single", "flex", "cuda", None, "gradient_checkpointing selective"),
+        (recipe_of(), "single", "repeated", "cuda", None, "with learner.form repeated"),
+        (recipe_of(gradient_checkpointing="selective"), "single", "flex", "cuda", None, "with learner.gradient_ch"),
         (recipe_of({"dropout": 0.1}), "single", "flex", "cuda", None, "learner.compile: false, with lora.dropout 0.1"),
         (recipe_of(), "single", "split", "cpu", None, ""),
         (recipe_of(compile=True), "single", "split", "cpu", "aot_eager", ""),
