@@ -106,8 +106,9 @@ class CompiledLayers:
         return few_graphs(self.limit, _TOO_MANY.format(limit=self.limit))
 
 
-def compiled_layers(layers: nn.ModuleList, backend: str | None) -> CompiledLayers | None:
+def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers | None:
     """Compile the layers of a decoder, or undo it where `backend` is None."""
+    layers = language_model.layers
     for _, part in _parts(layers):
         if isinstance(vars(part).get("forward"), _Region):
             del part.forward

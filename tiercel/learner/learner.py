@@ -48,7 +48,7 @@ class Learner(nn.Module):
         self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
         self.checkpointing = checkpointing
         checkpoint_layers(policy.model, self.language_model.config, checkpointing)
-        self.compiled = compiled_layers(self.language_model.layers, backend)
+        self.compiled = compiled_layers(self.language_model, backend)
 
     @property
     def device(self) -> torch.device:
