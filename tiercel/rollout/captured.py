@@ -1,31 +1,40 @@
-"""The shared decoder with its step as a captured CUDA graph: one launch for each token instead of thousands.
+"""The decoder of an accelerator: memory and captured CUDA graphs that outlast a batch.
 
-A graph repeats the same kernels on the same memory. So everything that changes from token to token is in tensors: the
-number of tokens, the positions, the drawn ids. Rows are removed only when more than half of them have ended, because
-every new number of rows needs a new capture. Shape suffixes: docs/shapes.md.
+A captured step is one launch for each token instead of thousands. A graph repeats the same kernels on the same memory,
+so everything that changes from token to token is in tensors: the number of tokens, the positions, the drawn ids. There
+is a graph for each number of rows that occurs. These numbers are halves of the first one, so that they are few. Shape
+suffixes: docs/shapes.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 from warnings import warn
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
+from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.rollout.decoding import DecodeAttention, PrefillAttention, SharedDecoder, attention
+from tiercel.rollout.decoding import BaseDecoder, PrefillAttention
+from tiercel.rollout.fixed_memory import FixedMemory, Room
+from tiercel.types import EncodedPrompt
 
 Step = Callable[[Tensor], Tensor]
 WARM_UP_STEPS = 2  # libraries choose their kernels and allocate their workspaces outside the graph
+FEWEST_ROWS = 8  # fewer rows take as long
+MOST_STEPS = 32  # graphs that are kept
 
 
 class CapturedStep:
-    """Replays a step from a graph. Input and output have the memory that they had at the capture."""
+    """Replays a step from a graph. Input and output have the memory that they had at the capture. `beside`: another
+    graph whose workspace is used, since one runs after the other."""
 
-    def __init__(self, step: Step, token_ids_R: Tensor):
+    def __init__(self, step: Step, token_ids_R: Tensor, beside: "CapturedStep | None"):
         self.token_ids_R = token_ids_R.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=None if beside is None else beside.graph.pool()):
             self.logits_RV = step(self.token_ids_R)
 
     def __call__(self, token_ids_R: Tensor) -> Tensor:
@@ -34,75 +43,113 @@ class CapturedStep:
         return self.logits_RV
 
 
-class CapturedDecoder(SharedDecoder):
-    """Captures its step at the first token after the number of rows has changed. `capture`: another function only in
-    tests."""
+Capture = Callable[[Step, Tensor, CapturedStep | None], CapturedStep]
 
-    patience = 0.5
-    keeps_casts = False
 
-    def __init__(self, policy: Policy, vision: VisionStore, capture: Callable[[Step, Tensor], Step] = CapturedStep):
+class FixedDecoder(BaseDecoder):
+    """Runs each prompt once for its group, in memory that is kept from batch to batch. `capture`: makes a graph of a
+    step; None: steps are not captured."""
+
+    def __init__(self, policy: Policy, vision: VisionStore, capture: Capture | None = CapturedStep):
         super().__init__(policy, vision)
         self.capture = capture
-        self.captured: Step | None = None
+        self.memory: FixedMemory | None = None
+        self.steps: dict[int, CapturedStep] = {}  # by number of rows
+        self.made_for: tuple[object, ...] = ()
+        self.keeps_casts = capture is None
 
-    def make_attention(
-        self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int
-    ) -> DecodeAttention:
-        self.captured = None
-        return StaticDecodeAttention(prefilled, lengths_B, group_size, max_new_tokens)
+    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+        padded = self.padded(prompts)
+        room = Room(
+            prompts=len(prompts),
+            prompt_tokens=max(padded.lengths),
+            group_size=group_size,
+            new_tokens=max_new_tokens,
+        )
+        memory = self._memory_for(room)
+        memory.begin(padded.lengths, group_size)
+        self.first_rows = room.rows
+        self.positions_R[: room.rows] = padded.starts_B.repeat_interleave(group_size)
+        return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(memory, padded.lengths_B)))
 
     def step(self, token_ids_R: Tensor) -> Tensor:
-        if self.captured is None:
-            self._warm_up(token_ids_R)
-            try:
-                self.captured = self.capture(self._eager_step, token_ids_R)
-            except RuntimeError as error:  # from CUDA, for an operation that a graph cannot have
-                warn(f"decoding continues without a CUDA graph, which is slower: {error}", RuntimeWarning, stacklevel=2)
-                self.captured = self._eager_step
-        return self.captured(token_ids_R)
+        assert self.memory is not None
+        self.memory.length += 1
+        rows = len(token_ids_R)
+        if self.capture is not None and rows not in self.steps:
+            self._capture(token_ids_R)
+        return self.steps.get(rows, self._eager_step)(token_ids_R)
 
-    def keep(self, kept: Tensor) -> None:
-        self.captured = None
-        super().keep(kept)
+    def rows_for(self, going_on: int) -> int:
+        rows = self.first_rows
+        while (half := -(-rows // 2)) >= max(going_on, FEWEST_ROWS):
+            rows = half
+        return rows
+
+    def keep(self, kept: Sequence[int]) -> None:
+        assert self.memory is not None
+        self.memory.keep(kept)
+        self.positions_R[: len(kept)] = self.positions_R[moved(torch.tensor(kept), self.positions_R.device)]
+
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self.memory is None else self.memory.held_bytes
+
+    def release(self) -> None:
+        self.memory = None
+        self.steps.clear()
+
+    def _memory_for(self, room: Room) -> FixedMemory:
+        """Return the memory of the batch before where the batch fits, with the steps that were captured on it."""
+        made_for = self._addresses() if self.capture is not None else ()
+        if made_for != self.made_for:
+            self.steps.clear()
+            self.made_for = made_for
+        if self.memory is None or not self.memory.room.holds(room):
+            self.release()
+            config: Any = self.language_model.config
+            room, device = room.rounded(), self.policy.device
+            self.memory = FixedMemory(room, config.num_attention_heads // config.num_key_value_heads, device)
+            self.positions_R = torch.zeros(room.rows, dtype=torch.int64, device=device)
+        return self.memory
+
+    def _addresses(self) -> tuple[object, ...]:
+        """Return a value that changes where a captured step would read other weights than those of the policy."""
+        modules = (self.language_model, self.head)
+        weights = [parameter.data_ptr() for module in modules for parameter in module.parameters()]
+        adapters = [
+            (layer.disable_adapters, *layer.active_adapters)
+            for layer in self.language_model.modules()
+            if isinstance(layer, LoraLayer)
+        ]
+        return (*weights, *adapters)
+
+    def _capture(self, token_ids_R: Tensor) -> None:
+        if len(self.steps) == MOST_STEPS:
+            self.steps.clear()
+        self._warm_up(token_ids_R)
+        assert self.capture is not None
+        beside = next(iter(self.steps.values()), None)
+        try:
+            self.steps[len(token_ids_R)] = self.capture(self._eager_step, token_ids_R, beside)
+        except RuntimeError as error:  # from CUDA, for an operation that a graph cannot have
+            warn(f"decoding continues without a CUDA graph, which is slower: {error}", RuntimeWarning, stacklevel=2)
+            self.capture = None
 
     def _eager_step(self, token_ids_R: Tensor) -> Tensor:
-        assert isinstance(self.attention, StaticDecodeAttention)
-        self.attention.look_at_new_token()
-        return super().step(token_ids_R)
+        assert self.memory is not None
+        self.memory.add_token()
+        positions_R = self.positions_R[: len(token_ids_R)]
+        logits_RV = self.logits(self.new_hidden_states(token_ids_R, positions_R, self.memory))
+        positions_R += 1
+        return logits_RV
 
     def _warm_up(self, token_ids_R: Tensor) -> None:
-        """Run steps and reset the positions after each. The next step overwrites the memory that they wrote."""
-        assert isinstance(self.attention, StaticDecodeAttention)
-        positions_R, length_1 = self.positions_R.clone(), self.attention.length_1.clone()
+        """Run steps, and undo what they change."""
+        assert self.memory is not None
+        counters = (self.positions_R, *self.memory.counters())
+        before = [tensor.clone() for tensor in counters]
         for _ in range(WARM_UP_STEPS if token_ids_R.is_cuda else 1):
             self._eager_step(token_ids_R)
-            self.positions_R.copy_(positions_R)
-            self.attention.length_1.copy_(length_1)
-
-
-class StaticDecodeAttention(DecodeAttention):
-    """Computes decode attention over memory of a fixed size. A tensor tells how much of it is in use."""
-
-    def __init__(self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
-        super().__init__(prefilled, lengths_B, group_size, max_new_tokens)
-        self.length = max_new_tokens  # `keep` copies all of it
-        self.order_L = torch.arange(max_new_tokens, device=lengths_B.device)
-        self.length_1 = torch.full((1,), -1, device=lengths_B.device)  # place of the newest token
-        for memory in (*self.own_keys.values(), *self.own_values.values()):
-            memory.zero_()  # masked values are multiplied by 0, so they must be finite
-
-    def look_at_new_token(self) -> None:
-        """Add one place of every row to those in use."""
-        self.length_1 += 1
-        sees_L = self.order_L <= self.length_1
-        dtype = next(iter(self.own_keys.values())).dtype
-        self.bias_111L = torch.zeros_like(sees_L, dtype=dtype).masked_fill(~sees_L, -torch.inf)[None, None, None]
-
-    def over_own(
-        self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        own_key, own_value = self.own_keys[layer], self.own_values[layer]
-        own_key.index_copy_(2, self.length_1, key_RJ1E)
-        own_value.index_copy_(2, self.length_1, value_RJ1E)
-        return attention(query_RJQE, own_key, own_value, self.bias_111L, scale)
+            for tensor, value in zip(counters, before, strict=True):
+                tensor.copy_(value)

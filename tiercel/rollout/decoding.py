@@ -5,6 +5,7 @@ transformers with the prompt repeated, for models that cannot share prompts and 
 docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from tiercel.models.attention import form_inputs
+from tiercel.models.attention import AttentionForm, form_inputs
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
+from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedPrompt
@@ -26,7 +28,6 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class Decoder(Protocol):
     """Decodes one batch of prompts, each with `group_size` rows. Rows are removed when they have ended."""
 
-    patience: float  # rows that have ended are removed once they are more than this fraction of the batch
     keeps_casts: bool  # autocast may keep cast weights from token to token
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
@@ -35,8 +36,18 @@ class Decoder(Protocol):
     def step(self, token_ids_R: Tensor) -> Tensor:
         """Add one token to every row. Returns the logits (R, V) after it."""
 
-    def keep(self, kept: Tensor) -> None:
-        """Keep only these rows, given by their places among the present ones."""
+    def rows_for(self, going_on: int) -> int:
+        """Return how many rows to decode where so many go on; the others have ended."""
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Keep only these rows, given by their places among the present ones, in order."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that are held for the rows of the last batch."""
+
+    def release(self) -> None:
+        """Free them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +56,14 @@ class PaddedPrompts:
 
     embeddings_BPH: Tensor
     positions: Tensor  # (D, B, P), or (B, P) where D is 1, as in transformers
-    lengths_B: Tensor
+    lengths: tuple[int, ...]
+    lengths_B: Tensor  # the same on the device
     starts_B: Tensor  # first position after each prompt
 
 
 class BaseDecoder:
     """Has the common parts of the decoders: padded prompts, positions, logits."""
 
-    patience = 0.0
     keeps_casts = True
 
     def __init__(self, policy: Policy, vision: VisionStore):
@@ -66,10 +77,11 @@ class BaseDecoder:
     def padded(self, prompts: Sequence[EncodedPrompt]) -> PaddedPrompts:
         """Pad the prompts to the longest, with their vision features in place."""
         device = self.policy.device
-        ids_BP = nn.utils.rnn.pad_sequence([p.token_ids_P for p in prompts], batch_first=True).to(device)
+        lengths = tuple(len(prompt.token_ids_P) for prompt in prompts)
+        ids_BP = moved(nn.utils.rnn.pad_sequence([p.token_ids_P for p in prompts], batch_first=True), device)
         positions = [p.positions_DP.T for p in prompts]
-        positions_DBP = nn.utils.rnn.pad_sequence(positions, batch_first=True).permute(2, 0, 1).to(device)
-        lengths_B = torch.tensor([len(p.token_ids_P) for p in prompts], device=device)
+        positions_DBP = moved(nn.utils.rnn.pad_sequence(positions, batch_first=True).permute(2, 0, 1), device)
+        lengths_B = moved(torch.tensor(lengths), device)
         embeddings_BPH = self.embedding(ids_BP)
         features_KH = self.vision.features([image for p in prompts for image in p.images])
         if features_KH is not None:
@@ -80,9 +92,13 @@ class BaseDecoder:
         return PaddedPrompts(
             embeddings_BPH=embeddings_BPH,
             positions=self._position_ids(positions_DBP),
+            lengths=lengths,
             lengths_B=lengths_B,
-            starts_B=torch.tensor(starts, device=device),
+            starts_B=moved(torch.tensor(starts), device),
         )
+
+    def rows_for(self, going_on: int) -> int:
+        return going_on
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Compute the logits (R, V)."""
@@ -97,29 +113,52 @@ class BaseDecoder:
         """Return the positions of one new token in every row, equal in all dimensions."""
         return self._position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
 
+    def hidden_states(self, prompts: PaddedPrompts, form: AttentionForm) -> Tensor:
+        """Run the prompts. Returns the last hidden states (B, P, H)."""
+        return self.language_model(
+            **self.family.decoder_inputs(prompts.embeddings_BPH), position_ids=prompts.positions, **form_inputs(form)
+        ).last_hidden_state
+
+    def new_hidden_states(self, token_ids_R: Tensor, positions_R: Tensor, form: AttentionForm) -> Tensor:
+        """Run one token of every row. Returns its last hidden state (R, H)."""
+        hidden_R1H = self.language_model(
+            inputs_embeds=self.embedding(token_ids_R[:, None]),
+            position_ids=self.new_positions(positions_R),
+            **form_inputs(form),
+        ).last_hidden_state
+        return hidden_R1H[:, 0]
+
     def _position_ids(self, positions_DBP: Tensor) -> Tensor:
         return positions_DBP if len(positions_DBP) == 3 else positions_DBP[0]
 
 
-class PrefillAttention:
-    """Computes causal attention of padded prompts and keeps keys and values, and the states of layers that have one.
-    Padding comes last, so that no real token attends to it."""
+class PromptStore(Protocol):
+    """Keeps what the layers make of the prompts."""
 
-    def __init__(self, lengths_B: Tensor):
+    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
+        """Keep the keys and values of a layer."""
+
+    def put_state(self, layer: int, state: DeltaState) -> None:
+        """Keep the state of a layer after each prompt."""
+
+
+class PrefillAttention:
+    """Computes causal attention of padded prompts, and the recurrence of layers with a state. Padding comes last, so
+    that no real token attends to it."""
+
+    def __init__(self, store: PromptStore, lengths_B: Tensor):
+        self.store = store
         self.lengths_B = lengths_B
-        self.keys: dict[int, Tensor] = {}  # by layer
-        self.values: dict[int, Tensor] = {}
-        self.states: dict[int, DeltaState] = {}
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         order_P = torch.arange(tokens.rate_RTA.shape[1], device=self.lengths_B.device)
         is_padding_BP = order_P >= self.lengths_B[:, None]
-        output, self.states[layer] = scan(tokens.without(is_padding_BP), self.lengths_B)
+        output, state = scan(tokens.without(is_padding_BP), self.lengths_B)
+        self.store.put_state(layer, state)
         return output
 
     def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        self.keys[layer] = key_BJTE
-        self.values[layer] = value_BJTE
+        self.store.put(layer, key_BJTE, value_BJTE)
         return scaled_dot_product_attention(
             query_BATE, key_BJTE, value_BJTE, is_causal=True, scale=scale, enable_gqa=True
         )
@@ -127,54 +166,60 @@ class PrefillAttention:
 
 class DecodeAttention:
     """Computes the attention of one new token in every row: over its prompt, in one product for all rows of the prompt,
-    and over the row's own new tokens. The two results are joined by their log-sum-exp."""
+    and over the row's own new tokens. The two results are joined by their log-sum-exp. `lengths`: of the prompts."""
 
-    def __init__(self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int):
-        self.prompt_keys, self.prompt_values = prefilled.keys, prefilled.values
-        self.lengths_B = lengths_B
+    def __init__(self, lengths: Sequence[int], group_size: int, max_new_tokens: int):
+        self.lengths = list(lengths)
+        self.prompt_of = [prompt for prompt in range(len(lengths)) for _ in range(group_size)]  # by row
+        self.max_new_tokens = max_new_tokens
         self.length = 0  # new tokens of every row so far
-        rows = len(lengths_B) * group_size
-        key = next(iter(self.prompt_keys.values()))
-        self.prompt_of_R = torch.arange(len(lengths_B), device=key.device).repeat_interleave(group_size)
-        shape = (rows, key.shape[1], max_new_tokens, key.shape[3])
-        self.own_keys = {
-            layer: torch.empty(shape, dtype=key.dtype, device=key.device) for layer, key in self.prompt_keys.items()
-        }
-        self.own_values = {layer: torch.empty_like(own) for layer, own in self.own_keys.items()}
-        self.states = {layer: state.of(self.prompt_of_R) for layer, state in prefilled.states.items()}
-        self._arrange()
+        self.prompt_keys: dict[int, Tensor] = {}  # by layer
+        self.prompt_values: dict[int, Tensor] = {}
+        self.own_keys: dict[int, Tensor] = {}
+        self.own_values: dict[int, Tensor] = {}
+        self.states: dict[int, DeltaState] = {}
 
-    def keep(self, kept: Tensor) -> None:
+    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
+        self.prompt_keys[layer], self.prompt_values[layer] = key_BJPE, value_BJPE
+        _, heads, _, size = key_BJPE.shape
+        own_key = key_BJPE.new_empty(len(self.prompt_of), heads, self.max_new_tokens, size)
+        self.own_keys[layer], self.own_values[layer] = own_key, torch.empty_like(own_key)
+
+    def put_state(self, layer: int, state: DeltaState) -> None:
+        self.states[layer] = state.of(torch.tensor(self.prompt_of))
+
+    def keep(self, kept: Sequence[int]) -> None:
         """Keep only these rows, and the prompts that still have rows."""
-        prompts, self.prompt_of_R = self.prompt_of_R[kept].unique_consecutive(return_inverse=True)
+        kept_R = torch.tensor(kept)
         for memory in (self.own_keys, self.own_values):
             for layer, own in memory.items():
                 fresh = own.new_empty(len(kept), *own.shape[1:])
-                fresh[:, :, : self.length] = own[kept, :, : self.length]
+                fresh[:, :, : self.length] = own[kept_R, :, : self.length]
                 memory[layer] = fresh
-        self.states = {layer: state.of(kept) for layer, state in self.states.items()}
-        if len(prompts) < len(self.lengths_B):
-            self.lengths_B = self.lengths_B[prompts]
-            longest = int(self.lengths_B.max())
+        self.states = {layer: state.of(kept_R) for layer, state in self.states.items()}
+        self.prompt_of = [self.prompt_of[row] for row in kept]
+        prompts = sorted(set(self.prompt_of))
+        if len(prompts) < len(self.lengths):
+            number_of = {prompt: number for number, prompt in enumerate(prompts)}
+            self.prompt_of = [number_of[prompt] for prompt in self.prompt_of]
+            self.lengths = [self.lengths[prompt] for prompt in prompts]
+            longest = max(self.lengths)
             for shared in (self.prompt_keys, self.prompt_values):
                 shared.update({layer: tensor[prompts, :, :longest] for layer, tensor in shared.items()})
-        self._arrange()
+        self.arrange()
 
-    def _arrange(self) -> None:
-        """Compute the place of each row among the rows of its prompt, and the mask of the prompts' padding. Called
-        again when rows have been removed."""
-        counts_B = torch.bincount(self.prompt_of_R, minlength=len(self.lengths_B))
-        self.most = int(counts_B.max())  # rows of the prompt that has most of them
-        firsts_B = counts_B.cumsum(0) - counts_B
-        ranks_R = torch.arange(len(self.prompt_of_R), device=counts_B.device) - firsts_B[self.prompt_of_R]
-        slots_R = self.prompt_of_R * self.most + ranks_R
-        is_full = len(self.prompt_of_R) == self.most * len(self.lengths_B)
-        self.slots_R = None if is_full else slots_R
+    def arrange(self) -> None:
+        """Compute the place of each row among the rows of its prompt, and the mask of the prompts' padding, after the
+        prefill and when rows have been removed."""
+        self.most = max(Counter(self.prompt_of).values())  # rows of the prompt that has most of them
+        slots = slots_of(self.prompt_of, self.most)
+        is_full = len(slots) == self.most * len(self.lengths)
+        self.slots_R = None if is_full else torch.tensor(slots)
         key = next(iter(self.prompt_keys.values()))
         longest = key.shape[2]
-        sees_BP = torch.arange(longest, device=counts_B.device) < self.lengths_B[:, None]
+        sees_BP = torch.arange(longest) < torch.tensor(self.lengths)[:, None]
         bias_BP = torch.zeros_like(sees_BP, dtype=key.dtype).masked_fill(~sees_BP, -torch.inf)
-        self.bias_B11P = None if bool(sees_BP.all()) else bias_BP[:, None, None]
+        self.bias_B11P = None if min(self.lengths) == longest else bias_BP[:, None, None]
 
     def __call__(self, layer: int, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float) -> Tensor:
         rows, heads, _, size = query_RA1E.shape
@@ -201,7 +246,7 @@ class DecodeAttention:
         """Return output and log-sum-exp of every row over its prompt. All rows of a prompt are queries of one
         attention."""
         _, key_heads, queries, size = query_RJQE.shape
-        prompts = len(self.lengths_B)
+        prompts = len(self.lengths)
         slots = query_RJQE
         if self.slots_R is not None:
             slots = query_RJQE.new_zeros(prompts * self.most, key_heads, queries, size)
@@ -222,56 +267,63 @@ class DecodeAttention:
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Compute attention with `bias` added to the scores. Returns output (..., queries, E) and log-sum-exp (...,
     queries)."""
-    if query.device.type == "cpu":
-        if bias is not None:
-            bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
-        output, lse = _flash(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
-        return output.contiguous(), lse.contiguous()
-    scores = (query @ key.transpose(-1, -2)).float() * scale
     if bias is not None:
-        scores = scores + bias
-    lse = scores.logsumexp(-1)
-    return (scores - lse[..., None]).exp().to(value.dtype) @ value, lse
+        bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+    output, lse = _flash(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
+    return output.contiguous(), lse.contiguous()
+
+
+def slots_of(prompt_of: Sequence[int], most: int) -> list[int]:
+    """Return the place of each row where every prompt has `most` places. `prompt_of`: the prompt of each row."""
+    taken: Counter[int] = Counter()
+    slots = []
+    for prompt in prompt_of:
+        slots.append(prompt * most + taken[prompt])
+        taken[prompt] += 1
+    return slots
 
 
 class SharedDecoder(BaseDecoder):
-    """Runs each prompt once for its group. The memory of all new tokens is allocated before the first one."""
+    """Runs each prompt once for its group, on a CPU. The memory of all new tokens is allocated before the first one."""
+
+    def __init__(self, policy: Policy, vision: VisionStore):
+        super().__init__(policy, vision)
+        self.release()
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         padded = self.padded(prompts)
-        recorder = PrefillAttention(padded.lengths_B)
-        hidden_BPH = self.language_model(
-            **self.family.decoder_inputs(padded.embeddings_BPH),
-            position_ids=padded.positions,
-            **form_inputs(recorder),
-        ).last_hidden_state
         self.positions_R = padded.starts_B.repeat_interleave(group_size)
-        self.attention = self.make_attention(recorder, padded.lengths_B, group_size, max_new_tokens)
+        self.attention = DecodeAttention(padded.lengths, group_size, max_new_tokens)
+        hidden_BPH = self.hidden_states(padded, PrefillAttention(self.attention, padded.lengths_B))
+        self.attention.arrange()
         return self.logits_after(padded, hidden_BPH)
 
-    def make_attention(
-        self, prefilled: PrefillAttention, lengths_B: Tensor, group_size: int, max_new_tokens: int
-    ) -> DecodeAttention:
-        """Make the attention of the steps. Subclasses have their own."""
-        return DecodeAttention(prefilled, lengths_B, group_size, max_new_tokens)
-
     def step(self, token_ids_R: Tensor) -> Tensor:
-        hidden_R1H = self.language_model(
-            inputs_embeds=self.embedding(token_ids_R[:, None]),
-            position_ids=self.new_positions(self.positions_R),
-            **form_inputs(self.attention),
-        ).last_hidden_state
+        logits_RV = self.logits(self.new_hidden_states(token_ids_R, self.positions_R, self.attention))
         self.attention.length += 1
         self.positions_R += 1
-        return self.logits(hidden_R1H[:, 0])
+        return logits_RV
 
-    def keep(self, kept: Tensor) -> None:
+    def keep(self, kept: Sequence[int]) -> None:
         self.positions_R = self.positions_R[kept]
         self.attention.keep(kept)
+
+    @property
+    def held_bytes(self) -> int:
+        held = self.attention
+        tensors = (held.prompt_keys, held.prompt_values, held.own_keys, held.own_values)
+        return sum(tensor.nbytes for by_layer in tensors for tensor in by_layer.values())
+
+    def release(self) -> None:
+        self.attention = DecodeAttention((), 0, 0)
 
 
 class RepeatedDecoder(BaseDecoder):
     """Decodes with the cache of transformers. Each prompt's keys and values are repeated for every row."""
+
+    def __init__(self, policy: Policy, vision: VisionStore):
+        super().__init__(policy, vision)
+        self.release()
 
     def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
         padded = self.padded(prompts)
@@ -300,6 +352,14 @@ class RepeatedDecoder(BaseDecoder):
         self.positions_R = self.positions_R + 1
         return self.logits(hidden_R1H[:, 0])
 
-    def keep(self, kept: Tensor) -> None:
-        self.cache.batch_select_indices(kept)
-        self.positions_R, self.sees_RP = self.positions_R[kept], self.sees_RP[kept]
+    def keep(self, kept: Sequence[int]) -> None:
+        kept_R = moved(torch.tensor(kept), self.positions_R.device)
+        self.cache.batch_select_indices(kept_R)
+        self.positions_R, self.sees_RP = self.positions_R[kept_R], self.sees_RP[kept_R]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
+
+    def release(self) -> None:
+        self.cache = DynamicCache()

@@ -10,6 +10,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tiercel.models.family import Family
+from tiercel.models.images import moved
+from tiercel.rollout.sampler import SamplingParams
+
 ELEMENTS_IN_CACHE = 2**17
 
 _MASK = (1 << 64) - 1
@@ -37,6 +41,45 @@ def sampling_seed(run_seed: int, index: int) -> int:
     sample i is i larger."""
     key = torch.tensor([_signed((run_seed * 0x9E3779B97F4A7C15 + index) & _MASK)])
     return int(_shifted(_mix(_mix(key) + 1), 16))
+
+
+class TokenDraw:
+    """Draws the next token of every row. What it needs on the device is made once, so that no draw waits for it."""
+
+    def __init__(self, params: SamplingParams, family: Family, vocabulary: int, device: torch.device):
+        self.params = params
+        placeholders = [i for i in family.placeholder_ids if i < vocabulary]
+        self.placeholder_ids = moved(torch.tensor(placeholders, dtype=torch.int64), device)
+        self.end_ids = moved(torch.tensor(family.checkpoint.end_token_ids), device)
+
+    def __call__(self, logits_RV: Tensor, seeds_R: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Draw a token in each row. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
+        without vision placeholders."""
+        params = self.params
+        logits_RV = logits_RV.float()
+        if params.temperature != 1:
+            logits_RV = logits_RV / params.temperature
+        logits_RV.index_fill_(1, self.placeholder_ids, -torch.inf)
+        ends_lse_R = None
+        if position < params.min_new_tokens:
+            ends_lse_R = logits_RV[:, self.end_ids].logsumexp(-1)
+            logits_RV.index_fill_(1, self.end_ids, -torch.inf)
+        highest_R1 = logits_RV.amax(-1, keepdim=True)
+        weights_RV = (logits_RV - highest_R1).exp_()
+        lse_R = highest_R1[:, 0] + weights_RV.sum(-1).log()
+        if ends_lse_R is not None:
+            lse_R = torch.logaddexp(lse_R, ends_lse_R)
+        if params.greedy:
+            drawn_R = logits_RV.argmax(-1)
+        else:
+            if params.top_k or params.top_p < 1:
+                weights_RV = weights_RV.masked_fill(filtered(logits_RV, params.top_k, params.top_p).isneginf(), 0.0)
+            drawn_R = race(weights_RV, seeds_R, torch.full_like(seeds_R, position))
+        return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
+
+    def ends(self, token_ids_R: Tensor) -> Tensor:
+        """Say of each token whether it ends a completion."""
+        return (token_ids_R[:, None] == self.end_ids).any(1)
 
 
 def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:

@@ -8,23 +8,45 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tiercel.config.schema import Rollout
 from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.rollout.captured import CapturedDecoder
+from tiercel.rollout.captured import CapturedStep, FixedDecoder
 from tiercel.rollout.decoding import Decoder, RepeatedDecoder, SharedDecoder
-from tiercel.rollout.drawing import filtered, race
+from tiercel.rollout.drawing import TokenDraw
+from tiercel.rollout.narrow import NarrowLinears
 from tiercel.rollout.prepacking import PrepackedLinears
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group
 
 PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
 TOKENS_IN_FLIGHT = 2**18  # tokens of prompts and completions, over all rows, whose keys and values fit at a time
+KEPT_SHARE = 0.05  # of a GPU's memory, that decoding may hold while the learner works
+LOOK_EVERY = 8  # tokens: how often the host of an accelerator waits to learn which rows have ended
+
+
+class DecodingWeights(Protocol):
+    """Copies weights for decoding, in a form in which a step is faster."""
+
+    def of_present_weights(self) -> AbstractContextManager[None]:
+        """Copy the present weights, for `in_place`."""
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Make the layers compute with the copies, without gradient."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of copies that `release` would free."""
+
+    def release(self) -> None:
+        """Free them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +55,22 @@ class _Sequences:
 
     token_ids_RL: Tensor  # -1 after the last token
     logprobs_RL: Tensor
-    lengths_R: Tensor
     ended_R: Tensor
+
+    def add(self, live: Tensor, position: int, token_ids_R: Tensor, logprobs_R: Tensor) -> Tensor:
+        """Add a token to the rows `live`, as far as they have not ended. Returns which of them have."""
+        has_ended_R = self.ended_R[live]
+        self.token_ids_RL[live, position] = token_ids_R.masked_fill(has_ended_R, -1)
+        self.logprobs_RL[live, position] = logprobs_R
+        return has_ended_R
+
+
+def _empty(rows: int, max_new_tokens: int, device: torch.device) -> _Sequences:
+    return _Sequences(
+        token_ids_RL=torch.full((rows, max_new_tokens), -1, device=device),
+        logprobs_RL=torch.zeros(rows, max_new_tokens, device=device),
+        ended_R=torch.zeros(rows, dtype=torch.bool, device=device),
+    )
 
 
 class LocalSampler:
@@ -57,7 +93,9 @@ class LocalSampler:
         self.policy = policy
         self.family = policy.family
         self.decoder = build_decoder(policy, vision, may_capture=weights_stay)
-        self.linears = PrepackedLinears(policy, prepacked_bytes if weights_stay else None)
+        self.weights = decoding_weights(policy, self.decoder, prepacked_bytes if weights_stay else None)
+        self.look_every = 1 if policy.device.type == "cpu" else LOOK_EVERY
+        self.kept_bytes = kept_bytes(policy.device)
         self.awake = whole_policy
         self.beat = beat
         self.version = 0
@@ -77,19 +115,22 @@ class LocalSampler:
     ) -> tuple[Group, ...]:
         self.policy.model.eval()
         groups: list[Group] = []
-        with self.linears.of_present_weights():
+        with self.weights.of_present_weights():
             for batch in _batches(prompts, params):
                 with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):
                     groups += self._sample_batch([prompts[i] for i in batch], params, [seeds[i] for i in batch])
+        if self.decoder.held_bytes + self.weights.held_bytes > self.kept_bytes:
+            self.decoder.release()
+            self.weights.release()
         return tuple(groups)
 
     def _sample_batch(self, prompts: list[EncodedPrompt], params: SamplingParams, seeds: list[int]) -> list[Group]:
         size = params.group_size
         logits_BV = self._prefill(prompts, params)
-        seeds_R = torch.tensor([seed + i for seed in seeds for i in range(size)], device=self.policy.device)
-        with self.linears.in_place():
-            sequences = self._decode(logits_BV.repeat_interleave(size, 0), seeds_R, params)
-        completions = self._completions(sequences, seeds_R.tolist())
+        of_rows = [seed + i for seed in seeds for i in range(size)]
+        with self.weights.in_place():
+            sequences = self._decode(logits_BV.repeat_interleave(size, 0), of_rows, params)
+        completions = self._completions(sequences, of_rows)
         return [
             Group(
                 prompt=prompt,
@@ -103,75 +144,60 @@ class LocalSampler:
         """Run the prompts. Returns the logits (B, V) after each."""
         return self.decoder.prefill(prompts, params.group_size, params.max_new_tokens)
 
-    def _decode(self, logits_RV: Tensor, seeds_R: Tensor, params: SamplingParams) -> _Sequences:
-        """Draw tokens until every row has ended or has `max_new_tokens`."""
-        device, rows = logits_RV.device, len(seeds_R)
-        sequences = _Sequences(
-            token_ids_RL=torch.full((rows, params.max_new_tokens), -1, device=device),
-            logprobs_RL=torch.zeros(rows, params.max_new_tokens, device=device),
-            lengths_R=torch.zeros(rows, dtype=torch.int64, device=device),
-            ended_R=torch.zeros(rows, dtype=torch.bool, device=device),
-        )
-        end_ids = torch.tensor(self.family.checkpoint.end_token_ids, device=device)
-        live = torch.arange(rows, device=device)  # rows in the decoder's batch, as places in `sequences`
+    def _decode(self, logits_RV: Tensor, seeds: Sequence[int], params: SamplingParams) -> _Sequences:
+        """Draw tokens until every row has ended or has `max_new_tokens`. Rows that have ended stay in the batch until
+        the next look; their draws are ignored."""
+        device = logits_RV.device
+        sequences = _empty(len(seeds), params.max_new_tokens, device)
+        draw = TokenDraw(params, self.family, logits_RV.shape[1], device)
+        look_every = 1 if params.stop else self.look_every
+        places = list(range(len(seeds)))  # of the rows in the decoder's batch, among all rows
+        live, seeds_R = (moved(torch.tensor(numbers), device) for numbers in (places, seeds))
         for position in range(params.max_new_tokens):
-            drawn_R, logprobs_R = self._draw(logits_RV, seeds_R[live], position, end_ids, params)
-            is_open_R = ~sequences.ended_R[live]  # rows that have ended may stay in the batch; their draws are ignored
-            writing = live[is_open_R]
-            sequences.token_ids_RL[writing, position] = drawn_R[is_open_R]
-            sequences.logprobs_RL[writing, position] = logprobs_R[is_open_R]
-            sequences.lengths_R[writing] = position + 1
-            ends_R = torch.isin(drawn_R[is_open_R], end_ids)
+            drawn_R, logprobs_R = draw(logits_RV, seeds_R, position)
+            has_ended_R = sequences.add(live, position, drawn_R, logprobs_R)
+            ends_R = draw.ends(drawn_R)
             if params.stop:
-                ends_R |= self._completes_a_stop(sequences.token_ids_RL[writing, : position + 1], params.stop)
-            sequences.ended_R[writing] = ends_R
-            going_on = (~sequences.ended_R[live]).nonzero()[:, 0]
-            if position + 1 == params.max_new_tokens or len(going_on) == 0:
+                ends_R |= self._completes_a_stop(sequences.token_ids_RL[live, : position + 1], params.stop)
+            sequences.ended_R[live] = has_ended_R | ends_R
+            if position + 1 == params.max_new_tokens:
                 break
-            if len(live) - len(going_on) > self.decoder.patience * len(live):
-                self.decoder.keep(going_on)
-                live, drawn_R = live[going_on], drawn_R[going_on]
+            if (position + 1) % look_every == 0:
+                kept = self._kept(sequences, places)
+                if not kept:
+                    break
+                if len(kept) < len(places):
+                    self.decoder.keep(kept)
+                    places = [places[i] for i in kept]
+                    live = moved(torch.tensor(places), device)
+                    remaining = moved(torch.tensor(kept), device)
+                    seeds_R, drawn_R = seeds_R[remaining], drawn_R[remaining]
             logits_RV = self.decoder.step(drawn_R)
             self.beat()
         return sequences
 
-    def _draw(
-        self, logits_RV: Tensor, seeds_R: Tensor, position: int, end_ids: Tensor, params: SamplingParams
-    ) -> tuple[Tensor, Tensor]:
-        """Draw a token in each row. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
-        without vision placeholders."""
-        logits_RV = logits_RV.float()
-        if params.temperature != 1:
-            logits_RV = logits_RV / params.temperature
-        logits_RV[:, [i for i in self.family.placeholder_ids if i < logits_RV.shape[1]]] = -torch.inf
-        ends_lse_R = None
-        if position < params.min_new_tokens:
-            ends_lse_R = logits_RV[:, end_ids].logsumexp(-1)
-            logits_RV[:, end_ids] = -torch.inf
-        highest_R1 = logits_RV.amax(-1, keepdim=True)
-        weights_RV = (logits_RV - highest_R1).exp_()
-        lse_R = highest_R1[:, 0] + weights_RV.sum(-1).log()
-        if ends_lse_R is not None:
-            lse_R = torch.logaddexp(lse_R, ends_lse_R)
-        if params.greedy:
-            drawn_R = logits_RV.argmax(-1)
-        else:
-            if params.top_k or params.top_p < 1:
-                weights_RV = weights_RV.masked_fill(filtered(logits_RV, params.top_k, params.top_p).isneginf(), 0.0)
-            drawn_R = race(weights_RV, seeds_R, torch.full_like(seeds_R, position))
-        return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
+    def _kept(self, sequences: _Sequences, places: list[int]) -> list[int]:
+        """Wait for the device, and choose the rows of the batch that are decoded further: those that go on, and as many
+        others as the decoder wants. Empty where all have ended."""
+        ended = sequences.ended_R.tolist()
+        going_on = [i for i, place in enumerate(places) if not ended[place]]
+        if not going_on:
+            return []
+        others = [i for i, place in enumerate(places) if ended[place]]
+        return sorted(going_on + others[: self.decoder.rows_for(len(going_on)) - len(going_on)])
 
     def _completes_a_stop(self, token_ids_RL: Tensor, stop: tuple[str, ...]) -> Tensor:
         reach = max(len(text.encode()) for text in stop) + 4  # every token is a byte or more
-        texts = self.family.tokenizer.batch_decode(token_ids_RL[:, -reach:].tolist())
-        found = [any(text in tail for text in stop) for tail in texts]
-        return torch.tensor(found, device=token_ids_RL.device)
+        tails = [[i for i in ids if i >= 0] for ids in token_ids_RL[:, -reach:].tolist()]
+        found = [any(text in tail for text in stop) for tail in self.family.tokenizer.batch_decode(tails)]
+        return moved(torch.tensor(found), token_ids_RL.device)
 
-    def _completions(self, sequences: _Sequences, seeds: list[int]) -> list[Completion]:
+    def _completions(self, sequences: _Sequences, seeds: Sequence[int]) -> list[Completion]:
         token_ids_RL, logprobs_RL = sequences.token_ids_RL.cpu(), sequences.logprobs_RL.cpu()
+        lengths_R = (token_ids_RL >= 0).sum(1)
         completions = []
         ends = set(self.family.checkpoint.end_token_ids)
-        rows = zip(sequences.lengths_R.tolist(), sequences.ended_R.tolist(), seeds, strict=True)
+        rows = zip(lengths_R.tolist(), sequences.ended_R.tolist(), seeds, strict=True)
         for row, (length, ended, seed) in enumerate(rows):
             ids_L = token_ids_RL[row, :length].clone()
             said = ids_L[:-1] if int(ids_L[-1]) in ends else ids_L
@@ -188,25 +214,47 @@ class LocalSampler:
 
 
 def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = True) -> Decoder:
-    """Choose the fastest decoder for the model and the device. A graph is captured only on a GPU with `may_capture`,
-    which is false where hooks of FSDP2 wait for streams. It is not captured where autocast casts all weights, without
-    an adapter, because these casts are kept from token to token."""
+    """Choose the fastest decoder for the model and the device. Steps are captured only on a GPU with `may_capture`,
+    which is false where weights are gathered for a rollout: they lie elsewhere each time, and hooks of FSDP2 wait for
+    streams."""
     if shared_prefix_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
-    if may_capture and policy.device.type == "cuda" and (policy.peft is not None or not policy.needs_autocast):
-        return CapturedDecoder(policy, vision)
-    return SharedDecoder(policy, vision)
+    if policy.device.type == "cpu":
+        return SharedDecoder(policy, vision)
+    return FixedDecoder(policy, vision, CapturedStep if may_capture and policy.device.type == "cuda" else None)
+
+
+def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | None) -> DecodingWeights:
+    """Choose the copies of weights that decoding uses. `prepacked_bytes`: None where weights do not stay."""
+    if isinstance(decoder, FixedDecoder) and decoder.capture is not None:
+        return NarrowLinears(policy)
+    return PrepackedLinears(policy, prepacked_bytes)
+
+
+def kept_bytes(device: torch.device) -> int:
+    """Return how much of a device may stay in use between rollouts, for memory and graphs of decoding."""
+    return round(KEPT_SHARE * torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
 
 
 def _batches(prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[list[int]]:
-    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens. Returns their places."""
+    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens. Returns their places. All
+    batches but the last have a round number of prompts, so that few numbers of rows occur."""
     batches: list[list[int]] = []
-    widest = 0
-    for i, prompt in enumerate(prompts):
-        widest = max(widest, len(prompt.token_ids_P))
-        rows = (len(batches[-1]) + 1 if batches else 1) * params.group_size
-        if not batches or rows * (widest + params.max_new_tokens) > TOKENS_IN_FLIGHT:
-            batches.append([])
-            widest = len(prompt.token_ids_P)
-        batches[-1].append(i)
+    start = 0
+    while start < len(prompts):
+        count = _fitting([len(prompt.token_ids_P) for prompt in prompts[start:]], params)
+        if start + count < len(prompts):
+            count -= count % 2 ** max(0, count.bit_length() - 3)
+        batches.append(list(range(start, start + count)))
+        start += count
     return batches
+
+
+def _fitting(lengths: Sequence[int], params: SamplingParams) -> int:
+    """Return how many of the first prompts fit into a batch, at least 1."""
+    widest = 0
+    for count, length in enumerate(lengths):
+        widest = max(widest, length)
+        if count and (count + 1) * params.group_size * (widest + params.max_new_tokens) > TOKENS_IN_FLIGHT:
+            return count
+    return len(lengths)

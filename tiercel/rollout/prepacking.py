@@ -6,7 +6,7 @@ adapters are merged into the copies: in float32 that is exact to rounding, and s
 """
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,15 +65,29 @@ class PrepackedLinears:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Make the layers multiply by oneDNN, without gradient."""
-        with ExitStack() as undo:
-            for layer, weight in self._weights():
-                layer.forward = partial(_multiply, weight, _base(layer).bias)
-                undo.callback(layer.__dict__.pop, "forward")
+        with replaced({layer: partial(_multiply, weight, _base(layer).bias) for layer, weight in self._weights()}):
             yield
+
+    @property
+    def held_bytes(self) -> int:
+        return 0  # beside what `rollout.prepacked_bytes` allows
+
+    def release(self) -> None:
+        """Keep the copies of frozen layers, which `rollout.prepacked_bytes` limits."""
 
     def _weights(self) -> Iterator[tuple[nn.Module, Tensor]]:
         yield from ((layer, self.copies[layer].weight) for layer in self.copied)
         yield from ((layer, layer.weight) for layer in self.uncopied)
+
+
+@contextmanager
+def replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Give layers other forward passes."""
+    with ExitStack() as undo:
+        for layer, forward in forwards.items():
+            layer.forward = forward
+            undo.callback(layer.__dict__.pop, "forward")
+        yield
 
 
 def _multiply(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:

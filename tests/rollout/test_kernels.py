@@ -1,0 +1,114 @@
+"""Attention over memory of which tensors say how much is in use: the exact form by hand, and FlashAttention's calls.
+
+The CPU has no FlashAttention for sequences of different lengths. `slow_flash` computes what PyTorch documents of it,
+one sequence after the other. So the layouts of queries, keys and results are tested here; the kernel needs a GPU.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tiercel.rollout import kernels
+from tiercel.rollout.fixed_memory import FixedMemory, Room
+from tiercel.rollout.kernels import Exact, Flash, kernel_for
+
+SIZE = 16
+SCALE = 0.3
+LENGTHS = (5, 1, 9)
+LARGE = 200.0  # a score; bfloat16 has steps of 1 there
+
+
+def slow_flash(
+    query, key, value, query_bounds, key_bounds, most, longest, dropout, is_causal, is_debug, *, scale, seqused_k
+) -> tuple[Tensor, ...]:
+    """Queries (N, A, E), keys and values (T, J, E). Returns output (N, A, E) and log-sum-exp (A, N)."""
+    assert query.stride(-1) == 1 and key.is_contiguous() and value.is_contiguous()
+    assert all(each.dtype == torch.int32 for each in (query_bounds, key_bounds, seqused_k))
+    assert dropout == 0 and not is_causal and not is_debug
+    output, lse = torch.full_like(query, torch.nan), torch.full(query.shape[1::-1], torch.nan, dtype=query.dtype)
+    repeats = query.shape[1] // key.shape[1]
+    for i, used in enumerate(seqused_k.tolist()):
+        queries = slice(*query_bounds[i : i + 2].tolist())
+        start, stop = key_bounds[i : i + 2].tolist()
+        assert used <= stop - start <= longest and queries.stop - queries.start <= most
+        keys, values = (each[start : start + used].repeat_interleave(repeats, 1) for each in (key, value))
+        scores = torch.einsum("nae,tae->ant", query[queries], keys) * scale
+        lse[:, queries] = scores.logsumexp(-1)
+        output[queries] = torch.einsum("ant,tae->nae", scores.softmax(-1), values)
+    return output, lse, None, None, None
+
+
+def filled(kernel, *, heads: int, queries: int, rows: list[int], tokens: int) -> tuple[FixedMemory, Tensor, Tensor]:
+    """Memory of which `tokens` of each row are in use, and random keys (J), with garbage where nothing is in use."""
+    generator = torch.Generator().manual_seed(0)
+    memory = FixedMemory(Room(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), queries, torch.device("cpu"))
+    memory.begin(LENGTHS, 3)
+    like = torch.zeros(1, heads, 1, SIZE, dtype=torch.float64)
+    prompt, own = kernel.memory(like, 4, 12), kernel.memory(like, 12, 7)
+    for held in (prompt, own):
+        held.copy_(torch.randn(held.shape, generator=generator, dtype=torch.float64))
+    memory.keep(rows)
+    memory.places.used_R.fill_(tokens)
+    return memory, prompt, own
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(2, 3), (4, 1), (1, 7)])
+@pytest.mark.parametrize("rows", ([0, 1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 6], [8]))
+@pytest.mark.parametrize("kernel", (Exact(), Flash()))
+def test_a_row_attends_to_its_prompt_and_its_own_tokens(monkeypatch, kernel, heads, queries, rows):
+    monkeypatch.setattr(kernels, "_flash", slow_flash)
+    memory, prompt, own = filled(kernel, heads=heads, queries=queries, rows=rows, tokens=4)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(len(rows), heads, queries, SIZE, generator=generator, dtype=torch.float64)
+    places = memory.places.of(len(rows))
+    over_own = kernel.over_own(query, own[: len(rows)], own[: len(rows)], places, SCALE)
+    over_prompts = kernel.over_prompts(query, prompt, prompt, places, SCALE)
+    for i, row in enumerate(rows):
+        seen = (own[i, :, :4], prompt[row // 3, :, : LENGTHS[row // 3]])
+        for keys, (output, lse) in zip(seen, (over_own, over_prompts), strict=True):
+            scores = query[i] @ keys.mT * SCALE
+            torch.testing.assert_close(output[i], scores.softmax(-1) @ keys, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(lse[i].double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_scores_of_half_precision_are_not_rounded():
+    """Two scores near 200 that differ by less than a step."""
+    query = torch.tensor([LARGE, 1.0]).bfloat16().view(1, 1, 1, 2)
+    key = torch.tensor([[1.0, 0.0], [1.0, 0.25]]).bfloat16().view(1, 1, 2, 2)
+    _, lse = kernels._attention(query, key, key, torch.tensor([2]), 1.0)
+    assert float(lse) == pytest.approx(LARGE + torch.tensor([0.0, 0.25]).logsumexp(0).item(), abs=1e-4)
+
+
+def test_flash_is_called_as_pytorch_defines_it():
+    """The shapes that PyTorch's own definition of the operator gives for its arguments."""
+    rows, heads, queries = 6, 2, 3
+    room = Room(prompts=3, prompt_tokens=256, group_size=2, new_tokens=64)
+    places = FixedMemory(room, queries, torch.device("meta")).places.of(rows)
+    query = torch.empty(rows, heads, queries, 64, device="meta", dtype=torch.bfloat16)
+    prompt, own = Flash().memory(query, 3, 256), Flash().memory(query, rows, 64)
+    for output, lse in (
+        Flash().over_prompts(query, prompt, prompt, places, SCALE),
+        Flash().over_own(query, own, own, places, SCALE),
+    ):
+        assert output.shape == query.shape and output.dtype == torch.bfloat16
+        assert lse.shape == query.shape[:3] and lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "capability", "kernel"),
+    [
+        (torch.bfloat16, 128, (9, 0), Flash),
+        (torch.float16, 64, (8, 0), Flash),
+        (torch.float32, 128, (9, 0), Exact),
+        (torch.bfloat16, 100, (9, 0), Exact),
+        (torch.bfloat16, 512, (9, 0), Exact),
+        (torch.float16, 64, (7, 5), Exact),
+    ],
+)
+def test_a_kernel_for_every_device(monkeypatch, dtype, size, capability, kernel):
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with FakeTensorMode():
+        assert isinstance(kernel_for(torch.empty(1, 2, 3, size, device="cuda", dtype=dtype)), kernel)
+    assert isinstance(kernel_for(torch.empty(1, 2, 3, size, dtype=dtype)), Exact)

@@ -1,0 +1,113 @@
+"""Copies of weights in autocast's dtype: autocast's numbers to the bit, present weights at addresses that stay."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts
+from tiercel.config.schema import Rollout
+from tiercel.models.policy import Policy
+from tiercel.models.vision import VisionStore
+from tiercel.rollout.captured import FixedDecoder
+from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.narrow import NarrowLinears
+from tiercel.rollout.sampler import sampling_params
+
+PARAMS = sampling_params(Rollout(group_size=3, max_new_tokens=8))
+
+
+def bfloat16_policy(checkpoint, **keys) -> Policy:
+    return tiny_policy(checkpoint, noise=0.3, dtype="bfloat16", **keys)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("keys", ({}, {"lora": None}), ids=("adapter", "whole"))
+def test_numbers_are_those_of_autocast(tiny_checkpoints, name, keys):
+    policy = bfloat16_policy(tiny_checkpoints[name], **keys)
+    linears = NarrowLinears(policy)
+    decoder = FixedDecoder(policy, VisionStore(policy, 0), None)
+    prompts = tiny_prompts(policy.family)
+    ids = torch.arange(6) + 3
+    found = []
+    with torch.no_grad(), linears.of_present_weights():
+        for is_in_place in (False, True):
+            with policy.autocast(keeps_casts=False):
+                decoder.prefill(prompts[:2], 3, 8)
+                if is_in_place:
+                    with linears.in_place():
+                        found.append(decoder.step(ids))
+                else:
+                    found.append(decoder.step(ids))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("keys", ({}, {"lora": None}), ids=("adapter", "whole"))
+def test_a_step_casts_no_weight(tiny_checkpoints, keys):
+    policy = bfloat16_policy(tiny_checkpoints["qwen2_vl"], **keys)  # its head is tied to the embedding
+    linears = NarrowLinears(policy)
+    decoder = FixedDecoder(policy, VisionStore(policy, 0), None)
+    weights = {parameter.data_ptr() for parameter in policy.model.parameters() if parameter.ndim > 1}
+    with torch.no_grad(), linears.of_present_weights(), policy.autocast(keeps_casts=False), linears.in_place():
+        decoder.prefill(tiny_prompts(policy.family)[:1], 2, 8)
+        with torch.profiler.profile(record_shapes=True) as profile:
+            decoder.step(torch.tensor([3, 4]))
+    shapes = {tuple(parameter.shape) for parameter in policy.model.parameters() if parameter.data_ptr() in weights}
+    casts = [event for event in profile.events() if event.name == "aten::_to_copy"]
+    assert casts and not [event for event in casts if tuple(event.input_shapes[0]) in shapes]
+
+
+def test_present_weights_are_copied_to_where_they_were(tiny_checkpoints):
+    policy = bfloat16_policy(tiny_checkpoints["qwen2_5_vl"])
+    linears = NarrowLinears(policy)
+    adapted = [name for name, _ in policy.model.named_parameters() if ".lora_" in name]
+    with linears.of_present_weights():
+        assert len(linears.copies) == len(adapted) and all(weight is not None for weight, _ in linears.copies.values())
+        places = [weight.data_ptr() for weight, _ in linears.copies.values()]
+    assert linears.held_bytes == 2 * sum(
+        parameter.numel() for name, parameter in policy.model.named_parameters() if name in adapted
+    )
+    move_adapter(policy, 0.1, seed=7)
+    with linears.of_present_weights():
+        assert [weight.data_ptr() for weight, _ in linears.copies.values()] == places
+        for layer, (weight, bias) in linears.copies.items():
+            assert torch.equal(weight, layer.weight.bfloat16()) and bias is None
+    linears.release()
+    assert linears.held_bytes == 0
+
+
+def test_the_adapter_of_the_reference_is_not_copied(tiny_checkpoints):
+    policy = bfloat16_policy(tiny_checkpoints["qwen2_5_vl"])
+    own = len(NarrowLinears(policy).layers)
+    policy.peft.add_adapter("reference", policy.peft.peft_config["default"])
+    assert len(NarrowLinears(policy).layers) == own > 0
+
+
+def test_what_is_left_alone(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)  # float32 computes in float32
+    assert not NarrowLinears(policy).layers
+    head = policy.model.get_output_embeddings()
+    head.forward = head.forward  # as a library does that moves weights in and out
+    whole = replace(policy, compute_dtype=torch.bfloat16)
+    assert head not in NarrowLinears(whole).layers
+    del head.forward
+    assert head in NarrowLinears(whole).layers and all(
+        type(layer) is nn.Linear for layer in NarrowLinears(whole).layers
+    )
+
+
+def test_samples_of_a_captured_decoder_follow_the_weights(tiny_checkpoints):
+    policy = bfloat16_policy(tiny_checkpoints["qwen2_5_vl"], lora=None)
+    samplers = [LocalSampler(policy, VisionStore(policy, 0), weights_stay=False) for _ in range(2)]
+    for sampler, linears in zip(samplers, (None, NarrowLinears(policy)), strict=True):
+        sampler.decoder = FixedDecoder(policy, VisionStore(policy, 0), None)
+        sampler.weights = linears or sampler.weights
+    for scale in (1.0, 0.5):
+        with torch.no_grad():
+            policy.model.get_output_embeddings().weight.mul_(scale)
+        plain, found = (sampler.sample(tiny_prompts(policy.family), PARAMS, [1, 2, 3]) for sampler in samplers)
+        for group, same in zip(found, plain, strict=True):
+            for completion, other in zip(group.completions, same.completions, strict=True):
+                assert torch.equal(completion.token_ids_L, other.token_ids_L)
+                assert torch.equal(completion.logprobs_L, other.logprobs_L)

@@ -1,0 +1,188 @@
+"""Attention of one new token in every row, over memory of a fixed size of which tensors say how much is in use.
+
+The host does not know these numbers, so a captured graph is right for all of them. `Flash` is FlashAttention in its
+form for sequences of different lengths, which PyTorch has for half precision on CUDA: scores are never rounded, and
+only what is in use is read. `Exact` computes scores in float32 over the whole memory. It serves all other devices and
+dtypes, and `Flash` is compared with it. Shape suffixes: docs/shapes.md. B are prompts, R the rows that are being
+decoded.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
+LARGEST_HEAD = 256  # FlashAttention's
+_flash = torch.ops.aten._flash_attention_forward
+
+Attended = tuple[Tensor, Tensor]  # output (R, J, Q, E) and log-sum-exp (R, J, Q), fp32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Says where prompts and rows are in memory. The numbers change; the tensors stay where they are."""
+
+    group_size: int  # rows of a prompt, at most
+    lengths_B: Tensor  # int32, tokens of each prompt
+    bounds: Tensor  # int32 (B + 1,), where the queries of each prompt's rows begin, Q of each row, and where all end
+    prompt_starts: Tensor  # int32 (B + 1,), the first token of each prompt in memory, and where all end
+    slots_R: Tensor  # int64, the place of each row where every prompt has `group_size` places
+    used_R: Tensor  # int32, new tokens of each row
+    row_order: Tensor  # int32 (R + 1,): 0, 1, 2, ..
+    own_starts: Tensor  # int32 (R + 1,), the first new token of each row in memory, and where all end
+
+    def of(self, rows: int) -> "Places":
+        """Return the places of the first rows."""
+        return replace(
+            self,
+            slots_R=self.slots_R[:rows],
+            used_R=self.used_R[:rows],
+            row_order=self.row_order[: rows + 1],
+            own_starts=self.own_starts[: rows + 1],
+        )
+
+
+class Kernel(Protocol):
+    """Computes the attention of a new token of every row."""
+
+    def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
+        """Allocate zeros (sequences, J, tokens, E) in the layout that is read without a copy. `like`: (B, J, P, E)."""
+
+    def over_own(
+        self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: Places, scale: float
+    ) -> Attended:
+        """Attend to the row's own new tokens."""
+
+    def over_prompts(
+        self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: Places, scale: float
+    ) -> Attended:
+        """Attend to the row's prompt. A prompt is read once for all its rows."""
+
+
+class Exact:
+    """Computes scores and softmax in float32."""
+
+    def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
+        return like.new_zeros(sequences, like.shape[1], tokens, like.shape[3])
+
+    def over_own(
+        self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: Places, scale: float
+    ) -> Attended:
+        return _attention(query_RJQE, key_RJLE, value_RJLE, places.used_R, scale)
+
+    def over_prompts(
+        self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: Places, scale: float
+    ) -> Attended:
+        _, heads, queries, size = query_RJQE.shape
+        prompts, most = len(key_BJPE), places.group_size
+        slots = query_RJQE.new_zeros(prompts * most, heads, queries, size).index_copy_(0, places.slots_R, query_RJQE)
+        query = slots.view(prompts, most, heads, queries, size).transpose(1, 2).flatten(2, 3)
+        output, lse = _attention(query, key_BJPE, value_BJPE, places.lengths_B, scale)
+        output = output.unflatten(2, (most, queries)).transpose(1, 2).flatten(0, 1)
+        lse = lse.unflatten(2, (most, queries)).transpose(1, 2).flatten(0, 1)
+        return output.index_select(0, places.slots_R), lse.index_select(0, places.slots_R)
+
+
+class Spans(NamedTuple):
+    """Says which queries attend to which tokens, by sequence."""
+
+    query_bounds: Tensor  # where the queries of each sequence begin, and where all end
+    most_queries: int  # of a sequence
+    starts: Tensor  # where the tokens of each sequence begin, and where all end
+    used: Tensor  # tokens of each sequence that are in use
+
+
+class Flash:
+    """Calls FlashAttention on sequences that lie one after the other. Their tokens are contiguous, all heads of a token
+    side by side."""
+
+    def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
+        return like.new_zeros(sequences, tokens, like.shape[1], like.shape[3]).transpose(1, 2)
+
+    def over_own(
+        self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: Places, scale: float
+    ) -> Attended:
+        """Give all query heads at once: with one query in a row, the kernel joins the heads that share a key head, and
+        divides long rows."""
+        rows, heads, queries, size = query_RJQE.shape
+        output, lse = _flash_sequences(
+            query_RJQE.reshape(rows, heads * queries, size),
+            key_RJLE,
+            value_RJLE,
+            Spans(places.row_order, 1, places.own_starts, places.used_R),
+            scale,
+        )
+        return output.view(query_RJQE.shape), lse.T.unflatten(1, (heads, queries))
+
+    def over_prompts(
+        self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: Places, scale: float
+    ) -> Attended:
+        """Give the query heads that share a key head as queries of their own, so that a prompt's keys are read once."""
+        rows, heads, queries, size = query_RJQE.shape
+        output, lse = _flash_sequences(
+            query_RJQE.transpose(1, 2).reshape(rows * queries, heads, size),
+            key_BJPE,
+            value_BJPE,
+            Spans(places.bounds, places.group_size * queries, places.prompt_starts, places.lengths_B),
+            scale,
+        )
+        return (
+            output.view(rows, queries, heads, size).transpose(1, 2),
+            lse.view(heads, rows, queries).transpose(0, 1),
+        )
+
+
+def kernel_for(key: Tensor) -> Kernel:
+    """Choose by the device, the dtype and the size of a head. FlashAttention needs a GPU of capability 8.0."""
+    size = key.shape[-1]
+    if not key.is_cuda or key.dtype not in HALF or size % 8 or size > LARGEST_HEAD:
+        return Exact()
+    is_there = torch.backends.cuda.is_flash_attention_available()
+    return Flash() if is_there and torch.cuda.get_device_capability(key.device) >= (8, 0) else Exact()
+
+
+def _flash_sequences(
+    query: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, spans: Spans, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Call the kernel on queries (N, heads, E) of all sequences. Returns output (N, heads, E) and log-sum-exp (heads,
+    N)."""
+    longest = key_BJTE.shape[2]
+    output, lse, *_ = _flash(
+        query,
+        _end_to_end(key_BJTE),
+        _end_to_end(value_BJTE),
+        spans.query_bounds,
+        spans.starts,
+        spans.most_queries,
+        longest,
+        0.0,  # dropout
+        False,  # not causal
+        False,
+        scale=scale,
+        seqused_k=spans.used,
+    )
+    return output, lse
+
+
+def _end_to_end(memory_BJTE: Tensor) -> Tensor:
+    """View the tokens of all sequences one after the other, (B x T, J, E)."""
+    return memory_BJTE.transpose(1, 2).view(-1, memory_BJTE.shape[1], memory_BJTE.shape[3])
+
+
+def _attention(query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, lengths_B: Tensor, scale: float) -> Attended:
+    """Compute attention over the first tokens of each sequence, `lengths_B` of them."""
+    order_T = torch.arange(key_BJTE.shape[2], device=key_BJTE.device)
+    is_unused_BT = order_T >= lengths_B[:, None]
+    scores = _scores(query_BJME, key_BJTE).mul_(scale).masked_fill_(is_unused_BT[:, None, None], -torch.inf)
+    lse_BJM = scores.logsumexp(-1)
+    return (scores - lse_BJM[..., None]).exp().to(value_BJTE.dtype) @ value_BJTE, lse_BJM
+
+
+def _scores(query_BJME: Tensor, key_BJTE: Tensor) -> Tensor:
+    """Compute products in float32. On CUDA the sums of a product in half precision are left in float32."""
+    if query_BJME.is_cuda and query_BJME.dtype in HALF:
+        flat = torch.bmm(query_BJME.flatten(0, 1), key_BJTE.flatten(0, 1).mT, out_dtype=torch.float32)
+        return flat.unflatten(0, query_BJME.shape[:2])
+    return query_BJME.float() @ key_BJTE.float().mT
