@@ -84,7 +84,7 @@ def test_a_step_of_grpo_on_the_device_is_that_of_the_cpu(tiny_checkpoints, rows,
         {"algorithm": {"entropy_coef": 0.01, "loss": "sapo"}, "learner": {"form": "dense"}},
         {"learner": {"form": "repeated", "max_tokens_per_microbatch": 600}},
         {"lora": {"targets": "all", "rank": 4, "alpha": 8}, "learner": {"gradient_checkpointing": True}},
-        {"lora": None},
+        {"lora": None, "rollout": {"group_size": 3, "max_new_tokens": 34, "min_new_tokens": 17}},
     ),
 )
 def test_no_recipe_makes_an_update_wait_more_often(tiny_checkpoints, rows, changes, waits_of_updates):

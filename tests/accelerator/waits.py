@@ -8,7 +8,6 @@ upload  a copy to the device without non_blocking: it waits for all that the dev
 LOADING = "once a run"
 SAVING = "weights go to a checkpoint, or to an engine"
 TRANSFORMERS = "transformers' own, once for the new pictures of a step"
-DECODING = "to be tightened with the decoding loop"
 FAULT = "an update that is not finite: the run ends, or leaves it out"
 
 ALLOWED: dict[str, str] = {
@@ -24,14 +23,6 @@ ALLOWED: dict[str, str] = {
     "training.finite.spoilt_weight: read": FAULT,
     "models.ovis2.Ovis2.vision_features: upload": TRANSFORMERS,
     "models.llava_onevision.LlavaOnevision.vision_features: upload": TRANSFORMERS,
-    "rollout.decoding.BaseDecoder.padded: upload": DECODING,
-    "rollout.decoding.DecodeAttention._arrange: read": DECODING,
-    "rollout.decoding.DecodeAttention._arrange: size": DECODING,
-    "rollout.decoding.DecodeAttention.keep: size": DECODING,
     "rollout.local.LocalSampler._completions: read": "the completions of a batch, once",
-    "rollout.local.LocalSampler._decode: size": DECODING,
-    "rollout.local.LocalSampler._decode: upload": DECODING,
-    "rollout.local.LocalSampler._draw: upload": DECODING,
-    "rollout.local.LocalSampler._sample_batch: read": DECODING,
-    "rollout.local.LocalSampler._sample_batch: upload": DECODING,
+    "rollout.local.LocalSampler._kept: read": "every 8 tokens: rows that have ended leave the batch",
 }

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from tiercel.learner import head as head_module
 from tiercel.learner.head import GPU_TILE, Tile, TokenHead, _chunks
+from tiercel.models import wide
 
 TOKENS, WIDTH, VOCABULARY = 11, 7, 23
 PLACEHOLDERS = (2, 5, 99)  # the last lies outside a padded head
@@ -175,7 +176,7 @@ def wide_products(monkeypatch):
     library = torch.library.Library("aten", "IMPL")
     library.impl("mm.dtype", product, "CPU")
     library.impl("mm.dtype_out", product_into, "CPU")
-    monkeypatch.setattr(head_module, "WIDE_DEVICES", {"cpu"})
+    monkeypatch.setattr(wide, "WIDE_DEVICES", {"cpu"})
     yield
     library._destroy()
 

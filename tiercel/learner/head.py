@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-WIDE_DEVICES = {"cuda"}  # where `torch.mm` has `out_dtype`
-HALF = {torch.bfloat16, torch.float16}
+from tiercel.models.wide import has_wide_product
+
 NEVER = -1e30  # a placeholder's logit: its probability is exactly 0, and 0 * NEVER is 0
 
 
@@ -74,19 +74,13 @@ def _chunks(tokens: int, vocabulary: int, logits: int) -> list[slice]:
 
 def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, temperature: float, excluded: list[int]) -> Tensor:
     """Compute the logprobs (M, V), fp32, of all words."""
-    if _has_wide_product(hidden_MH, weight_VH):
+    if has_wide_product(hidden_MH, weight_VH):
         logits_MV = _WideProduct.apply(hidden_MH, weight_VH) / temperature
     else:
         logits_MV = (hidden_MH @ weight_VH.T).float() / temperature
     if excluded:
         logits_MV = logits_MV.index_fill(1, torch.tensor(excluded).to(logits_MV.device, non_blocking=True), NEVER)
     return logits_MV.log_softmax(-1)
-
-
-def _has_wide_product(left: Tensor, right: Tensor) -> bool:
-    """Tell whether PyTorch can leave the product of two tensors in half precision in float32, the dtype of its sums.
-    Rounded to bfloat16, logits between 16 and 32 would be multiples of 0.125."""
-    return left.device.type in WIDE_DEVICES and left.dtype == right.dtype and left.dtype in HALF
 
 
 class _WideProduct(torch.autograd.Function):
@@ -167,7 +161,7 @@ def _online_softmax(
         expected_MH *= shrunk_M[:, None]
         if weight_VH.dtype == torch.float32:
             expected_MH.addmm_(logits_MW, weight_WH)
-        elif _has_wide_product(probabilities_MW := logits_MW.to(weight_VH.dtype), weight_WH):
+        elif has_wide_product(probabilities_MW := logits_MW.to(weight_VH.dtype), weight_WH):
             expected_MH += torch.mm(probabilities_MW, weight_WH, out_dtype=torch.float32)
         else:
             expected_MH += probabilities_MW @ weight_WH
@@ -181,7 +175,7 @@ def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, temperature:
     outside it belong to another tile."""
     if weight_WH.dtype == torch.float32 and hidden_MH.dtype == torch.float32:
         torch.mm(hidden_MH, weight_WH.T, out=out)
-    elif _has_wide_product(hidden_MH, weight_WH):
+    elif has_wide_product(hidden_MH, weight_WH):
         torch.mm(hidden_MH, weight_WH.T, out_dtype=torch.float32, out=out)
     else:
         out.copy_(hidden_MH @ weight_WH.T)

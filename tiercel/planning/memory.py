@@ -17,7 +17,7 @@ from tiercel.models.policy import weights_dtype
 from tiercel.planning.probe import LinearBytes, VisionBytes
 from tiercel.planning.reward_models import RewardModelBytes
 from tiercel.planning.sizes import ModelSizes
-from tiercel.rollout.local import TOKENS_IN_FLIGHT
+from tiercel.rollout.local import KEPT_BYTES, TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = 8  # AdamW's two moments, float32
@@ -25,6 +25,7 @@ HOST_OPTIMIZER_BYTES = 16  # DeepSpeed's on the host: moments, and float32 copie
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; assumed, not measured
 FRAGMENTS = "fragmentation"
+CACHE = "keys and values of the rollout"
 FRAGMENTATION = 0.05  # of what PyTorch allocates; assumed
 SERVER_SHARE = 0.9  # of its GPU's memory: vLLM's default
 VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; assumed
@@ -170,12 +171,17 @@ def rank_memory(
         scorers = rollout.reward_models
         if scorers.weights:
             always["reward models"] = scorers.weights
-        if rollout.engine.shares_weights and not layout.on_gpu and not layout.kind.shards_model:
-            always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)  # of frozen ones, which stay
         missing = weights_dtype(recipe).itemsize * sizes.language_weights - held.base
+        engine = _engine(recipe, sizes, rollout, missing, measured.vision)
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
+        if rollout.engine.shares_weights and not layout.kind.shards_model:
+            if layout.on_gpu:
+                engine["trained weights, narrow for decoding"] = narrow = _narrow(recipe, sizes)
+                asleep = {"kept for decoding": min(KEPT_BYTES, engine[CACHE] + narrow)}
+            else:  # of frozen ones, which stay
+                always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)
         parts = {
-            "rollout": {**always, **_engine(recipe, sizes, rollout, missing, measured.vision)},
+            "rollout": {**always, **engine},
             "learn": {**always, **learn, **asleep},
             "update": {**always, **update, **asleep},
         }
@@ -276,13 +282,18 @@ def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> i
     return min(rollout.prepacked_bytes, BYTES["float32"] * sizes.language_weights)
 
 
+def _narrow(recipe: BaseRecipe, sizes: ModelSizes) -> int:
+    """Return the bytes of the copies that a GPU decodes from where autocast would cast float32 weights."""
+    return 0 if recipe.model.dtype == "float32" else BYTES[recipe.model.dtype] * (sizes.trained - sizes.trained_vision)
+
+
 def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, vision: VisionBytes) -> dict[str, int]:
     """Return the bytes of keys and values, and of logits or of the images' pass, for the largest batch of prompts."""
     prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
     return {
-        "keys and values of the rollout": cache_token_bytes(recipe, sizes, 1) * held,
+        CACHE: cache_token_bytes(recipe, sizes, 1) * held,
         "decoding": max(
             rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
             vision.frozen.at(0, prompts * rollout.prompt_tokens),

@@ -8,7 +8,7 @@ docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -359,7 +359,8 @@ class RepeatedDecoder(BaseDecoder):
 
     @property
     def held_bytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
+        layers: list[Any] = list(self.cache.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
     def release(self) -> None:
         self.cache = DynamicCache()

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-HALF = (torch.bfloat16, torch.float16)
+from tiercel.models.wide import HALF, wide_scores
+
 LARGEST_HEAD = 256  # FlashAttention's
 _flash = torch.ops.aten._flash_attention_forward
 
@@ -175,14 +176,6 @@ def _attention(query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, lengths
     """Compute attention over the first tokens of each sequence, `lengths_B` of them."""
     order_T = torch.arange(key_BJTE.shape[2], device=key_BJTE.device)
     is_unused_BT = order_T >= lengths_B[:, None]
-    scores = _scores(query_BJME, key_BJTE).mul_(scale).masked_fill_(is_unused_BT[:, None, None], -torch.inf)
+    scores = wide_scores(query_BJME, key_BJTE).mul_(scale).masked_fill_(is_unused_BT[:, None, None], -torch.inf)
     lse_BJM = scores.logsumexp(-1)
     return (scores - lse_BJM[..., None]).exp().to(value_BJTE.dtype) @ value_BJTE, lse_BJM
-
-
-def _scores(query_BJME: Tensor, key_BJTE: Tensor) -> Tensor:
-    """Compute products in float32. On CUDA the sums of a product in half precision are left in float32."""
-    if query_BJME.is_cuda and query_BJME.dtype in HALF:
-        flat = torch.bmm(query_BJME.flatten(0, 1), key_BJTE.flatten(0, 1).mT, out_dtype=torch.float32)
-        return flat.unflatten(0, query_BJME.shape[:2])
-    return query_BJME.float() @ key_BJTE.float().mT

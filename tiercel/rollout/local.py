@@ -28,7 +28,7 @@ from tiercel.types import Completion, EncodedPrompt, Group
 
 PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
 TOKENS_IN_FLIGHT = 2**18  # tokens of prompts and completions, over all rows, whose keys and values fit at a time
-KEPT_SHARE = 0.05  # of a GPU's memory, that decoding may hold while the learner works
+KEPT_BYTES = 2**31  # of a GPU, that decoding may hold while the learner works
 LOOK_EVERY = 8  # tokens: how often the host of an accelerator waits to learn which rows have ended
 
 
@@ -95,7 +95,7 @@ class LocalSampler:
         self.decoder = build_decoder(policy, vision, may_capture=weights_stay)
         self.weights = decoding_weights(policy, self.decoder, prepacked_bytes if weights_stay else None)
         self.look_every = 1 if policy.device.type == "cpu" else LOOK_EVERY
-        self.kept_bytes = kept_bytes(policy.device)
+        self.kept_bytes = 0 if policy.device.type == "cpu" else KEPT_BYTES
         self.awake = whole_policy
         self.beat = beat
         self.version = 0
@@ -229,11 +229,6 @@ def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | No
     if isinstance(decoder, FixedDecoder) and decoder.capture is not None:
         return NarrowLinears(policy)
     return PrepackedLinears(policy, prepacked_bytes)
-
-
-def kept_bytes(device: torch.device) -> int:
-    """Return how much of a device may stay in use between rollouts, for memory and graphs of decoding."""
-    return round(KEPT_SHARE * torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
 
 
 def _batches(prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[list[int]]:

@@ -31,7 +31,8 @@ class NarrowLinears:
         """Copy the present weights, for `in_place`."""
         for layer in self.layers:
             if layer not in self.copies:
-                self.copies[layer] = self._empty_like(layer.weight), self._empty_like(layer.bias)
+                bias = None if layer.bias is None else self._empty_like(layer.bias)
+                self.copies[layer] = self._empty_like(layer.weight), bias
             for copy, weight in zip(self.copies[layer], (layer.weight, layer.bias), strict=True):
                 if copy is not None:
                     copy.copy_(weight)
@@ -50,8 +51,8 @@ class NarrowLinears:
     def release(self) -> None:
         self.copies.clear()
 
-    def _empty_like(self, weight: Tensor | None) -> Tensor | None:
-        return None if weight is None else torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
+    def _empty_like(self, weight: Tensor) -> Tensor:
+        return torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
 
 
 def _product(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
