@@ -54,6 +54,22 @@ def test_an_adapter_of_a_bfloat16_model_is_float32(tiny_checkpoints, tmp_path):
     assert {tensor.dtype for tensor in load_file(tmp_path / "adapter_model.safetensors").values()} == {torch.float32}
 
 
+def test_an_adapter_rounded_as_its_products_round_it_gives_the_same_logits(tiny_checkpoints, tmp_path):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], dtype="bfloat16", noise=0.1)
+    before = policy_logits(policy)
+    save_adapter(policy, tmp_path, dtype=policy.compute_dtype)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "adapter_model.safetensors").values()} == {torch.bfloat16}
+    move_adapter(policy, 0.5)
+    assert not torch.equal(policy_logits(policy), before)
+    restore_adapter(policy, tmp_path)
+    assert torch.equal(policy_logits(policy), before)
+
+
+def policy_logits(policy: Policy) -> torch.Tensor:
+    with policy.autocast():
+        return plain_logits(policy.model, policy)
+
+
 def test_the_same_weights_give_the_same_bytes(tiny_checkpoints, tmp_path):
     for place in ("a", "b"):
         policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], ALL, noise=0.1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
@@ -40,8 +41,14 @@ def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
     return directory / "adapter"
 
 
-def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write PEFT's two files, and a third where some weights are trained whole. Equal weights give equal bytes."""
+def save_adapter(
+    policy: Policy,
+    directory: Path,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write PEFT's two files, and a third where some weights are trained whole. Equal weights give equal bytes.
+    `dtype`: of the adapter, which is trained in float32."""
     assert policy.peft is not None
     directory.mkdir(parents=True, exist_ok=True)
     named = None if weights is None else {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
@@ -49,7 +56,7 @@ def save_adapter(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
         kept = {name: (whole if weights is None else weights)[name] for name in whole}
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}, directory / WHOLE_FILE)
     state = get_peft_model_state_dict(policy.peft, named, adapter_name="default", save_embedding_layers=False)
-    tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
+    tensors = {name: state[name].detach().to(dtype).cpu().contiguous() for name in sorted(state)}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {key: _plain(value) for key, value in policy.peft.peft_config["default"].to_dict().items()}
     config["base_model_name_or_path"] = policy.family.checkpoint.path

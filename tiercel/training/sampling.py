@@ -36,13 +36,14 @@ class PolicySync:
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
     def load(self, version: int) -> None:
-        """Give the engine the trained weights as they are now, under this version."""
+        """Give the engine the trained weights as they are now, under this version. An adapter is sent in the dtype that
+        the policy computes in: its products round it to that dtype, here as in the engine."""
         if self.sampler.shares_weights:
             self.sampler.load_policy(version, None)
             return
-        ranks, publisher = self._trainer.ranks, self.publisher
+        ranks, publisher, policy = self._trainer.ranks, self.publisher, self._trainer.policy
         weights = self._trainer.strategy.trained_weights()
-        write = partial(save_adapter, self._trainer.policy, weights=weights)
+        write = partial(save_adapter, policy, weights=weights, dtype=policy.compute_dtype)
         directory = ranks.on_first(lambda: publisher.publish(version, write))
         self.sampler.load_policy(version, directory)
         ranks.on_first(lambda: publisher.keep_only(directory))
@@ -96,7 +97,8 @@ def _has_room(trainer: Trainer) -> bool:
     """Tell whether the file system in memory has room for the versions that exist at a time; in containers it is
     small."""
     weights = trainer.policy.trained_parameters().values()
-    adapter = 4 * sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
+    numbers = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
+    adapter = trainer.policy.compute_dtype.itemsize * numbers
     return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * adapter
 
 
