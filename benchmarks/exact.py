@@ -359,7 +359,6 @@ def main() -> None:
     device = torch.device(arguments.device)
     torch.backends.cudnn.allow_tf32 = False  # on by default for the vision tower's first convolution
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
     logging.disable_progress_bar()
     rows = summarise(measure(arguments.families, range(arguments.seeds), device))
     text = markdown(rows, arguments.seeds)

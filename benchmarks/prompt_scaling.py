@@ -19,7 +19,6 @@ P prompt tokens, C tokens of a completion, G completions of a group.
 import argparse
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -331,7 +330,6 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     load = os.getloadavg()[0]
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
     logging.disable_progress_bar()
     options = Options(
         prompts=tuple(arguments.prompts),

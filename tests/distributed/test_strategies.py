@@ -74,6 +74,7 @@ FULL = (
     ("ddp", "adapter, tower whole"),
     ("fsdp2", "adapter, tower whole"),
     ("fsdp2", "adapter, recomputed in part"),
+    ("zero3", "adapter, recomputed in part"),
     ("zero2", "language"),
     ("zero3", "language"),
 )

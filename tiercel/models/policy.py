@@ -1,6 +1,7 @@
 """The policy: a family, its weights, an adapter or full fine-tuning, and the reference."""
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
 WHOLE_FILE = "trained_whole.safetensors"  # in the adapter's directory: weights by their names in the model, float32
+
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # PEFT reads it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
