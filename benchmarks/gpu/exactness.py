@@ -3,7 +3,7 @@
 Oracles are float64 on the CPU wherever that is possible; tiny random checkpoints of all families.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,11 +29,15 @@ from tiercel.learner.head import TokenHead
 from tiercel.learner.layout import pack
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
+from tiercel.rollout.fixed_memory import FixedMemory, Room
+from tiercel.rollout.kernels import kernel_for
 from tiercel.rollout.local import LocalSampler
 from tiercel.training.build import new_learner
 
+CPU = torch.device("cpu")
 FLOAT32_LIMIT = 1e-5  # relative
 LOGPROB_LIMIT = 1e-4  # nats
+ATTENTION_LIMIT = 1e-2  # relative; an output in bfloat16 is rounded by up to 4e-3
 HEAD_LIMIT = 2e-3  # nats, of a head whose products come out in float32
 TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # those with patches of a picture's own size
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -42,7 +46,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": "selective"},
     {"compile": True},
     {"compile": True, "gradient_checkpointing": "full"},
-    {"compile": True, "gradient_checkpointing": "selective"},
 )
 
 
@@ -60,6 +63,7 @@ def exactness_cells(is_toy: bool) -> Iterator[Cell]:
         yield Cell(part="a", name=f"vision tower, {name}", run=partial(tower_check, name))
     for name in families:
         yield Cell(part="a", name=f"captured decoding, {name}", run=partial(decoding_check, name))
+    yield Cell(part="a", name="attention of a decoding step", run=decoding_attention_check)
     yield Cell(part="a", name="head", run=head_check)
     yield Cell(part="a", name="AdamW", run=optimizer_check)
 
@@ -131,6 +135,41 @@ def decoding_check(name: str, setup: Setup) -> dict[str, Any]:
     are_same = all(torch.equal(mine.token_ids_L, other.token_ids_L) for mine, other in pairs)
     error = max(float((a.logprobs_L - b.logprobs_L).abs().max()) for a, b in pairs) if are_same else float("inf")
     return verdict(error, LOGPROB_LIMIT, "logprobs in nats; infinite where a token differs")
+
+
+def decoding_attention_check(setup: Setup) -> dict[str, Any]:
+    """The kernel that a card takes for a new token of every row, over ragged prompts of which some rows have left,
+    against the same numbers in float32 on the CPU."""
+    found, right = (_decoding_attention(*place) for place in ((setup.device, setup.dtype), (CPU, torch.float32)))
+    errors = [_relative(mine.cpu(), other) for mine, other in zip(found, right, strict=True)]
+    return verdict(max(errors), ATTENTION_LIMIT, "outputs and log-sum-exps, relative")
+
+
+def _decoding_attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return outputs and log-sum-exps over the rows' own tokens and over their prompts. The numbers are those of
+    bfloat16."""
+    heads, queries, size, scale = 4, 7, 128, 0.1
+    room = Room(prompts=3, prompt_tokens=1200, group_size=8, new_tokens=64)
+    memory = FixedMemory(room, queries, device)
+    memory.begin((1200, 7, 640), room.group_size)
+    rows = [*range(8), 9, *range(16, 23)]
+    memory.keep(rows)
+    memory.places.used_R.fill_(50)
+    generator = torch.Generator().manual_seed(0)
+    query = _normal((len(rows), heads, queries, size), generator).to(device, dtype)
+    kernel = kernel_for(query)
+    prompt, own = kernel.memory(query, room.prompts, room.prompt_tokens), kernel.memory(query, len(rows), 64)
+    for held in (prompt, own):
+        held.copy_(_normal(held.shape, generator))
+    places = memory.places.of(len(rows))
+    return (
+        *kernel.over_own(query, own, own, places, scale),
+        *kernel.over_prompts(query, prompt, prompt, places, scale),
+    )
+
+
+def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator).bfloat16()
 
 
 def head_check(setup: Setup) -> dict[str, Any]:
