@@ -27,7 +27,9 @@ def checkpoint_layers(model: Any, config: Any, kind: Checkpointing) -> None:
     if kind == "selective":
         least = round(LARGE_SHARE * config.hidden_size * config.intermediate_size)
         options["context_fn"] = lambda: kept_products(least)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    # transformers renamed it after the lowest version that tiercel admits.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options)
     # For reentrant checkpointing transformers makes all embeddings require a gradient, those of a frozen vision
     # tower too. That is not needed here, and no backward pass may run through the tower.
     model.disable_input_require_grads()
