@@ -2,7 +2,7 @@
 # make demo            train a small VLM on real handwriting; report in runs/demo/report.html
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
-# make test-catalogue  whole runs of every loss, advantage, penalty and task family, and on a pretended accelerator
+# make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make test-lowest     the tests with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed

@@ -93,6 +93,7 @@ def result_of(file, cell):
     return row["result"]
 
 
+@pytest.mark.catalogue
 def test_every_cell_of_a_toy_run_has_a_row_and_no_check_differs(toy):
     code, file = toy
     assert code == 0
@@ -106,6 +107,7 @@ def test_every_cell_of_a_toy_run_has_a_row_and_no_check_differs(toy):
     assert "| toy, picture, plain, full checkpointing |" in file.with_suffix(".md").read_text()
 
 
+@pytest.mark.catalogue
 def test_mfu_is_operations_by_time_and_peak(toy):
     for name in ("tiercel", "plain", "tiercel, full checkpointing"):
         result = result_of(toy[1], f"toy, picture, {name}")
@@ -116,6 +118,7 @@ def test_mfu_is_operations_by_time_and_peak(toy):
     assert result_of(toy[1], "toy, text only, tiercel")["operations"]["vision"] == 0
 
 
+@pytest.mark.catalogue
 def test_the_floor_of_decoding_is_bytes_by_bandwidth(toy):
     result = result_of(toy[1], "toy, 2 prompts x 3")
     read = result["bytes_of_a_step"]
@@ -124,6 +127,7 @@ def test_the_floor_of_decoding_is_bytes_by_bandwidth(toy):
     assert result["floor_seconds"] == pytest.approx(read["total"] / 1e10, rel=1e-2)
 
 
+@pytest.mark.catalogue
 def test_a_part_of_a_step_is_extrapolated_and_said_so(toy):
     result = result_of(toy[1], "toy")
     assert set(result["seconds"]) == {"vision", "rollout", "learn", "update"}
@@ -132,6 +136,7 @@ def test_a_part_of_a_step_is_extrapolated_and_said_so(toy):
     assert "(extrapolated from 2 prompts)" in toy[1].with_suffix(".md").read_text()
 
 
+@pytest.mark.catalogue
 def test_what_is_there_is_skipped_until_it_is_asked_for_again(toy, capsys):
     words = ["--toy", "--results", str(toy[1]), "--part", "d"]
     before = rows_of(toy[1], "d")

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.faults.catalogue import FAULTS
 
 
+@pytest.mark.catalogue
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_case_of_a_fault_passes(name, tmp_path):
     figure = FAULTS[name]("short", 0, tmp_path)
