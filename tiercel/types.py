@@ -134,6 +134,7 @@ class EncodedPrompt:
     positions_DP: Tensor  # int64
     images: tuple[EncodedImage, ...]
     messages: tuple[Message, ...] = ()  # the rendered turns, for engines that render them themselves
+    picture_spans: tuple[tuple[int, int], ...] = ()  # start and stop of tokens that see each other in both directions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +145,7 @@ class EncodedConversation:
     token_ids_L: Tensor  # int64
     positions_DL: Tensor  # int64
     is_scored_L: Tensor  # bool: tokens of assistant turns
+    picture_spans: tuple[tuple[int, int], ...] = ()  # as in EncodedPrompt
 
     @property
     def row(self) -> Row:

@@ -17,6 +17,7 @@ from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import Setup
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.layout import GroupSpans, PrefixLayout
+from tiercel.models.attention import Layer
 
 LAYOUTS, TOY_LAYOUTS = 50, 3
 LONGEST = 150  # prompt or completion: rows have up to 4,200 tokens, whose scores the oracle holds in float64
@@ -84,7 +85,7 @@ def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float
     flex = FlexAttention(layout, setup.device, first)
     inputs = [tensor.to(setup.device) for tensor in _inputs(layout, dtype, first, seed)]
     right = results(dense, exact_inputs)
-    found = _relative(results(lambda q, k, v: flex(0, q, k, v, SIZE**-0.5), inputs), right)
+    found = _relative(results(lambda q, k, v: flex(Layer(index=0, scale=SIZE**-0.5), q, k, v), inputs), right)
     if dtype == torch.float32:
         return max(found)
     return max(mine / other for mine, other in zip(found, _relative(results(dense, inputs), right), strict=True))

@@ -16,6 +16,7 @@ from tiercel.learner import learner
 from tiercel.learner.attention import DenseAttention
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.layout import GroupSpans, PrefixLayout
+from tiercel.models.sight import FULL
 from tiercel.runs.directory import read_metrics
 from tiercel.training import build, learning
 
@@ -104,7 +105,7 @@ def test_parts_that_share_a_pass_over_their_prompt_do_not_wait(tiny_checkpoints,
 @pytest.mark.parametrize("first_query", (0, 150))
 def test_a_block_mask_is_made_without_a_wait(first_query):
     groups = (GroupSpans(prompt=(0, 150), completions=((150, 180), (180, 300))),)
-    mask = FlexAttention(PrefixLayout(groups=groups, length=300), DEVICE, first_query).mask
+    mask = FlexAttention(PrefixLayout(groups=groups, length=300), DEVICE, first_query).masks.of(FULL)
     assert mask.kv_indices.device.type == mask.q_indices.device.type == DEVICE.type
 
 

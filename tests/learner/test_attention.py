@@ -1,6 +1,7 @@
 """The split form against one dense attention with a mask, on random ragged layouts."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tiercel.learner.attention import SplitAttention, split_plan
 from tiercel.learner.layout import GroupSpans, PrefixLayout
+from tiercel.models.attention import Layer
+from tiercel.models.sight import FULL, Sight
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 
 
-def layout_of(*groups: tuple[int, ...]) -> PrefixLayout:
+def layout_of(*groups: tuple[int, ...], picture_spans: tuple[tuple[int, int], ...] = ()) -> PrefixLayout:
     """Groups by the lengths of their prompt and completions."""
     spans, start = [], 0
     for prompt, *completions in groups:
@@ -24,7 +27,7 @@ def layout_of(*groups: tuple[int, ...]) -> PrefixLayout:
         pairs = list(itertools.pairwise(bounds))
         spans.append(GroupSpans(prompt=pairs[0], completions=tuple(pairs[1:])))
         start = bounds[-1]
-    return PrefixLayout(groups=tuple(spans), length=start)
+    return PrefixLayout(groups=tuple(spans), length=start, picture_spans=picture_spans)
 
 
 LAYOUTS = {
@@ -34,7 +37,16 @@ LAYOUTS = {
     "ragged": layout_of((9, 1, 17, 4, 40), (3, 2, 2, 2), (30,), (21, 33, 5, 6, 7, 1)),
     "even": layout_of((12, 8, 8, 8), (12, 8, 8, 8)),
     "conversations": layout_of((4, 9), (13, 2), (6, 30)),
+    "pictures": layout_of((9, 1, 17, 4, 40), (12, 2, 2, 2), picture_spans=((2, 7), (71, 73), (74, 82))),
+    "a picture in a later turn": layout_of((4, 9), (6, 30), picture_spans=((1, 3), (5, 9), (20, 45))),
 }
+SIGHTS = {
+    "full": FULL,
+    "causal": Sight(whole_pictures=False),
+    **{f"window of {window}": Sight(window=window) for window in (1, 2, 7, 20, 64)},
+    "causal window": Sight(window=5, whole_pictures=False),
+}
+LAYER = Layer(index=0, scale=0.3)
 
 
 def inputs_of(layout: PrefixLayout, dtype: torch.dtype = torch.float32, first_query: int = 0) -> list[Tensor]:
@@ -46,8 +58,8 @@ def inputs_of(layout: PrefixLayout, dtype: torch.dtype = torch.float32, first_qu
     ]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, first_query: int = 0) -> Tensor:
-    mask = layout.dense_mask(CPU)[:, :, first_query:]
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, first_query: int = 0, sight=FULL) -> Tensor:
+    mask = layout.dense_mask(CPU, sight)[:, :, first_query:]
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
 
 
@@ -57,24 +69,26 @@ def output_and_gradients(compute, inputs: list[Tensor]) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
+@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_split_equals_a_dense_mask_forward_and_backward(name):
+def test_split_equals_a_dense_mask_forward_and_backward(name, sight):
     layout = LAYOUTS[name]
     inputs = inputs_of(layout)
-    attend = SplitAttention(layout, CPU)
-    found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
-    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), inputs)
+    attend, layer = SplitAttention(layout, CPU), replace(LAYER, sight=sight)
+    found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), inputs)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
 @pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (1, 1, 1), (5, 7)])
-def test_completions_over_keys_of_an_earlier_pass(lengths):
+def test_completions_over_keys_of_an_earlier_pass(lengths, sight):
     layout, first = layout_of(lengths), lengths[0]
     inputs = inputs_of(layout, first_query=first)
-    attend = SplitAttention(layout, CPU, first)
-    found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
-    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, first), inputs)
+    attend, layer = SplitAttention(layout, CPU, first), replace(LAYER, sight=sight)
+    found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, first, sight), inputs)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
@@ -83,14 +97,15 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is():
+@pytest.mark.parametrize("sight", (FULL, Sight(window=7)))
+def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is(sight):
     layout = LAYOUTS["ragged"]
     inputs = inputs_of(layout, torch.bfloat16)
     exact_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), exact_inputs)
-    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, layout), inputs)
-    attend = SplitAttention(layout, CPU)
-    found = output_and_gradients(lambda q, k, v: attend(0, q, k, v, 0.3), inputs)
+    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), exact_inputs)
+    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), inputs)
+    attend, layer = SplitAttention(layout, CPU), replace(LAYER, sight=sight)
+    found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
     for mine, other, right in zip(found, plain, exact, strict=True):
         assert relative(mine, right) <= 1.2 * relative(other, right)
 

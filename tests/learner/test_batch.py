@@ -154,7 +154,7 @@ def test_a_conversation_is_an_item_of_one_continuation():
     assert packed.scoring_N.tolist() == [1, 3]
 
 
-@pytest.fixture(scope="module", params=("qwen2_5_vl", "qwen3_5"))
+@pytest.fixture(scope="module", params=("qwen2_5_vl", "qwen3_5", "gemma3", "gemma4"))
 def ragged_case(tiny_checkpoints, request):
     """A policy that has moved since it sampled ragged, partly masked groups on none, one and two images."""
     policy = tiny_policy(tiny_checkpoints[request.param], noise=0.1)
@@ -238,7 +238,7 @@ def test_the_gradient_depends_neither_on_the_budget_nor_on_the_form(ragged_case,
         assert float((found - expected).norm() / expected.norm()) < 1e-5, budget
         assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
         seen.add(count)
-    assert min(seen) == 1 and max(seen) >= 5, seen
+    assert min(seen) == 1 and max(seen) >= 4, seen
 
 
 @pytest.mark.parametrize("checkpointing", (False, True))

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from tests.learner.test_attention import layout_of
 from tiercel.learner.block_mask import _sees, block_mask
 from tiercel.learner.layout import PrefixLayout
+from tiercel.models.sight import FULL, Sight
 
 CPU = torch.device("cpu")
 
@@ -29,9 +31,19 @@ def random_layout(generator: torch.Generator) -> PrefixLayout:
     return layout_of(*(tuple(length() for _ in range(1 + count(5))) for _ in range(count(4))))
 
 
-def require_equal(layout: PrefixLayout, first_query: int) -> None:
-    found = block_mask(layout, CPU, first_query)
-    sees = _sees(layout, CPU, first_query)
+def with_pictures(layout: PrefixLayout, generator: torch.Generator) -> PrefixLayout:
+    """Each prompt of 3 tokens or more has a picture of a random size."""
+    spans = []
+    for start, stop in (group.prompt for group in layout.groups):
+        if stop - start >= 3:
+            first = int(torch.randint(start, stop - 1, (), generator=generator))
+            spans.append((first, int(torch.randint(first + 1, stop, (), generator=generator))))
+    return replace(layout, picture_spans=tuple(spans))
+
+
+def require_equal(layout: PrefixLayout, first_query: int, sight: Sight = FULL) -> None:
+    found = block_mask(layout, CPU, first_query, sight)
+    sees = _sees(layout.seen_keys(sight), CPU, first_query)
     expected = create_block_mask(sees, None, None, layout.length - first_query, layout.length, device="cpu")
     assert found.shape == expected.shape and found.seq_lengths == expected.seq_lengths
     for name in ("kv", "full_kv", "q", "full_q"):
@@ -47,12 +59,15 @@ def require_equal(layout: PrefixLayout, first_query: int) -> None:
 def test_it_equals_pytorchs_own_on_random_layouts(start):
     for seed in range(start, start + 20):
         generator = torch.Generator().manual_seed(seed)
-        require_equal(random_layout(generator), first_query=0)
+        layout = with_pictures(random_layout(generator), generator)
+        for window in (None, int(torch.randint(1, 600, (), generator=generator))):
+            require_equal(layout, first_query=0, sight=Sight(window=window))
 
 
 @pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (128, 128, 256), (300, 1, 127, 400), (5, 7)])
 def test_it_equals_pytorchs_own_after_a_prompt_that_was_run_before(lengths):
-    require_equal(layout_of(lengths), first_query=lengths[0])
+    for sight in (FULL, Sight(window=1), Sight(window=130)):
+        require_equal(layout_of(lengths), first_query=lengths[0], sight=sight)
 
 
 @pytest.mark.parametrize(("front", "back"), [(0, 60), (119, 0), (119, 300)])

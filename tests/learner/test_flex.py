@@ -1,15 +1,18 @@
 """FlexAttention's graphs: traced as on a GPU, but run on a CPU operation by operation (`aot_eager`)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as pytorchs
 
-from tests.learner.test_attention import CPU, LAYOUTS, dense, inputs_of, layout_of, output_and_gradients
+from tests.learner.test_attention import CPU, LAYER, LAYOUTS, SIGHTS, dense, inputs_of, layout_of, output_and_gradients
 from tests.learner.test_block_mask import random_layout
 from tiercel.errors import TrainingError
 from tiercel.learner.flex import GRAPHS, FlexAttention, Padding, compiled_flex
 from tiercel.learner.layout import PrefixLayout
+from tiercel.models.sight import FULL, Sight
 
 
 @pytest.fixture(autouse=True)
@@ -29,21 +32,24 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def require_equal_to_dense(layout: PrefixLayout, first_query: int = 0, without_gradient: tuple[int, ...] = ()) -> None:
+def require_equal_to_dense(
+    layout: PrefixLayout, first_query: int = 0, without_gradient: tuple[int, ...] = (), sight: Sight = FULL
+) -> None:
     inputs = inputs_of(layout, first_query=first_query)
     flex = FlexAttention(layout, CPU, first_query, compiled_flex("aot_eager"))
     for place in without_gradient:
         inputs[place].requires_grad_(False)
     trained = [tensor for tensor in inputs if tensor.requires_grad]
-    output = flex(0, *inputs, 0.3)
-    expected = dense(*inputs, layout, first_query)
+    layer = replace(LAYER, sight=sight)
+    output = flex(layer, *inputs)
+    expected = dense(*inputs, layout, first_query, sight)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((output * weights).sum(), trained)
     for mine, right in zip(found, torch.autograd.grad((expected * weights).sum(), trained), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(flex(0, *inputs, 0.3), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(flex(layer, *inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_two_graphs_serve_all_layouts_forward_and_backward():
@@ -54,8 +60,10 @@ def test_two_graphs_serve_all_layouts_forward_and_backward():
     layouts += [random_layout(torch.Generator().manual_seed(seed)) for seed in range(110)]
     small = [layout for layout in layouts if layout.length <= 800]
     assert len(small) >= 50
+    sights = list(SIGHTS.values())
     for number, layout in enumerate(small[:50]):
-        require_equal_to_dense(layout, without_gradient=patterns[number % len(patterns)])
+        sight = sights[number % len(sights)]
+        require_equal_to_dense(layout, without_gradient=patterns[number % len(patterns)], sight=sight)
     for lengths in [
         (9, 1, 17, 4, 40),
         (1, 1, 1),
@@ -66,7 +74,8 @@ def test_two_graphs_serve_all_layouts_forward_and_backward():
         (2, 256),
         (1, 1),
     ]:
-        require_equal_to_dense(layout_of(lengths), first_query=lengths[0])
+        for sight in (FULL, Sight(window=60)):
+            require_equal_to_dense(layout_of(lengths), first_query=lengths[0], sight=sight)
     assert graphs() == GRAPHS
 
 
@@ -74,10 +83,10 @@ def test_a_graph_too_many_is_an_error_and_never_runs_uncompiled():
     layout = LAYOUTS["ragged"]
     inputs = inputs_of(layout)
     flex = FlexAttention(layout, CPU, attend=compiled_flex("aot_eager", limit=1))
-    flex(0, *inputs, 0.3)
+    flex(LAYER, *inputs)
     with torch.no_grad(), pytest.raises(TrainingError, match=r"flex would compile more than 1 graphs.*form: dense"):
-        flex(0, *inputs, 0.3)
-    flex(0, *inputs, 0.3)  # what is compiled already goes on
+        flex(LAYER, *inputs)
+    flex(LAYER, *inputs)  # what is compiled already goes on
 
 
 def test_padding_by_hand():
@@ -93,7 +102,7 @@ def test_padding_never_reaches_a_result():
     layout = layout_of((300, 100))
     inputs = inputs_of(layout, first_query=300)
     values = output_and_gradients(
-        lambda q, k, v: FlexAttention(layout, CPU, 300, compiled_flex("aot_eager"))(0, q, k, v, 0.3), inputs
+        lambda q, k, v: FlexAttention(layout, CPU, 300, compiled_flex("aot_eager"))(LAYER, q, k, v), inputs
     )
     assert all(bool(value.isfinite().all()) for value in values)
     padded = layout.padded(2, 3)

@@ -25,9 +25,12 @@ def random_case(dtype: torch.dtype) -> tuple[Tensor, nn.Linear, Tensor]:
     return hidden, linear, targets
 
 
-def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def plain(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Logprobs and entropies of the definition, in float64."""
-    logits = hidden.double() @ weight.double().T / temperature
+    logits = hidden.double() @ weight.double().T
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)) / temperature
     logits[:, [2, 5]] = -torch.inf
     logprobs = logits.log_softmax(-1)
     entropies = -(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(-1)
@@ -38,19 +41,20 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
 @pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
 @pytest.mark.parametrize("chunk", (1, 3 * VOCABULARY + 5, TOKENS * VOCABULARY, 2**24))
 @pytest.mark.parametrize("temperature", (1.0, 0.7))
-def test_values_and_gradients_equal_autograd(monkeypatch, dtype, is_trained, chunk, temperature):
+@pytest.mark.parametrize("cap", (None, 3.0))
+def test_values_and_gradients_equal_autograd(monkeypatch, dtype, is_trained, chunk, temperature, cap):
     tile = Tile(tokens=1 + chunk % 7, words=1 + chunk % 10, logits=chunk)
     monkeypatch.setattr(head_module, "TILE", {"cpu": tile})
     hidden, linear, targets = random_case(dtype)
     weights = torch.randn(TOKENS, generator=torch.Generator().manual_seed(1))
     linear.requires_grad_(is_trained)
     hidden.requires_grad_()
-    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, temperature)
+    scores = TokenHead(linear, PLACEHOLDERS, cap)(hidden, targets, temperature)
     (scores.logprobs_N.exp() * weights).sum().backward()  # a loss that is not linear in the logprobs
 
     expected_hidden = hidden.detach().double().requires_grad_()
     expected_weight = linear.weight.detach().double().requires_grad_()
-    logprobs, entropies = plain(expected_hidden, expected_weight, targets, temperature)
+    logprobs, entropies = plain(expected_hidden, expected_weight, targets, temperature, cap)
     (logprobs.exp() * weights).sum().backward()
 
     close = {"rtol": 1e-5, "atol": 2e-6}

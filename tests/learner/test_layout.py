@@ -5,6 +5,7 @@ import torch
 
 from tests.learner.items import continuation, item, prompt
 from tiercel.learner.layout import GroupSpans, PackItem, PrefixLayout, pack
+from tiercel.models.sight import Sight
 
 
 def rows_of(mask: torch.Tensor) -> list[str]:
@@ -34,6 +35,28 @@ def test_dense_mask_by_hand():
         ".....xxxx.",  # c
         ".....xxx.x",  # d
     ]
+
+
+def test_dense_mask_of_a_window_by_hand():
+    """A picture of three tokens in a prompt of six, before completions of one and three tokens; a token sees itself and
+    the two tokens before it in its own sequence."""
+    layout = PrefixLayout(
+        groups=(GroupSpans(prompt=(0, 6), completions=((6, 7), (7, 10))),), length=10, picture_spans=((1, 4),)
+    )
+    assert rows_of(layout.dense_mask(torch.device("cpu"), Sight(window=3))) == [
+        "x.........",
+        "xxxx......",  # the picture
+        "xxxx......",
+        ".xxx......",
+        "..xxx.....",
+        "...xxx....",
+        "....xxx...",  # the first completion
+        "....xx.x..",  # the second
+        ".....x.xx.",
+        ".......xxx",
+    ]
+    causal = layout.dense_mask(torch.device("cpu"), Sight(whole_pictures=False))
+    assert rows_of(causal)[1] == "xx........"
 
 
 def test_one_conversation_is_plainly_causal():

@@ -8,15 +8,17 @@ Shape suffixes: docs/shapes.md. Here R are the completions of a bucket, padded t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tiercel.learner.layout import PrefixLayout, Span
+from tiercel.learner.layout import BySight, GroupSpans, PrefixLayout
+from tiercel.models.attention import Layer
 from tiercel.models.images import moved
+from tiercel.models.sight import FULL, Sight, Span, sequence_masks
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
 
@@ -30,7 +32,15 @@ class Block:
 
     queries: Span
     keys: Span
-    is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all
+    is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all, or by the bias
+    bias_11SK: Tensor | None = None  # fp32, -inf where a query does not see a key
+
+    def after(self, first_query: int, device: torch.device) -> "Block":
+        """Return the block on the device, its queries counted from `first_query`."""
+        queries = (self.queries[0] - first_query, self.queries[1] - first_query)
+        return replace(
+            self, queries=queries, bias_11SK=None if self.bias_11SK is None else moved(self.bias_11SK, device)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +52,7 @@ class Bucket:
     valid: Tensor  # int64 (M,), the entries of places_RL (flattened) that are not padding
     valid_places: Tensor  # int64 (M,), the places at these entries
     key_offset: int  # place among the keys minus place among the queries
+    bias_R1LL: Tensor | None = None  # fp32, -inf where a token does not see another; None: causal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,21 +63,65 @@ class SplitPlan:
     buckets: tuple[Bucket, ...]
 
 
-def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0) -> SplitPlan:
+def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> SplitPlan:
     """Plan the attention of a packed row. `first_query`: how many tokens at the start have keys but no queries."""
-    blocks: list[Block] = []
+    sight = layout.simplest(sight)
     completions: list[Span] = []
+    blocks: list[Block] = []
     for group in layout.groups:
         if group.prompt[0] >= first_query:
-            span = (group.prompt[0] - first_query, group.prompt[1] - first_query)
-            blocks.append(Block(queries=span, keys=group.prompt, is_causal=True))
+            blocks.append(_over_itself(layout, group.prompt, sight))
         if group.completions:
-            start, stop = group.completions[0][0], group.completions[-1][1]
-            queries = (start - first_query, stop - first_query)
-            blocks.append(Block(queries=queries, keys=group.prompt, is_causal=False))
-        completions += [(start - first_query, stop - first_query) for start, stop in group.completions]
-    buckets = tuple(bucket_of(spans, first_query, device) for spans in similar(completions))
-    return SplitPlan(blocks=tuple(blocks), buckets=buckets)
+            blocks += _over_prompt(group, sight)
+        completions += group.completions
+    return SplitPlan(
+        blocks=tuple(block.after(first_query, device) for block in blocks),
+        buckets=tuple(_own_bucket(layout, spans, sight, first_query, device) for spans in similar(completions)),
+    )
+
+
+def _over_itself(layout: PrefixLayout, prompt: Span, sight: Sight) -> Block:
+    length, picture_spans = prompt[1] - prompt[0], layout.picture_spans_in(prompt)
+    sight = sight.within(length, picture_spans)
+    if sight.is_causal:
+        return Block(queries=prompt, keys=prompt, is_causal=True)
+    bias_11PP = _bias(sequence_masks(sight, length, [picture_spans]))
+    return Block(queries=prompt, keys=prompt, is_causal=False, bias_11SK=bias_11PP)
+
+
+def _over_prompt(group: GroupSpans, sight: Sight) -> list[Block]:
+    """Make one block for all completions, or where the window ends in the prompt, a block for each: a query that saw no
+    key would have no log-sum-exp."""
+    if sight.window is None:
+        queries = (group.completions[0][0], group.completions[-1][1])
+        return [Block(queries=queries, keys=group.prompt, is_causal=False)]
+    reach = sight.window - 1  # tokens before a token that it sees
+    keys = (max(group.prompt[0], group.prompt[1] - reach), group.prompt[1])
+    blocks = []
+    for start, stop in group.completions:
+        queries = (start, min(stop, start + reach))
+        if queries[0] < queries[1]:
+            distance_SK = torch.arange(queries[1] - start)[:, None] + torch.arange(keys[1] - keys[0], 0, -1)
+            bias_11SK = _bias(distance_SK <= reach)[None, None]
+            blocks.append(Block(queries=queries, keys=keys, is_causal=False, bias_11SK=bias_11SK))
+    return blocks
+
+
+def _own_bucket(
+    layout: PrefixLayout, spans: Sequence[Span], sight: Sight, first_query: int, device: torch.device
+) -> Bucket:
+    picture_spans = [layout.picture_spans_in(span) for span in spans]
+    length = spans[-1][1] - spans[-1][0]
+    sight = sight.within(length, [pair for of_row in picture_spans for pair in of_row])
+    moved_spans = [(start - first_query, stop - first_query) for start, stop in spans]
+    bucket = bucket_of(moved_spans, first_query, device)
+    if sight.is_causal:
+        return bucket
+    return replace(bucket, bias_R1LL=moved(_bias(sequence_masks(sight, length, picture_spans)), device))
+
+
+def _bias(sees: Tensor) -> Tensor:
+    return torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)
 
 
 def similar(spans: Sequence[Span]) -> list[list[Span]]:
@@ -104,10 +159,13 @@ class SplitAttention:
     al. 2022)."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        self.plan = split_plan(layout, device, first_query)
+        self.plans = BySight(layout, lambda sight: split_plan(layout, device, first_query, sight))
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        return _Joined.apply(query_BATE, key_BJTE, value_BJTE, self.plan, scale)
+    def prepare(self, sight: Sight) -> None:
+        self.plans.of(sight)
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        return _Joined.apply(query_BATE, key_BJTE, value_BJTE, self.plans.of(layer.sight), layer.scale)
 
 
 class _Joined(torch.autograd.Function):
@@ -116,16 +174,16 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
-        joined_ASE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
-        lse_AS = torch.empty(query.shape[1:3], dtype=torch.float32, device=query.device)
+        joined_ASE = torch.zeros(query.shape[1:], dtype=torch.float32, device=query.device)
+        lse_AS = torch.full(query.shape[1:3], -torch.inf, device=query.device)  # of what sees no key of its prompt
         for block in plan.blocks:
             queries, keys = slice(*block.queries), slice(*block.keys)
-            output, lse = _flash(
-                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, block.is_causal, scale=scale
-            )
+            rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+            output, lse = _flash(*rows, 0.0, block.is_causal, attn_mask=_in(block.bias_11SK, query), scale=scale)
             joined_ASE[:, queries], lse_AS[:, queries] = output[0], lse[0]
         for bucket in plan.buckets:
-            output, lse = _flash(*_gathered(bucket, query, key, value), 0.0, True, scale=scale)
+            bias, rows = _in(bucket.bias_R1LL, query), _gathered(bucket, query, key, value)
+            output, lse = _flash(*rows, 0.0, bias is None, attn_mask=bias, scale=scale)
             places = bucket.valid_places
             own_AME, own_AM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
             prompt_AM = lse_AS[:, places]
@@ -154,6 +212,7 @@ class _Joined(torch.autograd.Function):
                 lse_AS[None, :, queries],
                 0.0,
                 block.is_causal,
+                attn_mask=_in(block.bias_11SK, query),
                 scale=ctx.scale,
             )
             for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
@@ -164,12 +223,20 @@ class _Joined(torch.autograd.Function):
             rows_lse = lse_AS[:, bucket.places_RL].transpose(0, 1)
             # A padded place repeats a real one; its gradient must not be counted twice.
             rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RL[:, None, :, None], 0.0)
-            parts = _flash_backward(rows_gradient, *rows, rows_output, rows_lse, 0.0, True, scale=ctx.scale)
+            bias = _in(bucket.bias_R1LL, query)
+            parts = _flash_backward(
+                rows_gradient, *rows, rows_output, rows_lse, 0.0, bias is None, attn_mask=bias, scale=ctx.scale
+            )
             offsets = (0, bucket.key_offset, bucket.key_offset)
             for total, part, offset in zip(sums, parts, offsets, strict=True):
                 total[:, bucket.valid_places + offset] += _flat(part)[:, bucket.valid]
         d_query, d_key, d_value = (total[None].to(query.dtype) for total in sums)
         return d_query, d_key, d_value, None, None
+
+
+def _in(bias: Tensor | None, query: Tensor) -> Tensor | None:
+    """Convert a bias to the dtype of the queries, which the kernel asks for."""
+    return None if bias is None else bias.to(query.dtype)
 
 
 def _rows(tensor_ATE: Tensor, places_RL: Tensor) -> Tensor:
@@ -191,8 +258,11 @@ class DenseAttention:
     """Computes attention with one dense (T, T) mask."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        self.mask_11ST = layout.dense_mask(device)[:, :, first_query:]
+        self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight)[:, :, first_query:])
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        mask = self.mask_11ST
-        return scaled_dot_product_attention(query_BATE, key_BJTE, value_BJTE, mask, scale=scale, enable_gqa=True)
+    def prepare(self, sight: Sight) -> None:
+        self.masks_11ST.of(sight)
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        mask = self.masks_11ST.of(layer.sight)
+        return scaled_dot_product_attention(query_BATE, key_BJTE, value_BJTE, mask, scale=layer.scale, enable_gqa=True)

@@ -204,6 +204,7 @@ def conversation_item(conversation: EncodedConversation) -> PackItem:
         token_ids_L=conversation.token_ids_L,
         positions_DL=conversation.positions_DL,
         is_scored_L=conversation.is_scored_L,
+        picture_spans=conversation.picture_spans,
     )
     return PackItem(prompt=conversation.prompt, continuations=(continuation,))
 

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiercel.learner.layout import PrefixLayout, Span
+from tiercel.learner.layout import PrefixLayout, SeenKeys
+from tiercel.models.sight import FULL, Sight, Span
 
 BLOCK = 128  # tokens; FlexAttention's own size
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, query, key
 
 
-def block_mask(layout: PrefixLayout, device: torch.device, first_query: int = 0) -> Any:
+def block_mask(layout: PrefixLayout, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> Any:
     """Make the BlockMask of a packed row. `first_query`: how many tokens at the start have keys but no queries."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    touched, full = seen_blocks(layout, first_query)
+    seen = layout.seen_keys(sight)
+    touched, full = seen_blocks(layout, seen, first_query)
     partial_counts, partial_places = _ordered((touched & ~full).to(device, non_blocking=True))
     full_counts, full_places = _ordered(full.to(device, non_blocking=True))
     return BlockMask.from_kv_blocks(
@@ -27,12 +29,12 @@ def block_mask(layout: PrefixLayout, device: torch.device, first_query: int = 0)
         full_counts,
         full_places,
         BLOCK_SIZE=BLOCK,
-        mask_mod=_sees(layout, device, first_query),
+        mask_mod=_sees(seen, device, first_query),
         seq_lengths=(layout.length - first_query, layout.length),
     )
 
 
-def seen_blocks(layout: PrefixLayout, first_query: int) -> tuple[Tensor, Tensor]:
+def seen_blocks(layout: PrefixLayout, seen: SeenKeys, first_query: int) -> tuple[Tensor, Tensor]:
     """Compute two tensors, bool (blocks of queries, blocks of keys): whether some query of a block sees some key of the
     other, and whether each query sees every key. A block that the row's end cuts is never seen whole."""
     queries = layout.length - first_query
@@ -40,53 +42,46 @@ def seen_blocks(layout: PrefixLayout, first_query: int) -> tuple[Tensor, Tensor]
     touched, full = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
     if queries % BLOCK:
         full[-1] = False
-    for block, (start, stop), spans in _pieces(layout, first_query):
+    spans_T4 = torch.stack([seen.prompt_start_T, seen.prompt_stop_T, seen.own_start_T, seen.own_stop_T], dim=1).tolist()
+    for block, (start, stop) in _pieces(layout, first_query):
+        # Spans of later queries never start or stop earlier.
+        (prompt_start, prompt_stop, own_start, own_stop), last = spans_T4[start], spans_T4[stop - 1]
+        for first, end in ((prompt_start, prompt_stop), (own_start, last[3])):
+            if first < end:
+                touched[block, first // BLOCK : -(-end // BLOCK)] = True
+        by_all = [(last[0], prompt_stop), (last[2], own_stop)]
+        if by_all[0][0] < by_all[0][1] == by_all[1][0]:  # both are one span
+            by_all = [(last[0], own_stop)]
         whole = torch.zeros(shape[1], dtype=torch.bool)
-        for first, last in spans(stop - 1):
-            touched[block, first // BLOCK : -(-last // BLOCK)] = True
-        for first, last in spans(start):  # what the first query sees, all of the piece see
-            whole[-(-first // BLOCK) : max(-(-first // BLOCK), last // BLOCK)] = True
+        for first, end in by_all:
+            whole[-(-first // BLOCK) : max(-(-first // BLOCK), end // BLOCK)] = True
         full[block] &= whole
     return touched, full
 
 
-def _pieces(layout: PrefixLayout, first_query: int) -> Iterator[tuple[int, Span, Callable[[int], list[Span]]]]:
-    """Yield each run of queries that is in one block and in one prompt or completion: the block, the places of the run,
-    and a function from a place to the spans of keys that the query there sees."""
+def _pieces(layout: PrefixLayout, first_query: int) -> Iterator[tuple[int, Span]]:
+    """Yield each run of queries that is in one block and in one prompt or completion: the block, and the places of the
+    run."""
     for group in layout.groups:
         for own in (group.prompt, *group.completions):
-
-            def spans(place: int, own: Span = own, prompt: Span = group.prompt) -> list[Span]:
-                if own == prompt:
-                    return [(own[0], place + 1)]
-                if prompt[1] == own[0]:  # the first completion and its prompt are one span
-                    return [(prompt[0], place + 1)]
-                return [prompt, (own[0], place + 1)]
-
             start = max(own[0], first_query)
             while start < own[1]:
                 block = (start - first_query) // BLOCK
                 stop = min(own[1], (block + 1) * BLOCK + first_query)
-                yield block, (start, stop), spans
+                yield block, (start, stop)
                 start = stop
 
 
-def _sees(layout: PrefixLayout, device: torch.device, first_query: int) -> Sees:
+def _sees(seen: SeenKeys, device: torch.device, first_query: int) -> Sees:
     """Make the mask function. It closes over tensors and no number: a number of its own would be compiled into the
-    kernel, or would make PyTorch compile anew where it is 0. Row of each query: its place among the keys, the start
-    and stop of its prompt, and the start of its prompt or completion."""
-    spans = torch.tensor(
-        [(*group.prompt, *own) for group in layout.groups for own in (group.prompt, *group.completions)]
-    )
-    spans = spans[spans[:, 2].argsort()]
-    lengths = spans[:, 3] - spans[:, 2]
-    rows = torch.cat([torch.arange(layout.length)[:, None], spans[:, :3].repeat_interleave(lengths, dim=0)], dim=1)
-    columns = rows[first_query:].T.to(torch.int32).contiguous()
-    place_S, prompt_start_S, prompt_stop_S, own_start_S = columns.to(device, non_blocking=True)
+    kernel, or would make PyTorch compile anew where it is 0."""
+    spans = (seen.prompt_start_T, seen.prompt_stop_T, seen.own_start_T, seen.own_stop_T)
+    columns = torch.stack([places[first_query:] for places in spans]).to(torch.int32)
+    prompt_start_S, prompt_stop_S, own_start_S, own_stop_S = columns.to(device, non_blocking=True)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_prompt = (key >= prompt_start_S[query]) & (key < prompt_stop_S[query])
-        return (key <= place_S[query]) & (in_prompt | (key >= own_start_S[query]))
+        return in_prompt | (key >= own_start_S[query]) & (key < own_stop_S[query])
 
     return sees
 

@@ -13,7 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiercel.config.schema import Checkpointing
-from tiercel.models.attention import Attend
+from tiercel.models.attention import Layer, PackAttend
+from tiercel.models.sight import Sight
 
 LARGE_SHARE = 0.5  # of hidden size x MLP size: a weight with as many numbers is large; those of attention have fewer
 _PRODUCTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # the place of the right factor
@@ -72,17 +73,20 @@ class _Products(TorchDispatchMode):
 class KeptAttention:
     """Computes `attend` once for each layer; the recomputation gets the kept output."""
 
-    def __init__(self, attend: Attend):
+    def __init__(self, attend: PackAttend):
         self.attend = attend
         self.outputs: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+    def prepare(self, sight: Sight) -> None:
+        self.attend.prepare(sight)
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return self.attend(layer, query_BATE, key_BJTE, value_BJTE, scale)
-        if layer in self.outputs:
-            return self.outputs.pop(layer)
-        output_BATE = _Apart.apply(query_BATE, key_BJTE, value_BJTE, self.attend, layer, scale)
-        self.outputs[layer] = output_BATE.detach().requires_grad_(output_BATE.requires_grad)
+            return self.attend(layer, query_BATE, key_BJTE, value_BJTE)
+        if layer.index in self.outputs:
+            return self.outputs.pop(layer.index)
+        output_BATE = _Apart.apply(query_BATE, key_BJTE, value_BJTE, self.attend, layer)
+        self.outputs[layer.index] = output_BATE.detach().requires_grad_(output_BATE.requires_grad)
         return output_BATE
 
 
@@ -90,14 +94,12 @@ class _Apart(torch.autograd.Function):
     """Runs an attention with a graph of its own, whose tensors the checkpoint around it neither drops nor expects."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, attend: Attend, layer: int, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, attend: PackAttend, layer: Layer) -> Tensor:
         inputs = [tensor.detach() for tensor in (query, key, value)]
         for tensor, is_needed in zip(inputs, ctx.needs_input_grad, strict=False):
             tensor.requires_grad_(is_needed)
         with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor):
-            output = attend(layer, inputs[0], inputs[1], inputs[2], scale)
+            output = attend(layer, inputs[0], inputs[1], inputs[2])
         ctx.inputs, ctx.output = inputs, output
         return output.detach()
 
@@ -107,4 +109,4 @@ class _Apart(torch.autograd.Function):
         found = iter(torch.autograd.grad(ctx.output, needed, gradients[0]))
         results = [next(found) if tensor.requires_grad else None for tensor in ctx.inputs]
         del ctx.inputs, ctx.output
-        return *results, None, None, None
+        return *results, None, None

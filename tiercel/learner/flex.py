@@ -16,7 +16,9 @@ from torch import Tensor
 
 from tiercel.learner.block_mask import BLOCK, block_mask
 from tiercel.learner.compiling import default_backend, few_graphs
-from tiercel.learner.layout import PrefixLayout
+from tiercel.learner.layout import BySight, PrefixLayout
+from tiercel.models.attention import Layer
+from tiercel.models.sight import Sight
 
 GRAPHS = 2  # of one model and dtype: with a gradient and without
 GRAPH_LIMIT = 32  # of one process: a few models, dtypes and numbers of heads
@@ -52,21 +54,25 @@ class FlexAttention:
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0, attend: Attend | None = None):
         self.padding = Padding.of(layout, first_query)
         padded = layout.padded(self.padding.front, self.padding.back)
-        self.mask = block_mask(padded, device, first_query + self.padding.front)
+        self.masks = BySight(padded, lambda sight: block_mask(padded, device, first_query + self.padding.front, sight))
         self.attend = attend or compiled_flex(default_backend(device))
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+    def prepare(self, sight: Sight) -> None:
+        self.masks.of(sight)
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
             # In the first layer some have no gradient; each combination would be another graph.
             query_BATE, key_BJTE, value_BJTE = (_with_gradient(t) for t in (query_BATE, key_BJTE, value_BJTE))
-            return self._attended(query_BATE, key_BJTE, value_BJTE, scale)
+            return self._attended(layer, query_BATE, key_BJTE, value_BJTE)
         with torch.no_grad():
-            return self._attended(query_BATE, key_BJTE, value_BJTE, scale)
+            return self._attended(layer, query_BATE, key_BJTE, value_BJTE)
 
-    def _attended(self, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+    def _attended(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         front, back = self.padding.front, self.padding.back
         keys, values = _filled(key_BJTE, front, back), _filled(value_BJTE, front, back)
-        output_BTAE = self.attend(_filled(query_BATE, 0, back), keys, values, self.mask, scale)
+        mask = self.masks.of(layer.sight)
+        output_BTAE = self.attend(_filled(query_BATE, 0, back), keys, values, mask, layer.scale)
         return output_BTAE[:, : query_BATE.shape[2]].transpose(1, 2)
 
 

@@ -3,15 +3,18 @@
 Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from tiercel.models.sight import FULL, Sight, Span, seen_spans
 from tiercel.types import EncodedImage, EncodedPrompt
 
-Span = tuple[int, int]  # start and stop in the packed row
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,24 +31,60 @@ class GroupSpans:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SeenKeys:
+    """Gives the two spans of the pack that each token sees: a part of its prompt, and a part of the prompt or
+    completion that it is in. For a token of a prompt the first is empty."""
+
+    prompt_start_T: Tensor  # int64
+    prompt_stop_T: Tensor  # int64
+    own_start_T: Tensor  # int64
+    own_stop_T: Tensor  # int64
+
+    def mask(self) -> Tensor:
+        """Return the mask, bool (T, T): true where the token of the row sees that of the column."""
+        order_T = torch.arange(len(self.own_start_T))
+        in_prompt_TT = (order_T >= self.prompt_start_T[:, None]) & (order_T < self.prompt_stop_T[:, None])
+        return in_prompt_TT | (order_T >= self.own_start_T[:, None]) & (order_T < self.own_stop_T[:, None])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixLayout:
     """Tells which tokens attend to which: a token of a completion to its prompt and to the earlier tokens of its
-    completion, a token of a prompt to the earlier tokens of the prompt."""
+    completion, a token of a prompt to the earlier tokens of the prompt, as far as the layer sees."""
 
     groups: tuple[GroupSpans, ...]
     length: int  # T
+    picture_spans: tuple[Span, ...] = ()  # their tokens see each other, where the layer's sight is of whole pictures
 
-    def segments(self) -> tuple[Tensor, Tensor]:
-        """Return two tensors, int64 (T,): each token's group, and the number of its completion in the group, counted
-        from 1 (0 for a token of the prompt)."""
-        group_T = torch.zeros(self.length, dtype=torch.int64)
-        segment_T = torch.zeros(self.length, dtype=torch.int64)
-        for number, group in enumerate(self.groups):
-            group_T[group.prompt[0] : group.prompt[1]] = number
-            for i, (start, stop) in enumerate(group.completions):
-                group_T[start:stop] = number
-                segment_T[start:stop] = i + 1
-        return group_T, segment_T
+    def picture_spans_in(self, own: Span) -> list[Span]:
+        """Return the spans of the pictures of a prompt or completion, counted from its start."""
+        begin, end = own
+        return [(start - begin, stop - begin) for start, stop in self.picture_spans if begin <= start < end]
+
+    def simplest(self, sight: Sight) -> Sight:
+        """Return the simplest sight that is the same for this layout."""
+        longest = [
+            group.prompt[1] - group.prompt[0] + max((stop - start for start, stop in group.completions), default=0)
+            for group in self.groups
+        ]
+        return sight.within(max(longest), self.picture_spans)
+
+    def seen_keys(self, sight: Sight) -> SeenKeys:
+        """Compute what each token sees."""
+        prompt_start_T, prompt_stop_T, own_start_T, own_stop_T = torch.zeros(4, self.length, dtype=torch.int64)
+        for group in self.groups:
+            for own in (group.prompt, *group.completions):
+                start, stop = own
+                starts, stops = seen_spans(sight, stop - start, self.picture_spans_in(own))
+                own_start_T[start:stop], own_stop_T[start:stop] = starts + start, stops + start
+                if own != group.prompt:
+                    prompt_start_T[start:stop], prompt_stop_T[start:stop] = group.prompt
+                    if sight.window is not None:
+                        first_T = group.prompt[1] - sight.window + 1 + torch.arange(stop - start)
+                        prompt_start_T[start:stop] = first_T.clamp(*group.prompt)
+        return SeenKeys(
+            prompt_start_T=prompt_start_T, prompt_stop_T=prompt_stop_T, own_start_T=own_start_T, own_stop_T=own_stop_T
+        )
 
     def padded(self, front: int, back: int) -> "PrefixLayout":
         """Return the layout with this many tokens more at both ends. Tokens of the padding see only padding, and no
@@ -54,15 +93,23 @@ class PrefixLayout:
         length = front + self.length + back
         ends = [(0, front), (length - back, length)]
         padding = [GroupSpans(prompt=span, completions=()) for span in ends if span[0] < span[1]]
-        return PrefixLayout(groups=(*moved, *padding), length=length)
+        pictures = tuple((start + front, stop + front) for start, stop in self.picture_spans)
+        return PrefixLayout(groups=(*moved, *padding), length=length, picture_spans=pictures)
 
-    def dense_mask(self, device: torch.device) -> Tensor:
+    def dense_mask(self, device: torch.device, sight: Sight = FULL) -> Tensor:
         """Return the mask, bool (1, 1, T, T): true where the token of the row attends to the token of the column."""
-        group_T, segment_T = self.segments()
-        order_T = torch.arange(self.length)
-        sees_TT = (group_T[:, None] == group_T) & (order_T[:, None] >= order_T)
-        sees_TT &= (segment_T == 0) | (segment_T[:, None] == segment_T)
-        return sees_TT[None, None].to(device, non_blocking=True)
+        return self.seen_keys(sight).mask()[None, None].to(device, non_blocking=True)
+
+
+class BySight(Generic[Made]):
+    """Makes what a form needs of a layout, once for each sight that differs there."""
+
+    def __init__(self, layout: PrefixLayout, make: Callable[[Sight], Made]):
+        self.layout = layout
+        self.make = cache(make)
+
+    def of(self, sight: Sight) -> Made:
+        return self.make(self.layout.simplest(sight))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +119,7 @@ class Continuation:
     token_ids_L: Tensor  # int64
     positions_DL: Tensor  # int64
     is_scored_L: Tensor  # bool
+    picture_spans: tuple[Span, ...] = ()  # as in EncodedPrompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +159,20 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
     ids: list[Tensor] = []
     positions: list[Tensor] = []
     groups: list[GroupSpans] = []
+    pictures: list[Span] = []
     scoring, targets, owners = [nothing], [nothing], [nothing]
     start = count = 0
     for item in items:
         prompt = item.prompt
         prompt_span = (start, start + len(prompt.token_ids_P))
+        pictures += [(first + start, last + start) for first, last in prompt.picture_spans]
         ids.append(prompt.token_ids_P)
         positions.append(prompt.positions_DP)
         start = prompt_span[1]
         spans: list[Span] = []
         for continuation in item.continuations:
             span = (start, start + len(continuation.token_ids_L))
+            pictures += [(first + start, last + start) for first, last in continuation.picture_spans]
             ids.append(continuation.token_ids_L)
             positions.append(continuation.positions_DL)
             places_L = torch.arange(span[0] - 1, span[1] - 1)
@@ -135,7 +186,7 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
             count += 1
         groups.append(GroupSpans(prompt=prompt_span, completions=tuple(spans)))
     return PackedTokens(
-        layout=PrefixLayout(groups=tuple(groups), length=start),
+        layout=PrefixLayout(groups=tuple(groups), length=start, picture_spans=tuple(pictures)),
         token_ids_T=torch.cat(ids),
         positions_DT=torch.cat(positions, dim=1),
         images=tuple(image for item in items for image in item.prompt.images),

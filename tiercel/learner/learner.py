@@ -20,10 +20,12 @@ from tiercel.learner.head import TokenHead, TokenScores
 from tiercel.learner.layout import PackedTokens, PrefixLayout
 from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAttention
 from tiercel.learner.recurrence import PackedForm
-from tiercel.models.attention import Attend, AttentionForm, form_inputs
+from tiercel.models.attention import AttentionForm, PackAttend, form_inputs, sights_of
+from tiercel.models.images import moved
 from tiercel.models.policy import Policy
+from tiercel.models.sight import sequence_masks
 
-ATTENTIONS: dict[str, Callable[[PrefixLayout, torch.device, int], Attend]] = {  # by learner.form
+ATTENTIONS: dict[str, Callable[[PrefixLayout, torch.device, int], PackAttend]] = {  # by learner.form
     "split": SplitAttention,
     "flex": FlexAttention,
     "dense": DenseAttention,
@@ -41,9 +43,9 @@ class Learner(nn.Module):
         self.autocast = policy.autocast
         self.trains_vision = not policy.vision_is_frozen
         self.language_model = policy.family.language_model(policy.model)
-        self.embedding = policy.model.get_input_embeddings()
+        self.embedding = policy.family.embedding(policy.model)
         head = policy.model.get_output_embeddings()
-        self.head = TokenHead(head, policy.family.placeholder_ids)
+        self.head = TokenHead(head, policy.family.placeholder_ids, policy.family.logit_cap)
         # A head in half precision computes its sums in float32; autocast would round them.
         self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
         self.checkpointing = checkpointing
@@ -97,7 +99,7 @@ class Learner(nn.Module):
 
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
         """Make the form of a pass over the pack, or over what follows its first `first_query` tokens."""
-        attend = ATTENTIONS[self.form](batch.layout, self.device, first_query)
+        attend: PackAttend = ATTENTIONS[self.form](batch.layout, self.device, first_query)
         if self.checkpointing == "selective":
             attend = KeptAttention(attend)
         return PackedForm(attend, batch.layout, self.device, first_query)
@@ -129,10 +131,25 @@ class Learner(nn.Module):
         its prompt repeated."""
         places_RU, row_N, column_N = self._repeated_layout(batch)
         embeddings_RUH = embeddings_TH[places_RU.to(self.device, non_blocking=True)]
+        masks = self._repeated_masks(batch.layout, places_RU.shape[1])
         hidden_RUH = self._decoded(
-            embeddings_RUH, batch.positions_DT[:, places_RU], attention_mask=None, use_cache=False
+            embeddings_RUH, batch.positions_DT[:, places_RU], attention_mask=masks, use_cache=False
         )
         return hidden_RUH[row_N.to(self.device, non_blocking=True), column_N.to(self.device, non_blocking=True)]
+
+    def _repeated_masks(self, layout: PrefixLayout, length: int) -> dict[str, Tensor] | None:
+        """Return the masks (R, 1, U, U) of repeated rows with pictures whose tokens see each other, by the kind of
+        layer. Without such pictures transformers makes the masks itself."""
+        if not layout.picture_spans:
+            return None
+        spans = []
+        for group in layout.groups:
+            of_prompt, offset = layout.picture_spans_in(group.prompt), group.prompt[1] - group.prompt[0]
+            for completion in group.completions:
+                own = [(start + offset, stop + offset) for start, stop in layout.picture_spans_in(completion)]
+                spans.append([*of_prompt, *own])
+        sights = sights_of(self.language_model.config)
+        return {kind: moved(sequence_masks(sight, length, spans), self.device) for kind, sight in sights.items()}
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the places (R, U) in the pack of the tokens of each repeated row, and for each scored token the row

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tiercel.learner.recurrence import PackedForm
+from tiercel.models.attention import Layer
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 
 
@@ -34,10 +35,10 @@ class RecordingAttention:
         self.form = form
         self.kept: dict[int, Kept] = {}
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         # Activation checkpointing calls this a second time.
-        self.kept.setdefault(layer, KeysValues(key_BJTE=key_BJTE, value_BJTE=value_BJTE))
-        return self.form(layer, query_BATE, key_BJTE, value_BJTE, scale)
+        self.kept.setdefault(layer.index, KeysValues(key_BJTE=key_BJTE, value_BJTE=value_BJTE))
+        return self.form(layer, query_BATE, key_BJTE, value_BJTE)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         output, state = self.form.recurrence(tokens, scan)
@@ -70,12 +71,12 @@ class ContinuedAttention:
         self.form = form
         self.prefix = prefix
 
-    def __call__(self, layer: int, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor, scale: float) -> Tensor:
-        of_prompt = self.prefix.layers[layer]
+    def __call__(self, layer: Layer, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor) -> Tensor:
+        of_prompt = self.prefix.layers[layer.index]
         assert isinstance(of_prompt, KeysValues)
         key_BJTE = torch.cat([of_prompt.key_BJTE, key_BJSE], dim=2)
         value_BJTE = torch.cat([of_prompt.value_BJTE, value_BJSE], dim=2)
-        return self.form(layer, query_BASE, key_BJTE, value_BJTE, scale)
+        return self.form(layer, query_BASE, key_BJTE, value_BJTE)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         of_prompt = self.prefix.layers[layer]

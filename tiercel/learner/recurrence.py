@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tiercel.learner.attention import Bucket, bucket_of, similar
 from tiercel.learner.layout import PrefixLayout
-from tiercel.models.attention import Attend
+from tiercel.models.attention import Layer, PackAttend
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.models.images import moved
 
@@ -31,7 +31,7 @@ class PackedForm:
     """Computes the attention of a pack by `attend`, and its recurrence. `first_query`: how many tokens at the start
     were run before."""
 
-    def __init__(self, attend: Attend, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+    def __init__(self, attend: PackAttend, layout: PrefixLayout, device: torch.device, first_query: int = 0):
         self.attend = attend
         self._made_from = layout, device, first_query
 
@@ -39,8 +39,8 @@ class PackedForm:
     def recurrence(self) -> "PackedRecurrence":
         return PackedRecurrence(*self._made_from)
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        return self.attend(layer, query_BATE, key_BJTE, value_BJTE, scale)
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        return self.attend(layer, query_BATE, key_BJTE, value_BJTE)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         return self.recurrence(tokens, scan)[0]

@@ -5,7 +5,7 @@ decoder computes transformers' own `sdpa`. Shape suffixes: docs/shapes.md.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,37 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tiercel.errors import ModelError
 from tiercel.models.delta_net import BRANCHING_MODELS, DeltaScan, DeltaTokens, route_delta_nets
+from tiercel.models.sight import FULL, Sight
 
 IMPLEMENTATION = "tiercel"  # the name of this attention in transformers
+_CAUSAL_OUTSIDE = ("gemma4_text",)  # decoders whose layers without a window see pictures causally
+_NOT_COMPUTED = {"softcap": "caps its scores", "s_aux": "has sinks"}  # by the option that a decoder gives
 _NO_MASK = torch.zeros(1, 1, 1, 1)  # transformers uses a mask of four dimensions as it is and does not make its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """Describes the attention of a layer."""
+
+    index: int  # among the layers of the decoder
+    scale: float  # of the scores
+    sight: Sight = FULL
 
 
 class Attend(Protocol):
     """Computes the attention of one forward pass. It is called once for each layer, after the rotary embedding."""
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float, /) -> Tensor:
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, /) -> Tensor:
         """Return the output (B, A, T, E). The form itself decides which tokens a token attends to; it gets no mask."""
+
+
+class PackAttend(Attend, Protocol):
+    """Computes the attention of a pack."""
+
+    def prepare(self, sight: Sight) -> None:
+        """Make what layers of this sight need. Else their first call makes it."""
 
 
 class AttentionForm(Attend, Protocol):
@@ -44,6 +64,8 @@ class GivenForm:
 def route_attention(language_model: nn.Module) -> None:
     """Make the decoder compute the form that its forward pass is given as `attention_form`."""
     config: Any = language_model.config
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise ModelError(f"all tokens of this {config.model_type} see each other, so it cannot write text")
     config._attn_implementation = IMPLEMENTATION
     route_delta_nets(language_model)
 
@@ -51,7 +73,9 @@ def route_attention(language_model: nn.Module) -> None:
 def shared_prefix_obstacle(config: Any) -> str | None:
     """Say why a decoder of this config cannot run a prompt once for all its completions; None where it can."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    shared = {"full_attention", "linear_attention"} if config.model_type in BRANCHING_MODELS else {"full_attention"}
+    shared = {"full_attention", "sliding_attention"}
+    if config.model_type in BRANCHING_MODELS:
+        shared.add("linear_attention")
     if other := sorted(kinds - shared):
         return f"its layers have {' and '.join(kind.replace('_', ' ') for kind in other)}"
     if getattr(config, "attention_dropout", 0.0):
@@ -62,6 +86,33 @@ def shared_prefix_obstacle(config: Any) -> str | None:
 def form_inputs(form: AttentionForm) -> dict[str, Any]:
     """Return the arguments of the decoder's forward pass that make it use `form`."""
     return {"attention_form": GivenForm(form=form), "attention_mask": _NO_MASK, "use_cache": False}
+
+
+class Heads(NamedTuple):
+    """Gives the shape of a layer's attention."""
+
+    keys: int  # heads of keys and values
+    size: int  # of a head
+
+
+def heads_of(config: Any) -> list[Heads]:
+    """Return the heads of each layer of a decoder of this config. In Gemma 4 they differ."""
+    layers = [config.per_layer_config[number] for number in range(config.num_hidden_layers)]
+    usual = config.hidden_size // config.num_attention_heads
+    return [Heads(keys=each.num_key_value_heads, size=getattr(each, "head_dim", None) or usual) for each in layers]
+
+
+def sights_of(config: Any) -> dict[str, Sight]:
+    """Return the sight of each kind of layer that a decoder of this config has, by the names of transformers."""
+    window = getattr(config, "sliding_window", None)
+    if not (kinds := getattr(config, "layer_types", None)):
+        return {"full_attention": _sight(config, window)}  # with a window, all layers have it
+    sights = {"full_attention": _sight(config, None), "sliding_attention": _sight(config, window)}
+    return {kind: sights[kind] for kind in sorted(set(kinds)) if kind in sights}
+
+
+def _sight(config: Any, window: int | None) -> Sight:
+    return Sight(window=window, whole_pictures=window is not None or config.model_type not in _CAUSAL_OUTSIDE)
 
 
 @torch.compiler.disable  # compiled layers call it as it is: a form may do anything, and `layer_idx` is of one layer
@@ -75,11 +126,16 @@ def _routed_attention(
     attention_form: GivenForm | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    for option, what in _NOT_COMPUTED.items():
+        if options.get(option) is not None:
+            raise ModelError(f"the attention of {module.config.model_type} {what}, which tiercel does not compute")
     if attention_form is None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     # Under autocast, queries and keys of float32 states are float32 after the rotary embedding; values are not.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    output_BATE = attention_form.form(module.layer_idx, query, key, value, options["scaling"])
+    sight = _sight(module.config, options.get("sliding_window"))
+    layer = Layer(index=module.layer_idx, scale=options["scaling"], sight=sight)
+    output_BATE = attention_form.form(layer, query, key, value)
     return output_BATE.transpose(1, 2).contiguous(), None
 
 

@@ -24,7 +24,7 @@ from tiercel.learner.head import GPU_TILE
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.learner.recurrence import PackedForm
-from tiercel.models.attention import route_attention
+from tiercel.models.attention import route_attention, sights_of
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.planning.sizes import with_layers, without_files
@@ -218,6 +218,8 @@ class ProbedLearner(Learner):
         with _disable_current_modes():
             form = super()._form(batch, first_query)
             _ = form.recurrence
+            for sight in sights_of(self.language_model.config).values():
+                form.attend.prepare(sight)
             return form
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,59 @@
+"""What the tokens of a sequence see of it, by the kind of the layer. Shape suffixes: docs/shapes.md."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Span = tuple[int, int]  # start and stop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sight:
+    """Says how far the tokens of a layer see. `window`: a token sees itself and the `window` - 1 tokens before it;
+    None: all tokens before it. `whole_pictures`: the tokens of a picture see the later ones of the picture too."""
+
+    window: int | None = None
+    whole_pictures: bool = True
+
+    def within(self, longest: int, picture_spans: Sequence[Span]) -> "Sight":
+        """Return the simplest sight that is the same for sequences of at most `longest` tokens. `picture_spans`: of
+        their pictures."""
+        window = None if self.window is None or self.window >= longest else self.window
+        return Sight(window=window, whole_pictures=self.whole_pictures and bool(picture_spans))
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether each token sees exactly the tokens up to itself."""
+        return self.window is None and not self.whole_pictures
+
+
+FULL = Sight()
+
+
+def seen_spans(sight: Sight, length: int, picture_spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Return the start and the stop, int64 (T,), of what each token of a sequence sees."""
+    order_T = torch.arange(length)
+    start_T = torch.zeros_like(order_T) if sight.window is None else (order_T - sight.window + 1).clamp_min(0)
+    stop_T = order_T + 1
+    for start, stop in picture_spans if sight.whole_pictures else ():
+        stop_T[start:stop] = stop
+    return start_T, stop_T
+
+
+def sequence_masks(sight: Sight, length: int, picture_spans: Sequence[Sequence[Span]]) -> Tensor:
+    """Return the masks, bool (R, 1, T, T), of rows that begin together. `picture_spans`: the spans of each row."""
+    order_T = torch.arange(length)
+    masks = []
+    for of_row in picture_spans:
+        start_T, stop_T = seen_spans(sight, length, of_row)
+        masks.append((order_T >= start_T[:, None]) & (order_T < stop_T[:, None]))
+    return torch.stack(masks)[:, None]
+
+
+def runs(is_true_T: Tensor) -> tuple[Span, ...]:
+    """Return the longest spans of a sequence in which all entries are true."""
+    edges = torch.nn.functional.pad(is_true_T.int(), (1, 1)).diff()
+    starts, stops = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
