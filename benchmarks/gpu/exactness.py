@@ -146,11 +146,11 @@ def decoding_attention_check(setup: Setup) -> dict[str, Any]:
 
 
 def _decoding_attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return outputs and log-sum-exps over the rows' own tokens and over their prompts. The numbers are those of
-    bfloat16."""
+    """Return outputs and log-sum-exps over the rows' own tokens and over their prompts, without a window and with one.
+    The numbers are those of bfloat16."""
     heads, queries, size, scale = 4, 7, 128, 0.1
     room = Room(prompts=3, prompt_tokens=1200, group_size=8, new_tokens=64)
-    memory = FixedMemory(room, queries, device)
+    memory = FixedMemory(room, device)
     memory.begin((1200, 7, 640), room.group_size)
     rows = [*range(8), 9, *range(16, 23)]
     memory.keep(rows)
@@ -161,10 +161,14 @@ def _decoding_attention(device: torch.device, dtype: torch.dtype) -> tuple[Tenso
     prompt, own = kernel.memory(query, room.prompts, room.prompt_tokens), kernel.memory(query, len(rows), 64)
     for held in (prompt, own):
         held.copy_(_normal(held.shape, generator))
-    places = memory.places.of(len(rows))
-    return (
-        *kernel.over_own(query, own, own, places, scale),
-        *kernel.over_prompts(query, prompt, prompt, places, scale),
+    whole = memory.places.of(len(rows))
+    return tuple(
+        each
+        for places in (whole, whole.within(80))  # the window ends in the prompts
+        for each in (
+            *kernel.over_own(query, own, own, places, scale),
+            *kernel.over_prompts(query, prompt, prompt, places, scale),
+        )
     )
 
 

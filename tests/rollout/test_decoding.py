@@ -59,5 +59,5 @@ def test_a_prompt_whose_rows_have_all_left_is_forgotten(tiny_checkpoints):
 def test_a_model_that_cannot_share_is_decoded_plainly(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
     assert isinstance(build_decoder(policy, VisionStore(policy, 0)), SharedDecoder)
-    policy.family.language_model(policy.model).config.layer_types = ["full_attention", "sliding_attention"]
+    policy.family.language_model(policy.model).config.layer_types = ["full_attention", "chunked_attention"]
     assert isinstance(build_decoder(policy, VisionStore(policy, 0)), RepeatedDecoder)

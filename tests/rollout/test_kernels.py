@@ -31,10 +31,10 @@ def slow_flash(
     for i, used in enumerate(seqused_k.tolist()):
         queries = slice(*query_bounds[i : i + 2].tolist())
         start, stop = key_bounds[i : i + 2].tolist()
-        assert used <= stop - start <= longest and queries.stop - queries.start <= most
+        assert start + used <= stop and used <= longest and queries.stop - queries.start <= most
         keys, values = (each[start : start + used].repeat_interleave(repeats, 1) for each in (key, value))
         scores = torch.einsum("nae,tae->ant", query[queries], keys) * scale
-        lse[:, queries] = scores.logsumexp(-1)
+        lse[:, queries] = scores.logsumexp(-1) if used else torch.inf  # so says FlashAttention where there is no key
         output[queries] = torch.einsum("ant,tae->nae", scores.softmax(-1), values)
     return output, lse, None, None, None
 
@@ -42,7 +42,7 @@ def slow_flash(
 def filled(kernel, *, heads: int, queries: int, rows: list[int], tokens: int) -> tuple[FixedMemory, Tensor, Tensor]:
     """Memory of which `tokens` of each row are in use, and random keys (J), with garbage where nothing is in use."""
     generator = torch.Generator().manual_seed(0)
-    memory = FixedMemory(Room(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), queries, torch.device("cpu"))
+    memory = FixedMemory(Room(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), torch.device("cpu"))
     memory.begin(LENGTHS, 3)
     like = torch.zeros(1, heads, 1, SIZE, dtype=torch.float64)
     prompt, own = kernel.memory(like, 4, 12), kernel.memory(like, 12, 7)
@@ -72,11 +72,31 @@ def test_a_row_attends_to_its_prompt_and_its_own_tokens(monkeypatch, kernel, hea
             torch.testing.assert_close(lse[i].double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", (1, 3, 4, 5, 9, 12, 30))
+@pytest.mark.parametrize("kernel", (Exact(), Flash()))
+def test_a_window_ends_in_the_prompt_or_in_the_rows_own_tokens(monkeypatch, kernel, window):
+    """Four new tokens after prompts of 5, 1 and 9."""
+    monkeypatch.setattr(kernels, "_flash", slow_flash)
+    rows = [0, 2, 3, 7, 8]
+    memory, prompt, own = filled(kernel, heads=2, queries=3, rows=rows, tokens=4)
+    query = torch.randn(5, 2, 3, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    places = memory.places.of(len(rows)).within(window)
+    own_output, own_lse = kernel.over_own(query, own[:5], own[:5], places, SCALE)
+    output, lse = kernel.over_prompts(query, prompt, prompt, places, SCALE)
+    for i, row in enumerate(rows):
+        sequence = torch.cat([prompt[row // 3, :, : LENGTHS[row // 3]], own[i, :, :4]], dim=1)
+        keys = sequence[:, max(0, sequence.shape[1] - window) :]
+        expected = (query[i] @ keys.mT * SCALE).softmax(-1) @ keys
+        weight = torch.sigmoid(own_lse[i].double() - lse[i].double())[..., None]
+        torch.testing.assert_close(torch.lerp(output[i], own_output[i], weight), expected, rtol=1e-5, atol=1e-5)
+        assert bool(lse[i].isneginf().all()) == (window <= 4)
+
+
 def test_scores_of_half_precision_are_not_rounded():
     """Two scores near 200 that differ by less than a step."""
     query = torch.tensor([LARGE, 1.0]).bfloat16().view(1, 1, 1, 2)
     key = torch.tensor([[1.0, 0.0], [1.0, 0.25]]).bfloat16().view(1, 1, 2, 2)
-    _, lse = kernels._attention(query, key, key, torch.tensor([2]), 1.0)
+    _, lse = kernels._attention(query, key, key, torch.tensor([0]), torch.tensor([2]), 1.0)
     assert float(lse) == pytest.approx(LARGE + torch.tensor([0.0, 0.25]).logsumexp(0).item(), abs=1e-4)
 
 
@@ -84,7 +104,7 @@ def test_flash_is_called_as_pytorch_defines_it():
     """The shapes that PyTorch's own definition of the operator gives for its arguments."""
     rows, heads, queries = 6, 2, 3
     room = Room(prompts=3, prompt_tokens=256, group_size=2, new_tokens=64)
-    places = FixedMemory(room, queries, torch.device("meta")).places.of(rows)
+    places = FixedMemory(room, torch.device("meta")).places.of(rows)
     query = torch.empty(rows, heads, queries, 64, device="meta", dtype=torch.bfloat16)
     prompt, own = Flash().memory(query, 3, 256), Flash().memory(query, rows, 64)
     for output, lse in (

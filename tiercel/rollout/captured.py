@@ -7,7 +7,6 @@ suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 from warnings import warn
 
 import torch
@@ -70,7 +69,7 @@ class FixedDecoder(BaseDecoder):
         memory.begin(padded.lengths, group_size)
         self.first_rows = room.rows
         self.positions_R[: room.rows] = padded.starts_B.repeat_interleave(group_size)
-        return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(memory, padded.lengths_B)))
+        return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(memory, padded)))
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         assert self.memory is not None
@@ -107,9 +106,8 @@ class FixedDecoder(BaseDecoder):
             self.made_for = made_for
         if self.memory is None or not self.memory.room.holds(room):
             self.release()
-            config: Any = self.language_model.config
             room, device = room.rounded(), self.policy.device
-            self.memory = FixedMemory(room, config.num_attention_heads // config.num_key_value_heads, device)
+            self.memory = FixedMemory(room, device)
             self.positions_R = torch.zeros(room.rows, dtype=torch.int64, device=device)
         return self.memory
 

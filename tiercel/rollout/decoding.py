@@ -6,8 +6,9 @@ docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from tiercel.models.attention import AttentionForm, form_inputs
+from tiercel.models.attention import AttentionForm, Layer, form_inputs, sights_of
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
+from tiercel.models.sight import FULL, Sight, Span, sequence_masks
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedPrompt
 
@@ -59,6 +61,16 @@ class PaddedPrompts:
     lengths: tuple[int, ...]
     lengths_B: Tensor  # the same on the device
     starts_B: Tensor  # first position after each prompt
+    picture_spans: tuple[tuple[Span, ...], ...]  # of each prompt
+
+    def mask(self, sight: Sight) -> Tensor | None:
+        """Return the mask, bool (B, 1, P, P); None where it is causal. Padding comes last, so that no real token sees
+        it."""
+        length = self.embeddings_BPH.shape[1]
+        sight = sight.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
+        return (
+            None if sight.is_causal else moved(sequence_masks(sight, length, self.picture_spans), self.starts_B.device)
+        )
 
 
 class BaseDecoder:
@@ -71,7 +83,7 @@ class BaseDecoder:
         self.vision = vision
         self.family = policy.family
         self.language_model = policy.family.language_model(policy.model)
-        self.embedding = policy.model.get_input_embeddings()
+        self.embedding = policy.family.embedding(policy.model)
         self.head = policy.model.get_output_embeddings()
 
     def padded(self, prompts: Sequence[EncodedPrompt]) -> PaddedPrompts:
@@ -95,6 +107,7 @@ class BaseDecoder:
             lengths=lengths,
             lengths_B=lengths_B,
             starts_B=moved(torch.tensor(starts), device),
+            picture_spans=tuple(prompt.picture_spans for prompt in prompts),
         )
 
     def rows_for(self, going_on: int) -> int:
@@ -102,7 +115,9 @@ class BaseDecoder:
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Compute the logits (R, V)."""
-        return self.head(hidden_RH)
+        logits_RV = self.head(hidden_RH)
+        cap = self.family.logit_cap
+        return logits_RV if cap is None else cap * torch.tanh(logits_RV.float() / cap)
 
     def logits_after(self, prompts: PaddedPrompts, hidden_BPH: Tensor) -> Tensor:
         """Compute the logits (B, V) at the last token of each prompt."""
@@ -122,7 +137,7 @@ class BaseDecoder:
     def new_hidden_states(self, token_ids_R: Tensor, positions_R: Tensor, form: AttentionForm) -> Tensor:
         """Run one token of every row. Returns its last hidden state (R, H)."""
         hidden_R1H = self.language_model(
-            inputs_embeds=self.embedding(token_ids_R[:, None]),
+            **self.family.decoder_inputs(self.embedding(token_ids_R[:, None])),
             position_ids=self.new_positions(positions_R),
             **form_inputs(form),
         ).last_hidden_state
@@ -143,12 +158,12 @@ class PromptStore(Protocol):
 
 
 class PrefillAttention:
-    """Computes causal attention of padded prompts, and the recurrence of layers with a state. Padding comes last, so
-    that no real token attends to it."""
+    """Computes the attention of padded prompts, and the recurrence of layers with a state."""
 
-    def __init__(self, store: PromptStore, lengths_B: Tensor):
+    def __init__(self, store: PromptStore, prompts: PaddedPrompts):
         self.store = store
-        self.lengths_B = lengths_B
+        self.lengths_B = prompts.lengths_B
+        self.mask = cache(prompts.mask)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         order_P = torch.arange(tokens.rate_RTA.shape[1], device=self.lengths_B.device)
@@ -157,10 +172,11 @@ class PrefillAttention:
         self.store.put_state(layer, state)
         return output
 
-    def __call__(self, layer: int, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, scale: float) -> Tensor:
-        self.store.put(layer, key_BJTE, value_BJTE)
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        self.store.put(layer.index, key_BJTE, value_BJTE)
+        mask = self.mask(layer.sight)
         return scaled_dot_product_attention(
-            query_BATE, key_BJTE, value_BJTE, is_causal=True, scale=scale, enable_gqa=True
+            query_BATE, key_BJTE, value_BJTE, mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
         )
 
 
@@ -178,6 +194,7 @@ class DecodeAttention:
         self.own_keys: dict[int, Tensor] = {}
         self.own_values: dict[int, Tensor] = {}
         self.states: dict[int, DeltaState] = {}
+        self.biases: dict[int | None, Tensor | None] = {}  # by window, for the present token
 
     def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
         self.prompt_keys[layer], self.prompt_values[layer] = key_BJPE, value_BJPE
@@ -209,40 +226,56 @@ class DecodeAttention:
         self.arrange()
 
     def arrange(self) -> None:
-        """Compute the place of each row among the rows of its prompt, and the mask of the prompts' padding, after the
-        prefill and when rows have been removed."""
+        """Compute the place of each row among the rows of its prompt, after the prefill and when rows have been
+        removed."""
         self.most = max(Counter(self.prompt_of).values())  # rows of the prompt that has most of them
         slots = slots_of(self.prompt_of, self.most)
         is_full = len(slots) == self.most * len(self.lengths)
         self.slots_R = None if is_full else torch.tensor(slots)
-        key = next(iter(self.prompt_keys.values()))
-        longest = key.shape[2]
-        sees_BP = torch.arange(longest) < torch.tensor(self.lengths)[:, None]
-        bias_BP = torch.zeros_like(sees_BP, dtype=key.dtype).masked_fill(~sees_BP, -torch.inf)
-        self.bias_B11P = None if min(self.lengths) == longest else bias_BP[:, None, None]
+        self.biases.clear()
 
-    def __call__(self, layer: int, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float) -> Tensor:
+    def add_token(self) -> None:
+        """Go on to the next new token of every row."""
+        self.length += 1
+        self.biases = {window: bias for window, bias in self.biases.items() if window is None}
+
+    def _bias(self, window: int | None) -> Tensor | None:
+        """Return the bias (B, 1, 1, P) of a new token's scores with its prompt: -inf for padding, and for what is
+        before the window. None where every token is seen."""
+        if window not in self.biases:
+            key = next(iter(self.prompt_keys.values()))
+            order_P, lengths_B1 = torch.arange(key.shape[2]), torch.tensor(self.lengths)[:, None]
+            sees_BP = order_P < lengths_B1
+            if window is not None:
+                sees_BP &= order_P > lengths_B1 + self.length - window
+            bias_BP = torch.zeros_like(sees_BP, dtype=key.dtype).masked_fill(~sees_BP, -torch.inf)
+            self.biases[window] = None if bool(sees_BP.all()) else bias_BP[:, None, None]
+        return self.biases[window]
+
+    def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
         rows, heads, _, size = query_RA1E.shape
         query_RJQE = query_RA1E.view(rows, key_RJ1E.shape[1], -1, size)
-        own_RJQE, own_lse_RJQ = self.over_own(layer, query_RJQE, key_RJ1E, value_RJ1E, scale)
-        prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE, scale)
+        own_RJQE, own_lse_RJQ = self.over_own(layer, query_RJQE, key_RJ1E, value_RJ1E)
+        window = layer.sight.window
+        if window is not None and self.length >= window - 1:  # the window begins after the prompts
+            return own_RJQE.reshape(rows, heads, 1, size)
+        prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE)
         weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
         return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         return scan.step(tokens, self.states[layer])
 
-    def over_own(
-        self, layer: int, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def over_own(self, layer: Layer, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> tuple[Tensor, Tensor]:
         """Store the key and value of the new token. Returns output and log-sum-exp of every row over its own tokens."""
-        own_key, own_value = self.own_keys[layer], self.own_values[layer]
+        own_key, own_value = self.own_keys[layer.index], self.own_values[layer.index]
         own_key[:, :, self.length] = key_RJ1E[:, :, 0]
         own_value[:, :, self.length] = value_RJ1E[:, :, 0]
-        seen = slice(0, self.length + 1)
-        return attention(query_RJQE, own_key[:, :, seen], own_value[:, :, seen], None, scale)
+        first = 0 if layer.sight.window is None else max(0, self.length + 1 - layer.sight.window)
+        seen = slice(first, self.length + 1)
+        return attention(query_RJQE, own_key[:, :, seen], own_value[:, :, seen], None, layer.scale)
 
-    def _over_prompts(self, layer: int, query_RJQE: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def _over_prompts(self, layer: Layer, query_RJQE: Tensor) -> tuple[Tensor, Tensor]:
         """Return output and log-sum-exp of every row over its prompt. All rows of a prompt are queries of one
         attention."""
         _, key_heads, queries, size = query_RJQE.shape
@@ -254,10 +287,10 @@ class DecodeAttention:
         query = slots.view(prompts, self.most, key_heads, queries, size).transpose(1, 2)
         output, lse = attention(
             query.reshape(prompts, key_heads, self.most * queries, size),
-            self.prompt_keys[layer],
-            self.prompt_values[layer],
-            self.bias_B11P,
-            scale,
+            self.prompt_keys[layer.index],
+            self.prompt_values[layer.index],
+            self._bias(layer.sight.window),
+            layer.scale,
         )
         output = output.view(prompts, key_heads, self.most, queries, size).transpose(1, 2).flatten(0, 1)
         lse = lse.view(prompts, key_heads, self.most, queries).transpose(1, 2).flatten(0, 1)
@@ -294,13 +327,13 @@ class SharedDecoder(BaseDecoder):
         padded = self.padded(prompts)
         self.positions_R = padded.starts_B.repeat_interleave(group_size)
         self.attention = DecodeAttention(padded.lengths, group_size, max_new_tokens)
-        hidden_BPH = self.hidden_states(padded, PrefillAttention(self.attention, padded.lengths_B))
+        hidden_BPH = self.hidden_states(padded, PrefillAttention(self.attention, padded))
         self.attention.arrange()
         return self.logits_after(padded, hidden_BPH)
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         logits_RV = self.logits(self.new_hidden_states(token_ids_R, self.positions_R, self.attention))
-        self.attention.length += 1
+        self.attention.add_token()
         self.positions_R += 1
         return logits_RV
 
@@ -331,31 +364,48 @@ class RepeatedDecoder(BaseDecoder):
         hidden_BPH = self.language_model(
             **self.family.decoder_inputs(padded.embeddings_BPH),
             position_ids=padded.positions,
+            attention_mask=self._masks(padded.mask),
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
         self.cache.batch_repeat_interleave(group_size)
-        lengths_R = padded.lengths_B.repeat_interleave(group_size)
+        self.lengths_R = padded.lengths_B.repeat_interleave(group_size)
         self.positions_R = padded.starts_B.repeat_interleave(group_size)
-        self.sees_RP = torch.arange(hidden_BPH.shape[1], device=lengths_R.device) < lengths_R[:, None]
+        order_P = torch.arange(hidden_BPH.shape[1], device=self.lengths_R.device)
+        self.order_RP = order_P.where(order_P < self.lengths_R[:, None], -1)  # -1: padding
         return self.logits_after(padded, hidden_BPH)
 
+    def _masks(self, mask: Callable[[Sight], Tensor | None]) -> Tensor | dict[str, Tensor | None] | None:
+        """Return the mask of all layers, or those of each kind of layer."""
+        sights = sights_of(self.language_model.config)
+        if "sliding_attention" in sights:
+            return {kind: mask(sight) for kind, sight in sights.items()}
+        return mask(sights.get("full_attention", FULL))
+
+    def _step_mask(self, sight: Sight) -> Tensor:
+        """Return the mask (R, 1, 1, P) of the newest token."""
+        sees_RP = self.order_RP >= 0
+        if sight.window is not None:
+            sees_RP &= self.order_RP > self.lengths_R[:, None] - sight.window
+        return sees_RP[:, None, None]
+
     def step(self, token_ids_R: Tensor) -> Tensor:
-        self.sees_RP = torch.cat([self.sees_RP, self.sees_RP.new_ones(len(token_ids_R), 1)], dim=1)
+        self.order_RP = torch.cat([self.order_RP, self.lengths_R[:, None]], dim=1)
         hidden_R1H = self.language_model(
-            inputs_embeds=self.embedding(token_ids_R[:, None]),
+            **self.family.decoder_inputs(self.embedding(token_ids_R[:, None])),
             position_ids=self.new_positions(self.positions_R),
-            attention_mask=self.sees_RP[:, None, None],
+            attention_mask=self._masks(self._step_mask),
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        self.positions_R = self.positions_R + 1
+        self.lengths_R, self.positions_R = self.lengths_R + 1, self.positions_R + 1
         return self.logits(hidden_R1H[:, 0])
 
     def keep(self, kept: Sequence[int]) -> None:
         kept_R = moved(torch.tensor(kept), self.positions_R.device)
         self.cache.batch_select_indices(kept_R)
-        self.positions_R, self.sees_RP = self.positions_R[kept_R], self.sees_RP[kept_R]
+        self.positions_R, self.lengths_R = self.positions_R[kept_R], self.lengths_R[kept_R]
+        self.order_RP = self.order_RP[kept_R]
 
     @property
     def held_bytes(self) -> int:

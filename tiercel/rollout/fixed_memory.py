@@ -12,6 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tiercel.models.attention import Layer
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.models.images import moved
 from tiercel.rollout.decoding import slots_of
@@ -61,10 +62,10 @@ class _Layer:
 
 class FixedMemory:
     """Computes the attention of one new token in every row, over its prompt and over its own new tokens, joined by
-    their log-sum-exp. `queries`: query heads that share a key head."""
+    their log-sum-exp."""
 
-    def __init__(self, room: Room, queries: int, device: torch.device):
-        self.room, self.queries, self.device = room, queries, device
+    def __init__(self, room: Room, device: torch.device):
+        self.room, self.device = room, device
         self.layers: dict[int, _Layer] = {}
         self.states: dict[int, DeltaState] = {}
         prompt_order = torch.arange(room.prompts + 1, dtype=torch.int32, device=device)
@@ -138,16 +139,19 @@ class FixedMemory:
         ]
         return sum(tensor.nbytes for tensor in (*tensors, *self.counters()))
 
-    def __call__(self, layer: int, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
         rows, heads, _, size = query_RA1E.shape
-        held, places = self.layers[layer], self.places.of(rows)
+        held, places = self.layers[layer.index], self.places.of(rows)
+        window = layer.sight.window
+        if window is not None and window < self.room.prompt_tokens + self.room.new_tokens:
+            places = places.within(window)
         own_key, own_value = held.own_key_RJLE[:rows], held.own_value_RJLE[:rows]
         own_key.index_copy_(2, self.newest_1, key_RJ1E)
         own_value.index_copy_(2, self.newest_1, value_RJ1E)
-        query_RJQE = query_RA1E.reshape(rows, -1, self.queries, size)
-        own_RJQE, own_lse_RJQ = held.kernel.over_own(query_RJQE, own_key, own_value, places, scale)
+        query_RJQE = query_RA1E.reshape(rows, key_RJ1E.shape[1], -1, size)
+        own_RJQE, own_lse_RJQ = held.kernel.over_own(query_RJQE, own_key, own_value, places, layer.scale)
         prompt_RJQE, prompt_lse_RJQ = held.kernel.over_prompts(
-            query_RJQE, held.prompt_key_BJPE, held.prompt_value_BJPE, places, scale
+            query_RJQE, held.prompt_key_BJPE, held.prompt_value_BJPE, places, layer.scale
         )
         weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
         return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
@@ -169,7 +173,7 @@ class FixedMemory:
     def _arrange(self) -> None:
         """Write the places of the rows, which are sorted by prompt."""
         counts = Counter(self.prompt_of)
-        ends = accumulate(self.queries * counts[prompt] for prompt in range(self.room.prompts))
+        ends = accumulate(counts[prompt] for prompt in range(self.room.prompts))
         self.places.bounds.copy_(self._moved([0, *ends]))
         self.places.slots_R[: len(self.prompt_of)] = self._moved(slots_of(self.prompt_of, self.room.group_size))
 

@@ -26,13 +26,14 @@ class Places:
     """Says where prompts and rows are in memory. The numbers change; the tensors stay where they are."""
 
     group_size: int  # rows of a prompt, at most
-    lengths_B: Tensor  # int32, tokens of each prompt
-    bounds: Tensor  # int32 (B + 1,), where the queries of each prompt's rows begin, Q of each row, and where all end
-    prompt_starts: Tensor  # int32 (B + 1,), the first token of each prompt in memory, and where all end
+    lengths_B: Tensor  # int32, tokens of each prompt that are seen
+    bounds: Tensor  # int32 (B + 1,), the number of each prompt's first row, and of all rows
+    prompt_starts: Tensor  # int32 (B + 1,), the first token of each prompt in memory that is seen, and where all end
     slots_R: Tensor  # int64, the place of each row where every prompt has `group_size` places
-    used_R: Tensor  # int32, new tokens of each row
+    used_R: Tensor  # int32, new tokens of each row that are seen
     row_order: Tensor  # int32 (R + 1,): 0, 1, 2, ..
-    own_starts: Tensor  # int32 (R + 1,), the first new token of each row in memory, and where all end
+    own_starts: Tensor  # int32 (R + 1,), the first new token of each row in memory that is seen, and where all end
+    may_see_nothing: bool = False  # of a prompt
 
     def of(self, rows: int) -> "Places":
         """Return the places of the first rows."""
@@ -43,6 +44,24 @@ class Places:
             row_order=self.row_order[: rows + 1],
             own_starts=self.own_starts[: rows + 1],
         )
+
+    def within(self, window: int) -> "Places":
+        """Return the places of what the newest token of each row sees. All rows have the same number of new tokens."""
+        unseen_R = (self.used_R - window).clamp_min(0)
+        unseen_B = self.lengths_B.minimum((self.lengths_B + self.used_R[:1] - window).clamp_min(0))
+        return replace(
+            self,
+            lengths_B=self.lengths_B - unseen_B,
+            prompt_starts=_moved_on(self.prompt_starts, unseen_B),
+            used_R=self.used_R - unseen_R,
+            own_starts=_moved_on(self.own_starts, unseen_R),
+            may_see_nothing=True,
+        )
+
+
+def _moved_on(starts: Tensor, by: Tensor) -> Tensor:
+    """Move all starts but the last, which is where the memory ends."""
+    return torch.cat([starts[:-1] + by, starts[-1:]])
 
 
 class Kernel(Protocol):
@@ -71,7 +90,7 @@ class Exact:
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: Places, scale: float
     ) -> Attended:
-        return _attention(query_RJQE, key_RJLE, value_RJLE, places.used_R, scale)
+        return _attention(query_RJQE, key_RJLE, value_RJLE, places.own_starts, places.used_R, scale)
 
     def over_prompts(
         self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: Places, scale: float
@@ -80,7 +99,7 @@ class Exact:
         prompts, most = len(key_BJPE), places.group_size
         slots = query_RJQE.new_zeros(prompts * most, heads, queries, size).index_copy_(0, places.slots_R, query_RJQE)
         query = slots.view(prompts, most, heads, queries, size).transpose(1, 2).flatten(2, 3)
-        output, lse = _attention(query, key_BJPE, value_BJPE, places.lengths_B, scale)
+        output, lse = _attention(query, key_BJPE, value_BJPE, places.prompt_starts, places.lengths_B, scale)
         output = output.unflatten(2, (most, queries)).transpose(1, 2).flatten(0, 1)
         lse = lse.unflatten(2, (most, queries)).transpose(1, 2).flatten(0, 1)
         return output.index_select(0, places.slots_R), lse.index_select(0, places.slots_R)
@@ -126,9 +145,11 @@ class Flash:
             query_RJQE.transpose(1, 2).reshape(rows * queries, heads, size),
             key_BJPE,
             value_BJPE,
-            Spans(places.bounds, places.group_size * queries, places.prompt_starts, places.lengths_B),
+            Spans(places.bounds * queries, places.group_size * queries, places.prompt_starts, places.lengths_B),
             scale,
         )
+        if places.may_see_nothing:  # the kernel then says inf
+            lse = lse.masked_fill(lse == torch.inf, -torch.inf)
         return (
             output.view(rows, queries, heads, size).transpose(1, 2),
             lse.view(heads, rows, queries).transpose(0, 1),
@@ -172,10 +193,16 @@ def _end_to_end(memory_BJTE: Tensor) -> Tensor:
     return memory_BJTE.transpose(1, 2).view(-1, memory_BJTE.shape[1], memory_BJTE.shape[3])
 
 
-def _attention(query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, lengths_B: Tensor, scale: float) -> Attended:
-    """Compute attention over the first tokens of each sequence, `lengths_B` of them."""
-    order_T = torch.arange(key_BJTE.shape[2], device=key_BJTE.device)
-    is_unused_BT = order_T >= lengths_B[:, None]
+def _attention(
+    query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, starts: Tensor, used_B: Tensor, scale: float
+) -> Attended:
+    """Compute attention over `used_B` tokens of each sequence from its start. The output of a query that sees nothing
+    is 0, its log-sum-exp -inf."""
+    sequences, _, length, _ = key_BJTE.shape
+    order_BT = torch.arange(sequences * length, device=key_BJTE.device).view(sequences, length)  # in memory
+    first_B1 = starts[:sequences, None]
+    is_unused_BT = (order_BT < first_B1) | (order_BT >= first_B1 + used_B[:, None])
     scores = wide_scores(query_BJME, key_BJTE).mul_(scale).masked_fill_(is_unused_BT[:, None, None], -torch.inf)
     lse_BJM = scores.logsumexp(-1)
-    return (scores - lse_BJM[..., None]).exp().to(value_BJTE.dtype) @ value_BJTE, lse_BJM
+    weights = (scores - lse_BJM[..., None].clamp_min(torch.finfo(scores.dtype).min)).exp()
+    return weights.to(value_BJTE.dtype) @ value_BJTE, lse_BJM
