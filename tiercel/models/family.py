@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tiercel.config.schema import Part
 from tiercel.errors import DataError
+from tiercel.models.sight import Span
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 HuggingFaceModel = Any  # a PreTrainedModel; only its family knows its submodules
@@ -42,6 +43,7 @@ class Family(ABC):
     position_dimensions: ClassVar[int]
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides
     image_marker: ClassVar[str]  # text that the chat template writes at the place of an image
+    around_image: ClassVar[tuple[str, str]] = ("", "")  # text that the processor adds before and after each image
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
     has_pixel_limits: ClassVar[bool]  # true: min_pixels and max_pixels decide an image's size; false: tiles do
     image_processor_class: ClassVar[Any]  # the class of transformers that uses Pillow and needs no torchvision
@@ -100,6 +102,10 @@ class Family(ABC):
             place = start + len(of_image)
         return kept + ids[place:]
 
+    def picture_spans(self, token_ids_P: Tensor) -> tuple[Span, ...]:
+        """Return the spans of tokens that see each other in both directions. Most families have none."""
+        return ()
+
     def feature_count(self, plan: ImagePlan) -> int:
         """Count the placeholders among the tokens of an image: K."""
         return int(self.is_placeholder(torch.tensor(self.image_token_ids(plan))).sum())
@@ -122,6 +128,10 @@ class Family(ABC):
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         """Return the decoder, which takes `decoder_inputs`, position_ids and attention_mask, and ends with the last
         norm."""
+
+    def embedding(self, model: HuggingFaceModel) -> Any:
+        """Return the module that embeds token ids (rows, tokens) for `with_features` and `decoder_inputs`."""
+        return model.get_input_embeddings()
 
     def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KH: Tensor) -> Tensor:
         """Replace the embeddings (..., H) of the tokens where `is_vision` (...) is true with the features. The result
@@ -154,6 +164,11 @@ class Family(ABC):
     def feature_layers(self) -> int:
         """Count the features of one vision token, Z / H: more than 1 where deeper layers of the decoder take some."""
         return 1
+
+    @property
+    def logit_cap(self) -> float | None:
+        """Return c where logits x become c tanh(x / c)."""
+        return getattr(self.checkpoint.config.get_text_config(), "final_logit_softcapping", None)
 
     @property
     def vocabulary_size(self) -> int:

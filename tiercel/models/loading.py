@@ -16,6 +16,8 @@ from tiercel.config.schema import Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.gemma3 import Gemma3
+from tiercel.models.gemma4 import Gemma4
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
@@ -26,7 +28,8 @@ from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 from tiercel.models.tower_attention import route_tower
 
 FAMILIES: dict[str, type[Family]] = {
-    family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision)
+    family.name: family
+    for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision, Gemma3, Gemma4)
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN_NAMES = 3

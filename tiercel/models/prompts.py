@@ -87,8 +87,10 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
             f"contain {family.image_marker}?",
             field="messages",
         )
+    before, after = family.around_image
     ids: list[int] = []
     for number, piece in enumerate(pieces):
+        piece = (after if number else "") + piece + (before if number < len(plans) else "")
         if piece:
             piece_ids = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
             if forbidden := set(piece_ids) & set(family.placeholder_ids):
@@ -155,6 +157,7 @@ def encode_prompt(
         positions_DP=family.positions(token_ids_P, plans),
         images=images,
         messages=messages,
+        picture_spans=family.picture_spans(token_ids_P),
     )
 
 
@@ -199,9 +202,11 @@ def encode_conversation(
         token_ids_P=token_ids_T[:start],
         positions_DP=positions_DT[:, :start],
         images=tuple(images),
+        picture_spans=family.picture_spans(token_ids_T[:start]),
     )
     return EncodedConversation(
         prompt=prompt,
+        picture_spans=family.picture_spans(token_ids_T[start:]),
         token_ids_L=token_ids_T[start:],
         positions_DL=positions_DT[:, start:],
         is_scored_L=torch.tensor(found.is_scored[start:]),

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tiercel.config.schema import BaseRecipe, Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
-from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.models.attention import heads_of, shared_prefix_obstacle
 from tiercel.models.family import Checkpoint, Family
 from tiercel.models.loading import family_class
 from tiercel.models.policy import make_trainable, weights_dtype
@@ -104,22 +104,25 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         make_trainable(family, model, without_files(recipe), torch.device("meta"))
     language = family.language_model(model)
     text = config.get_text_config()
+    heads = max(heads_of(text), key=lambda heads: heads.size * heads.keys)
     layers = _layers_of(language)
     in_layers = {id(p) for layer in layers for p in layer.parameters()}
     parameters = dict(model.named_parameters())
     vision = {name: p for name, p in parameters.items() if family.part_of(name) != "language"}
     root = {name: p for name, p in parameters.items() if id(p) not in in_layers and name not in vision}
     first = dict(layers[0].named_parameters())
+    # Gemma 4 has an embedding of each token for each layer, in one matrix of all layers.
+    embedded = getattr(text, "vocab_size_per_layer_input", 0) * getattr(text, "hidden_size_per_layer_input", 0)
     return ModelSizes(
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         feature_width=text.hidden_size * family.feature_layers,
         heads=text.num_attention_heads,
-        key_heads=text.num_key_value_heads,
-        head_size=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        key_heads=heads.keys,
+        head_size=heads.size,
         vocabulary=text.vocab_size,
-        layer_weights=_elements(first, adapter=False),
-        root_weights=_elements(root, adapter=False),
+        layer_weights=_elements(first, adapter=False) + embedded,
+        root_weights=_elements(root, adapter=False) - embedded,
         vision_weights=_elements(vision, adapter=False),
         layer_adapter=_elements(first, adapter=True),
         vision_adapter=_elements(vision, adapter=True),
@@ -144,6 +147,8 @@ def with_layers(config: Any, layers: int) -> Any:
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
         text.layer_types = (list(text.layer_types) * layers)[:layers]
+    if getattr(text, "num_kv_shared_layers", 0):
+        text.num_kv_shared_layers = 0  # the layers that make keys and values are the larger ones
     return small
 
 

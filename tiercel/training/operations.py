@@ -3,7 +3,8 @@
 Counted are the matrix products of the decoder over the packed tokens (two of a frozen weight: forward, and the gradient
 of its input; three of a trained one), attention between tokens that see each other (two products forward, four
 backward), and the head over the scored tokens. Not counted: the vision tower, passes without a gradient (old and
-reference logprobs), and whatever checkpointing or a kernel computes a second time.
+reference logprobs), and whatever checkpointing or a kernel computes a second time. A layer with a window counts as one
+without.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from torch import nn
 
 from tiercel.learner.forms import packed_length
 from tiercel.learner.layout import PackItem
+from tiercel.models.attention import heads_of
 from tiercel.models.policy import Policy
 
 ATTENTION_PRODUCTS = 6
@@ -20,8 +22,7 @@ ATTENTION_PRODUCTS = 6
 def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> float:
     """Count the operations of one forward and backward pass over prompts with their continuations."""
     config = policy.family.checkpoint.config.get_text_config()
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_pair = 2 * ATTENTION_PRODUCTS * config.num_attention_heads * head_size * config.num_hidden_layers
+    per_pair = 2 * ATTENTION_PRODUCTS * config.num_attention_heads * sum(heads.size for heads in heads_of(config))
     per_token = sum(
         _per_token(module)
         for name, module in policy.family.language_model(policy.model).named_modules()

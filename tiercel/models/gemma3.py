@@ -1,0 +1,84 @@
+"""Gemma 3: one square picture of a fixed number of tokens, which see each other in both directions; 1-D positions; most
+layers have a sliding window.
+
+Shape suffixes: docs/shapes.md. D is 1.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+from tiercel.errors import ModelError
+from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.images import normalised_tiles, picture_tensor, views_sha256
+from tiercel.models.sight import Span, runs
+from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
+
+
+class Gemma3(Family):
+    """Knows Gemma 3 with pictures, which writes boxes in thousandths of each side."""
+
+    name = "gemma3"
+    serves = "Gemma 3 with pictures, such as `google/gemma-3-4b-it`"
+    special = "a picture squashed to a square; its tokens see each other; sliding windows in five of six layers"
+    coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
+    position_dimensions = 1
+    part_prefixes: ClassVar = {
+        "vision": ("model.vision_tower.",),
+        "projector": ("model.multi_modal_projector.",),
+        "language": ("model.language_model.", "lm_head."),
+    }
+    image_marker = "<start_of_image>"
+    around_image = ("\n\n", "\n\n")
+    has_pixel_limits = False
+    image_processor_class = Gemma3ImageProcessorPil
+
+    def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
+        super().__init__(checkpoint, min_pixels, max_pixels)
+        if getattr(checkpoint.image_processor, "do_pan_and_scan", False):
+            raise ModelError(
+                "model.path: the image processor adds crops of a picture (do_pan_and_scan: true), which tiercel does "
+                "not; set it to false in preprocessor_config.json"
+            )
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        return (self.checkpoint.config.image_token_id,)
+
+    def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
+        self.refuse_limits(limits)
+        side = self.checkpoint.image_processor.size
+        return ImagePlan(
+            original_size=size,
+            processed_size=(side["width"], side["height"]),
+            grid=(1, 1),
+            token_count=self.checkpoint.config.mm_tokens_per_image + 2,
+        )
+
+    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
+        plan = self.plan_image(image.size, limits)
+        view = picture_tensor(image.resize(plan.processed_size, self.checkpoint.image_processor.resample))
+        return EncodedImage(sha256=views_sha256((view,)), plan=plan, views=(view,))
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        config = self.checkpoint.config
+        placeholders = [config.image_token_id] * config.mm_tokens_per_image
+        return [config.boi_token_index, *placeholders, config.eoi_token_index]
+
+    def picture_spans(self, token_ids_P: Tensor) -> tuple[Span, ...]:
+        return runs(self.is_placeholder(token_ids_P))
+
+    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
+        return torch.arange(len(token_ids_P))[None]
+
+    def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
+        weight = next(model.model.vision_tower.parameters())
+        pixels_I = normalised_tiles([image.views[0] for image in images], self.checkpoint.image_processor, weight)
+        return list(model.model.get_image_features(pixels_I).pooler_output)
+
+    def language_model(self, model: HuggingFaceModel) -> nn.Module:
+        return model.model.language_model
