@@ -4,6 +4,8 @@ import transformers
 
 from tiercel.models.family import Family
 
+GEMMA4_SIZES = ("patch_size", "pooling_kernel_size", "max_soft_tokens")
+
 
 def full_processor(family: Family):
     """The family's whole processor, images by torchvision."""
@@ -41,6 +43,22 @@ def full_processor(family: Family):
             num_image_tokens=16,
             vision_feature_select_strategy="full",
             vision_aspect_ratio=checkpoint.config.vision_aspect_ratio,
+            chat_template=checkpoint.chat_template,
+        )
+    if family.name == "gemma3":
+        return transformers.Gemma3Processor(
+            image_processor=transformers.Gemma3ImageProcessor(size=dict(checkpoint.image_processor.size)),
+            tokenizer=checkpoint.tokenizer,
+            chat_template=checkpoint.chat_template,
+            image_seq_length=checkpoint.config.mm_tokens_per_image,
+        )
+    if family.name == "gemma4":
+        sizes = {name: getattr(checkpoint.image_processor, name) for name in GEMMA4_SIZES}
+        return transformers.Gemma4Processor(
+            feature_extractor=transformers.Gemma4AudioFeatureExtractor(),
+            image_processor=transformers.Gemma4ImageProcessor(**sizes),
+            tokenizer=checkpoint.tokenizer,
+            video_processor=transformers.Gemma4VideoProcessor(),
             chat_template=checkpoint.chat_template,
         )
     size = checkpoint.image_processor.size

@@ -8,6 +8,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlavaOnevisionConfig,
@@ -23,6 +27,8 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
@@ -36,7 +42,17 @@ from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 
-FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "ovis2", "internvl", "llava_onevision")
+FAMILY_NAMES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "ovis2",
+    "internvl",
+    "llava_onevision",
+    "gemma3",
+    "gemma4",
+)
 DELTA_LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 TINY_LORA = Lora(rank=4, alpha=8)
 WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
@@ -63,6 +79,28 @@ INTERNVL_NAMES = {  # by which its processor asks the tokenizer for them
     "end_image_token": "</img>",
     "video_token": "<video>",
 }
+GEMMA3_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<image_soft_token>",
+    "<start_of_image>",
+    "<end_of_image>",
+)
+GEMMA3_NAMES = {  # by which its processor asks the tokenizer for them
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+GEMMA4_NAMES = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+GEMMA4_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|video|>", *GEMMA4_NAMES.values())
 LLAVA_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 TILES_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -225,7 +263,86 @@ def _llava_onevision(heads: int):
     return LlavaOnevisionForConditionalGeneration(config).float(), tokenizer, processor
 
 
-OTHERS = {"ovis2": _ovis2, "internvl": _internvl, "llava_onevision": _llava_onevision}
+def _gemma3(heads: int):
+    """A window of 8 tokens, shorter than each prompt and than some completions; the first layer has none."""
+    tokenizer = make_tokenizer(
+        WORDS, GEMMA3_TOKENS, TILES_TEMPLATE.replace("MARKER\n", "<start_of_image>"), GEMMA3_NAMES
+    )
+    text = _text_config(len(tokenizer), True, heads) | {"head_dim": 64 // heads, "query_pre_attn_scalar": 16}
+    text |= {"num_hidden_layers": 3, "sliding_window": 8}
+    text |= {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Gemma3Config(
+        text_config=text,
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        mm_tokens_per_image=4,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image_soft_token>"),
+        boi_token_index=tokenizer.convert_tokens_to_ids("<start_of_image>"),
+        eoi_token_index=tokenizer.convert_tokens_to_ids("<end_of_image>"),
+        tie_word_embeddings=True,
+    )
+    model = Gemma3ForConditionalGeneration(config).float()
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.1)
+    return model, tokenizer, Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
+
+
+def _gemma4(heads: int):
+    """A window of 8 tokens, keys and values of two layers for the two after them, an embedding for each layer."""
+    template = TILES_TEMPLATE.replace("MARKER\n", "<|image|>")
+    tokenizer = make_tokenizer(WORDS, GEMMA4_TOKENS, template, GEMMA4_NAMES)
+    ids = tokenizer.convert_tokens_to_ids
+    kinds = ["sliding_attention", "full_attention"] * 2
+    text = _text_config(len(tokenizer), True, heads) | {"num_hidden_layers": 4, "layer_types": kinds}
+    text |= {"head_dim": 64 // heads, "global_head_dim": 128 // heads, "sliding_window": 8}
+    text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 2}
+    text |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": len(tokenizer)}
+    text |= {"final_logit_softcapping": 8.0, "use_bidirectional_attention": "vision"}
+    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Gemma4Config(
+        text_config=text,
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 512,
+        },
+        audio_config=None,
+        image_token_id=ids("<|image|>"),
+        video_token_id=ids("<|video|>"),
+        audio_token_id=ids("<|audio|>"),
+        boi_token_id=ids("<|image>"),
+        eoi_token_id=ids("<image|>"),
+        boa_token_id=ids("<|audio>"),
+        eoa_token_index=ids("<audio|>"),
+        tie_word_embeddings=True,
+    )
+    processor = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
+    model = Gemma4ForConditionalGeneration(config).float()
+    for layer in model.model.language_model.layers:  # its scores are products of normed states without a scale
+        torch.nn.init.constant_(layer.self_attn.q_norm.weight, 0.25)
+    return model, tokenizer, processor
+
+
+OTHERS = {
+    "ovis2": _ovis2,
+    "internvl": _internvl,
+    "llava_onevision": _llava_onevision,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+}
 
 
 def noise_image(width: int, height: int, seed: int) -> Image.Image:

@@ -22,6 +22,8 @@ ALLOWED: dict[str, str] = {
     "training.finite.faulty_rows: read": FAULT,
     "training.finite.spoilt_weight: read": FAULT,
     "models.ovis2.Ovis2.vision_features: upload": TRANSFORMERS,
+    "models.gemma4.Gemma4.vision_features: read": TRANSFORMERS,
+    "models.gemma4.Gemma4.vision_features: size": TRANSFORMERS,
     "models.llava_onevision.LlavaOnevision.vision_features: upload": TRANSFORMERS,
     "rollout.local.LocalSampler._completions: read": "the completions of a batch, once",
     "rollout.local.LocalSampler._kept: read": "every 8 tokens: rows that have ended leave the batch",

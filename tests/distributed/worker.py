@@ -149,7 +149,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     """Gradients of every step of both loops for every family."""
     found = {}
     train = {"steps": STEPS, "threads": 1, **STRATEGIES[options.strategy]}
-    changes = {"train": train, "optim": {"lr": 1e-3}, "learner": {"max_tokens_per_microbatch": 150}}
+    changes = {"train": train, "optim": {"lr": 1e-3}, "learner": {"max_tokens_per_microbatch": 160}}
     changes |= TRAINED[options.trained]
     for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
         checkpoint = options.checkpoints / family_name

@@ -1,5 +1,7 @@
 """Each family against Hugging Face's own code, on tiny random checkpoints in the real format."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
+PIXELS = ("pixel_values", "image_sizes", "batch_num_images", "image_position_ids")
 FORMS = ("split", "flex", "dense", "repeated")
 
 
@@ -78,7 +81,10 @@ def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
         pictures = pictures or (MIXED_PICTURES[:1] if len(prompt.images) == 1 else MIXED_PICTURES[1:])
         more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor asks for
         pixels = processor(images=pictures, return_tensors="pt", **more)
-        inputs |= {key: pixels[key] for key in ("pixel_values", "image_sizes", "batch_num_images") if key in pixels}
+        inputs |= {key: pixels[key] for key in PIXELS if key in pixels}
+        if family.name.startswith("gemma"):
+            name = "token_type_ids" if family.name == "gemma3" else "mm_token_type_ids"
+            inputs[name] = family.is_placeholder(token_ids_T)[None].int()
     elif prompt.images:
         pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]
         inputs |= dict(processor(images=pictures, do_resize=False, return_tensors="pt"))
@@ -108,6 +114,26 @@ def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
     assert plain.std() > 0.1
     for logprobs in found.values():
         torch.testing.assert_close(logprobs, plain, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ("split", "dense"))
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_groups_logprobs_do_not_depend_on_its_neighbours_tokens(tiny_checkpoints, name, form):
+    """Other tokens of the same number in a completion between two groups, and in a neighbouring completion."""
+    policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
+    items = items_of(policy.family, torch.Generator().manual_seed(5))
+    packed = pack(items)
+    start, stop = packed.layout.groups[1].completions[1][0], packed.layout.groups[1].completions[2][1]
+    changed_ids = packed.token_ids_T.clone()
+    changed_ids[start:stop] = changed_ids[start:stop].flip(0)
+    assert not torch.equal(changed_ids, packed.token_ids_T)
+    features, learner = VisionStore(policy, 0).features(packed.images), Learner(policy, form, False)
+    with torch.no_grad():
+        before = learner(packed, features, 1.0).logprobs_N
+        after = learner(replace(packed, token_ids_T=changed_ids), features, 1.0).logprobs_N
+    is_changed_N = torch.isin(packed.continuation_of_N, torch.tensor([4, 5]))  # of the second group
+    assert torch.equal(before[~is_changed_N], after[~is_changed_N])
+    assert not torch.equal(before[is_changed_N], after[is_changed_N])
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

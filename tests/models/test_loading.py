@@ -240,3 +240,10 @@ def test_a_file_too_large_for_memory_is_named(tmp_path, monkeypatch):
     (tmp_path / "adapter.safetensors").write_bytes(b"no header")
     with pytest.raises(ModelError, match="memory ran out while it was loaded: MemoryError\nfree some memory"):
         loading.read_tensors(tmp_path / "adapter.safetensors")
+
+
+def test_a_checkpoint_whose_pictures_are_cut_into_crops_is_refused(tiny_checkpoints, tmp_path):
+    path = Path(shutil.copytree(tiny_checkpoints["gemma3"], tmp_path / "model"))
+    edit(path / "preprocessor_config.json", do_pan_and_scan=True)
+    with pytest.raises(ModelError, match="do_pan_and_scan: true"):
+        load_family(Model(path=str(path)))

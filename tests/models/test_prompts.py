@@ -37,6 +37,8 @@ HEAD = {
     "ovis2": "<image>\n",
     "internvl": "<IMG_CONTEXT>\n",
     "llava_onevision": "<image>\n",
+    "gemma3": "<start_of_image>",
+    "gemma4": "<|image|>",
 }
 
 
@@ -414,7 +416,7 @@ def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):
     assert error.value.field == "max_pixels"
 
 
-@pytest.mark.parametrize("name", ("ovis2", "internvl", "llava_onevision"))
+@pytest.mark.parametrize("name", ("ovis2", "internvl", "llava_onevision", "gemma3"))
 def test_families_of_tiles_have_no_pixel_limits(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     with pytest.raises(DataError, match="tiles of one size; remove the row's max_pixels"):

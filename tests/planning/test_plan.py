@@ -14,20 +14,31 @@ from tiercel.planning.devices import DEVICES
 from tiercel.planning.probe import Composition, LinearBytes, fitted
 
 
+def recipe_without_weights(checkpoint: Path, root: Path) -> Path:
+    bare = root / "config only"
+    bare.mkdir()
+    shutil.copy(checkpoint / "config.json", bare)
+    file = root / "recipe.yaml"
+    file.write_text(recipe_to_yaml(grpo_recipe(bare, write_rows(root), root / "run")))
+    return file
+
+
 @pytest.fixture
 def recipe(tiny_checkpoints, tmp_path) -> Path:
-    bare = tmp_path / "config only"
-    bare.mkdir()
-    shutil.copy(tiny_checkpoints["qwen2_5_vl"] / "config.json", bare)
-    file = tmp_path / "recipe.yaml"
-    file.write_text(recipe_to_yaml(grpo_recipe(bare, write_rows(tmp_path), tmp_path / "run")))
-    return file
+    return recipe_without_weights(tiny_checkpoints["qwen2_5_vl"], tmp_path)
 
 
 def test_a_plan_that_fits_says_what_it_chose(recipe, capsys):
     assert main(["plan", str(recipe), "--gpus", "2", "--gpu-memory", "80GB"]) == 0
     said = capsys.readouterr().out
     assert "train.strategy: ddp, the least communication" in said and "most during rollout" in said
+
+
+@pytest.mark.parametrize("name", ("gemma3", "gemma4"))
+def test_layers_that_differ_are_planned(tiny_checkpoints, tmp_path, capsys, name):
+    file = recipe_without_weights(tiny_checkpoints[name], tmp_path)
+    assert main(["plan", str(file), "--gpu-memory", "80GB"]) == 0
+    assert "train.strategy: single, which fits" in capsys.readouterr().out
 
 
 def test_json_has_every_strategy(recipe, capsys):

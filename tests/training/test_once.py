@@ -134,20 +134,31 @@ def test_when_every_group_is_skipped_the_optimiser_still_steps(tiny_checkpoints,
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+def changed_checkpoint(source: Path, directory: Path, changes: dict) -> Path:
+    """A copy of a checkpoint whose decoder's config has `changes`."""
+    directory.mkdir()
+    for file in source.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"] |= changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
 @pytest.mark.parametrize("loop", ("grpo", "sft"))
-def test_a_model_with_sliding_attention_repeats_its_prompts_and_says_so(tiny_checkpoints, tmp_path, loop):
-    checkpoint = tmp_path / "model"
-    checkpoint.mkdir()
-    for file in tiny_checkpoints["qwen2_5_vl"].iterdir():
-        (checkpoint / file.name).write_bytes(file.read_bytes())
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["text_config"] |= {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-    config["text_config"]["layer_types"] = ["full_attention", "sliding_attention"]
-    (checkpoint / "config.json").write_text(json.dumps(config))
+def test_layers_with_windows_share_prompts_too(tiny_checkpoints, tmp_path, loop):
+    changes = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
+    checkpoint = changed_checkpoint(tiny_checkpoints["qwen2_5_vl"], tmp_path / "model", changes)
     rows = write_rows(tmp_path)
     if loop == "grpo":
         run = run_grpo(grpo_recipe(checkpoint, rows, tmp_path / "run"))
         assert all(row["sampler/logprob_gap_mean"] < 1e-4 for row in read_metrics(run)[1:])
     else:
         run = run_sft(sft_recipe(checkpoint, rows, tmp_path / "run"))
-    assert "this model cannot share, its layers have sliding attention" in (run / "log.txt").read_text()
+    assert "cannot share" not in (run / "log.txt").read_text()
+
+
+def test_a_model_that_cannot_share_prompts_repeats_them_and_says_so(tiny_checkpoints, tmp_path):
+    checkpoint = changed_checkpoint(tiny_checkpoints["qwen2_5_vl"], tmp_path / "model", {"attention_dropout": 0.1})
+    run = run_sft(sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run"))
+    assert "this model cannot share, its attention has dropout 0.1" in (run / "log.txt").read_text()
