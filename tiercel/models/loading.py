@@ -10,12 +10,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, __version__
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tiercel.config.schema import Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.generic import AnyImageText
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
@@ -23,7 +28,9 @@ from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen3_5 import Qwen35
 from tiercel.models.qwen3_vl import Qwen3VL
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
+from tiercel.models.text_only import TextOnly
 from tiercel.models.tower_attention import route_tower
+from tiercel.types import CoordinateSpace
 
 FAMILIES: dict[str, type[Family]] = {
     family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision)
@@ -72,26 +79,33 @@ def family_class(path: Path) -> type[Family]:
             "src/transformers/models/ovis2/convert_ovis2_weights_to_hf.py"
         )
     require_no_code(path, config)
-    if model_type not in FAMILIES:
-        raise ModelError(f"{path}: unknown architecture {model_type!r}; known: {', '.join(sorted(FAMILIES))}")
-    return FAMILIES[model_type]
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return AnyImageText
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return TextOnly
+    written_by = config.get("transformers_version")
+    remedy = f", and config.json was written by {written_by}: install that version or a newer one" if written_by else ""
+    raise ModelError(f"{path}: architecture {model_type!r} is unknown to transformers {__version__}{remedy}")
 
 
-def load_family(model: Model, template: str | None = None) -> Family:
-    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template. Raises
-    ModelError where one of them cannot be read."""
+def load_family(
+    model: Model, template: str | None = None, coordinates: CoordinateSpace | None = None
+) -> Family:
+    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template; `coordinates`:
+    the space of boxes, for a family that documents none. Raises ModelError where one of them cannot be read, and where
+    a family that needs a proof does not pass its first part."""
     path = resolve(model)
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
         key = "min_pixels" if model.max_pixels is None else "max_pixels"
-        raise ModelError(
-            f"model.{key}: {chosen.name} cuts images into tiles of one size and has no such limit; remove it"
-        )
+        raise ModelError(f"model.{key}: {chosen.name} takes image sizes from the checkpoint; remove it")
     try:
         # Without trust_remote_code=False, transformers would ask at the terminal whether to run a tokenizer's code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        image_processor = chosen.image_processor_class.from_pretrained(path, local_files_only=True)
+        image_processor = chosen.read_image_processor(path)
     except Exception as error:  # tokenizers raises Exception itself for broken files
         raise ModelError(
             f"{path}: config, tokenizer or image processor cannot be read: {type(error).__name__}: {error}"
@@ -104,7 +118,10 @@ def load_family(model: Model, template: str | None = None) -> Family:
         chat_template=_chat_template(path, tokenizer, template),
         end_token_ids=_end_token_ids(path, tokenizer),
     )
-    return chosen(checkpoint, model.min_pixels, model.max_pixels)
+    family = chosen(checkpoint, model.min_pixels, model.max_pixels)
+    family.take_coordinates(coordinates)
+    family.prove_encoding()
+    return family
 
 
 def load_weights(
@@ -121,7 +138,7 @@ def load_weights(
 
 def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory: Path) -> HuggingFaceModel:
     try:
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = family.model_class.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation="sdpa",

@@ -1,0 +1,209 @@
+"""Tiny random checkpoints of architectures that have no family of their own, saved in the real format."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.tiny_models import TILES_TEMPLATE, WORDS
+from tiercel.demo.tokenizer import make_tokenizer
+
+TEXT = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+}
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+CLIP = TOWER | {"model_type": "clip_vision_model"}
+SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
+PIXTRAL = TOWER | {"model_type": "pixtral", "head_dim": 16}
+TEXT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SQUARE = {"size": {"height": 56, "width": 56}}
+CROP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """Describes a tiny checkpoint. Values that begin with `id:` stand for the id of a token."""
+
+    model: str  # classes of transformers
+    config: str
+    processor: str | None = None  # None: text only
+    images: str | None = None
+    tokens: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # by which its processor asks the tokenizer for them
+    marker: str = "<image>"  # what the template writes at the place of an image
+    keys: Mapping[str, Any] = field(default_factory=dict)  # of the config
+    image_keys: Mapping[str, Any] = field(default_factory=dict)
+    processor_keys: Mapping[str, Any] = field(default_factory=dict)
+    videos: str | None = None
+    after: Callable[[Any], None] = lambda model: None
+
+
+def _with_ids(value: Any, tokenizer: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_ids(each, tokenizer) for key, each in value.items()}
+    if isinstance(value, str) and value.startswith("id:"):
+        return tokenizer.convert_tokens_to_ids(value[3:])
+    return value
+
+
+def save_generic_checkpoint(tiny: Tiny, directory: Path, seed: int = 0) -> Path:
+    """Write a tiny checkpoint and return its directory."""
+    torch.manual_seed(seed)
+    template = TILES_TEMPLATE.replace("MARKER", tiny.marker)
+    tokenizer = make_tokenizer(WORDS, TEXT_TOKENS + tiny.tokens, template, tiny.names)
+    text = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    text["eos_token_id"] = tokenizer.eos_token_id
+    keys = _with_ids(tiny.keys, tokenizer)
+    config_class = getattr(transformers, tiny.config)
+    keys = keys | ({"text_config": text | keys["text_config"]} if "text_config" in keys else text)
+    model = getattr(transformers, tiny.model)(config_class(**keys)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id]
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(directory)
+    if tiny.processor is None:
+        tokenizer.save_pretrained(directory)
+        return directory
+    parts = {"image_processor": getattr(transformers, tiny.images)(**tiny.image_keys), "tokenizer": tokenizer}
+    if tiny.videos is not None:
+        parts["video_processor"] = getattr(transformers, tiny.videos)()
+    processor = getattr(transformers, tiny.processor)(**parts, chat_template=template, **tiny.processor_keys)
+    processor.save_pretrained(directory)
+    return directory
+
+
+GENERIC = {
+    "llava": Tiny(
+        model="LlavaForConditionalGeneration",
+        config="LlavaConfig",
+        processor="LlavaProcessor",
+        images="CLIPImageProcessorPil",
+        tokens=("<image>",),
+        keys={
+            "text_config": TEXT,
+            "vision_config": CLIP,
+            "image_token_id": "id:<image>",
+            "image_seq_length": 16,
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+        },
+        image_keys=CROP,
+        processor_keys={
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        },
+    ),
+    "mistral3": Tiny(
+        model="Mistral3ForConditionalGeneration",
+        config="Mistral3Config",
+        processor="PixtralProcessor",
+        images="PixtralImageProcessorPil",
+        tokens=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        marker="[IMG]",
+        keys={
+            "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": PIXTRAL,
+            "image_token_id": "id:[IMG]",
+            "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+        },
+        image_keys={"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
+        processor_keys={"patch_size": 14, "spatial_merge_size": 2},
+    ),
+    "idefics3": Tiny(
+        model="Idefics3ForConditionalGeneration",
+        config="Idefics3Config",
+        processor="Idefics3Processor",
+        images="Idefics3ImageProcessorPil",
+        tokens=(
+            "<image>",
+            "<fake_token_around_image>",
+            "<global-img>",
+            "<end_of_utterance>",
+            *(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)),
+        ),
+        keys={
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": TOWER | {"model_type": "idefics3_vision"},
+            "image_token_id": "id:<image>",
+            "scale_factor": 2,
+        },
+        image_keys={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
+        processor_keys={"image_seq_len": 4},
+    ),
+    "llava_next": Tiny(
+        model="LlavaNextForConditionalGeneration",
+        config="LlavaNextConfig",
+        processor="LlavaNextProcessor",
+        images="LlavaNextImageProcessorPil",
+        tokens=("<image>",),
+        keys={
+            "text_config": TEXT,
+            "vision_config": CLIP,
+            "image_token_id": "id:<image>",
+            "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+        },
+        image_keys=CROP | {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
+        processor_keys={
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        },
+    ),
+    "glm46v": Tiny(
+        model="Glm46VForConditionalGeneration",
+        config="Glm46VConfig",
+        processor="Glm46VProcessor",
+        images="Glm46VImageProcessorPil",
+        videos="Glm46VVideoProcessor",
+        tokens=("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+        names={"image_token": "<|image|>", "video_token": "<|video|>"},
+        marker="<|begin_of_image|><|image|><|end_of_image|>",
+        keys={
+            "text_config": TEXT
+            | {
+                "model_type": "glm4v_text",
+                "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "intermediate_size": 48,
+                "out_hidden_size": 64,
+                "image_size": 56,
+                "patch_size": 14,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+            },
+            "image_token_id": "id:<|image|>",
+            "video_token_id": "id:<|video|>",
+            "image_start_token_id": "id:<|begin_of_image|>",
+            "image_end_token_id": "id:<|end_of_image|>",
+        },
+        image_keys={"size": {"shortest_edge": 28 * 28 * 2, "longest_edge": 112 * 112 * 2}},
+    ),
+}
