@@ -47,6 +47,8 @@ def prove(policy: Policy) -> Proof:
     """Compare logprobs of random completions with a plain forward pass of each, and keep in the family whether
     completions may share their prompt. Raises ModelError where not even the repeated form is right."""
     family, was_training = policy.family, policy.model.training
+    if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
+        raise ModelError(f"{_model(policy)} cannot be trained here: its head has a bias")
     policy.model.eval()
     try:
         items = _items(policy)

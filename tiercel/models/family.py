@@ -41,12 +41,13 @@ class Family(ABC):
     name: ClassVar[str]  # `model_type` in config.json
     serves: ClassVar[str]  # its models, for the table of docs/families.md
     special: ClassVar[str]  # how it differs from other families, for the same table
-    coordinate_space: CoordinateSpace | None = None  # of boxes; None: not documented, and the recipe may say it
+    coordinate_space: ClassVar[CoordinateSpace | None] = None  # of boxes; None: not documented, the recipe may say it
     position_dimensions: int
-    part_prefixes: Mapping[Part, tuple[str, ...]]  # the longest prefix that matches decides
+    part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides
     image_marker: str | None = None  # what the chat template writes at the place of an image; None: no pictures
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
     has_pixel_limits: ClassVar[bool]  # true: min_pixels and max_pixels decide an image's size; false: tiles do
+    sizes: ClassVar[str] = "cuts images into tiles of one size"  # why it has no pixel limits
     image_processor_class: ClassVar[Any] = None  # of transformers, which uses Pillow and needs no torchvision
     model_class: ClassVar[Any] = AutoModelForImageTextToText
     needs_proof: ClassVar[bool] = False  # true: one class for many architectures (learner/proof.py)
@@ -75,9 +76,9 @@ class Family(ABC):
             raise ModelError(
                 f"data.coordinates: {given} given, but {self.name} writes boxes in {self.coordinate_space}; remove it"
             )
-        self.coordinate_space = given
+        self.coordinate_space = given  # type: ignore[misc]  # other families have it in the class
 
-    def prove_encoding(self) -> None:
+    def prove_encoding(self) -> None:  # noqa: B027  # most families need no proof
         """Compare ids and pixels with those of the checkpoint's whole processor, where the family needs a proof. Raises
         ModelError where they differ."""
 
@@ -91,11 +92,16 @@ class Family(ABC):
         """Plan the size after resizing and the number of tokens, from the image's size. `limits`: those of the row.
         Raises DataError for an image that the family cannot take, and for limits outside those of the recipe."""
 
+    @property
+    def architecture(self) -> str:
+        """Name the family, and the architecture where the family serves several."""
+        return f"{self.name} ({self.checkpoint.config.model_type})" if self.needs_proof else self.name
+
     def refuse_limits(self, limits: PixelLimits | None) -> None:
-        """Raise DataError where a row has limits. For families that cut images into tiles."""
+        """Raise DataError where a row has limits. For families without pixel limits."""
         if limits is not None:
             key = "min_pixels" if limits.most is None else "max_pixels"
-            raise DataError(f"{self.name} cuts images into tiles of one size; remove the row's {key}", field=key)
+            raise DataError(f"{self.name} {self.sizes}; remove the row's {key}", field=key)
 
     @abstractmethod
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
@@ -154,6 +160,9 @@ class Family(ABC):
 
     def sharing_obstacle(self, config: Any) -> str | None:
         """Say why completions cannot share their prompt; None where they can. `config`: the decoder's."""
+        window = getattr(config, "sliding_window", None)
+        if self.needs_proof and window is not None and not getattr(config, "layer_types", None):
+            return f"its layers have a sliding window of {window} tokens"  # longer than a proof's prompts
         return shared_prefix_obstacle(config) or self.unshared
 
     def plain_inputs(self, prompt: EncodedPrompt, token_ids_T: Tensor) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Any image-text model of transformers, by what the library declares for all of them.
 
-The checkpoint's own processor says which tokens stand for a picture, and its `_get_num_multimodal_tokens` how many, from
-the size alone; `get_image_features` makes their features, `get_rope_index` the positions where a model has several for a
-token. Nothing of this is a promise for all architectures, so each checkpoint is proved: here ids and pixels against the
+The checkpoint's own processor says which tokens stand for a picture, and its `_get_num_multimodal_tokens` how many,
+from the size alone. `get_image_features` makes their features, and `get_rope_index` the positions where a token has
+several. This need not be right for every architecture, so each checkpoint is proved: here ids and pixels against the
 whole processor, in learner/proof.py the logprobs. Shape suffixes: docs/shapes.md.
 """
 
@@ -23,7 +23,7 @@ from tiercel.errors import DataError, EnvironmentProblem, ModelError, TiercelErr
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.images import moved, picture_image, picture_tensor, views_sha256
 from tiercel.models.prompts import render, token_ids
-from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
+from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
 
 PROOF_SIZES = ((84, 56), (56, 84), (200, 90), (333, 47), (640, 480))  # of the pictures that prove ids and pixels
 QUESTION = "What is this?"
@@ -56,6 +56,7 @@ class AnyImageText(Family):
     serves = "any other image-text model of transformers that passes its proof"
     special = "tokens, features and positions by the checkpoint's own code in transformers; proved on each checkpoint"
     has_pixel_limits = False
+    sizes = "takes the sizes of images from the checkpoint's processor"
     needs_proof = True
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
@@ -64,7 +65,7 @@ class AnyImageText(Family):
         self.processor = checkpoint.image_processor
         self.image_marker = None if self.processor is None else self.processor.image_token
         self.skeleton = _skeleton(checkpoint)
-        self.part_prefixes = _parts(self.skeleton)
+        self.part_prefixes = _parts(self.skeleton)  # type: ignore[misc]  # other families have it in the class
         self.position_dimensions = self._rope_positions(torch.zeros(2, dtype=torch.int64), ()).shape[0]
         self.edges: Edges | None = None
         self._sizes: dict[Size, PictureTokens] = {}
@@ -93,23 +94,13 @@ class AnyImageText(Family):
         ids = (getattr(config, f"{kind}_token_id", None) for kind in ("image", "video"))
         return tuple(dict.fromkeys(i for i in ids if i is not None))
 
-    def take_coordinates(self, given: CoordinateSpace | None) -> None:
-        """Take the coordinate space of boxes from the recipe. Raises ModelError for pixels of the resized image, whose
-        size only the processor knows."""
-        if given == "resized_pixels":
-            raise ModelError(
-                "data.coordinates: resized_pixels given, but the size to which this model's processor resizes is not "
-                "known; write thousandths or unit"
-            )
-        super().take_coordinates(given)
-
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
         self.refuse_limits(limits)
         width, height = size
         try:
             counted = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"]
         except FAULTS as error:
-            raise DataError(f"image of {width} x {height} pixels: the processor says {error}", field="images") from error
+            raise _refused(size, error) from error
         return ImagePlan(original_size=size, processed_size=size, grid=(), token_count=int(counted[0]))
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
@@ -205,7 +196,7 @@ class AnyImageText(Family):
             try:
                 made = self.inputs_of(self.processor.image_token, [Image.new("RGB", size)])
             except FAULTS as error:
-                raise DataError(f"image of {size} pixels: the processor says {error}", field="images") from error
+                raise _refused(size, error) from error
             small = {name: made[name] for name in self._rope_names if name in made and name not in TEXT_INPUTS}
             self._sizes[size] = PictureTokens(ids=tuple(made["input_ids"][0].tolist()), inputs=small)
         return self._sizes[size]
@@ -274,6 +265,10 @@ def _edges(ids_of_sizes: Sequence[tuple[int, ...]], placeholders: tuple[int, ...
             return None
         found.add(Edges(before=ids[: places[0]], after=ids[places[-1] + 1 :]))
     return found.pop() if len(found) == 1 else None
+
+
+def _refused(size: Size, error: Exception) -> DataError:
+    return DataError(f"image of {size[0]} x {size[1]} pixels: the processor says: {error}", field="images")
 
 
 def _synthetic(size: Size, seed: int) -> Image.Image:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -85,14 +86,23 @@ def family_class(path: Path) -> type[Family]:
         return AnyImageText
     if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextOnly
+    raise ModelError(
+        f"{path}: architecture {model_type!r} is no language model of transformers, of which {__version__} is installed"
+        + _newer_needed(config)
+    )
+
+
+def _newer_needed(config: dict[str, Any]) -> str:
+    """Say which transformers a config needs that is newer than the installed one; an empty text where it is not."""
     written_by = config.get("transformers_version")
-    remedy = f", and config.json was written by {written_by}: install that version or a newer one" if written_by else ""
-    raise ModelError(f"{path}: architecture {model_type!r} is unknown to transformers {__version__}{remedy}")
+    try:
+        is_newer = Version(str(written_by)) > Version(__version__)
+    except InvalidVersion:
+        return ""
+    return f"; config.json was written by {written_by}: install that or a newer one" if is_newer else ""
 
 
-def load_family(
-    model: Model, template: str | None = None, coordinates: CoordinateSpace | None = None
-) -> Family:
+def load_family(model: Model, template: str | None = None, coordinates: CoordinateSpace | None = None) -> Family:
     """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template; `coordinates`:
     the space of boxes, for a family that documents none. Raises ModelError where one of them cannot be read, and where
     a family that needs a proof does not pass its first part."""
@@ -100,7 +110,7 @@ def load_family(
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
         key = "min_pixels" if model.max_pixels is None else "max_pixels"
-        raise ModelError(f"model.{key}: {chosen.name} takes image sizes from the checkpoint; remove it")
+        raise ModelError(f"model.{key}: {chosen.name} {chosen.sizes} and has no such limit; remove it")
     try:
         # Without trust_remote_code=False, transformers would ask at the terminal whether to run a tokenizer's code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -25,6 +25,7 @@ class TextOnly(Family):
     position_dimensions = 1
     part_prefixes: ClassVar = {"language": ("",)}
     has_pixel_limits = False
+    sizes = "reads no pictures"
     needs_proof = True
     model_class = AutoModelForCausalLM
 
