@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from tests.tiny_models import TILES_TEMPLATE, WORDS
-from tiercel.demo.tokenizer import make_tokenizer
+from tiercel.demo.tokenizer import CHAT_TEMPLATE, make_tokenizer
 
 TEXT = {
     "model_type": "qwen2",
@@ -66,7 +66,7 @@ def _with_ids(value: Any, tokenizer: Any) -> Any:
 def save_generic_checkpoint(tiny: Tiny, directory: Path, seed: int = 0) -> Path:
     """Write a tiny checkpoint and return its directory."""
     torch.manual_seed(seed)
-    template = TILES_TEMPLATE.replace("MARKER", tiny.marker)
+    template = CHAT_TEMPLATE if tiny.processor is None else TILES_TEMPLATE.replace("MARKER", tiny.marker)
     tokenizer = make_tokenizer(WORDS, TEXT_TOKENS + tiny.tokens, template, tiny.names)
     if tiny.start:
         tokenizer.bos_token = "<|endoftext|>"
