@@ -6,7 +6,6 @@
 Each is a tiny random checkpoint in the real format; its proof is that of a run's start (learner/proof.py). One more
 checkpoint is made inconsistent on purpose. Exits with 1 where that is admitted, or where one that must be admitted is
 not.
-admitted is not, or where what is admitted fails a second comparison with other tokens.
 """
 
 import argparse

@@ -22,7 +22,7 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 HAS_TORCHVISION = find_spec("torchvision") is not None
-OF_TORCHVISION = ("mistral3", "lighton_ocr", "glm46v")  # whose processors need it
+OF_TORCHVISION = ("mistral3", "pixtral", "lighton_ocr", "glm46v")  # whose processors need it
 WITHOUT = ("llava", "llava_next", "idefics3", "aya_vision")
 NAMES = WITHOUT + tuple(
     pytest.param(name, marks=pytest.mark.skipif(not HAS_TORCHVISION, reason="its processor needs torchvision"))
@@ -201,7 +201,7 @@ def test_a_processor_that_counts_no_tokens_is_refused(tmp_path, checkpoints):
     config = json.loads((checkpoints["llava"] / "config.json").read_text())
     copy = edited(checkpoints["llava"], tmp_path / "copy", processor_class="Blip2Processor")
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"Blip2Processor declares no|cannot be read"):
+    with pytest.raises(ModelError, match="Blip2Processor declares no image_token"):
         load_family(Model(path=str(copy)))
 
 

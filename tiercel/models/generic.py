@@ -1,13 +1,14 @@
 """Any image-text model of transformers, by what the library declares for all of them.
 
 The checkpoint's own processor says which tokens stand for a picture, and its `_get_num_multimodal_tokens` how many,
-from the size alone. `get_image_features` makes their features, and `get_rope_index` the positions where a token has
+from the size alone; where it declares no such function, a blank picture of that size does. `get_image_features` makes their features, and `get_rope_index` the positions where a token has
 several. This need not be right for every architecture, so each checkpoint is proved: here ids and pixels against the
 whole processor, in learner/proof.py the logprobs. Shape suffixes: docs/shapes.md.
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,20 +73,21 @@ class AnyImageText(Family):
 
     @classmethod
     def read_image_processor(cls, path: Path) -> Any:
-        """Read the whole processor of a checkpoint; its pictures are resized with Pillow."""
+        """Read the whole processor of a checkpoint; its pictures are resized with Pillow where transformers can."""
         try:
             processor = AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except ImportError as error:
             raise EnvironmentProblem(f"{path}: its processor needs a package that is not installed: {error}") from error
-        needed = ("image_processor", "tokenizer", "image_token", "_get_num_multimodal_tokens")
+        needed = ("image_processor", "tokenizer", "image_token")
         if missing := [name for name in needed if getattr(processor, name, None) is None]:
             raise ModelError(
                 f"{path}: {type(processor).__name__} declares no {' and no '.join(missing)}, which a model without a "
                 "family of its own needs"
             )
-        processor.image_processor = AutoImageProcessor.from_pretrained(
-            path, backend="pil", local_files_only=True, trust_remote_code=False
-        )
+        with suppress(ImportError, ValueError):  # a few image processors exist for torchvision alone
+            processor.image_processor = AutoImageProcessor.from_pretrained(
+                path, backend="pil", local_files_only=True, trust_remote_code=False
+            )
         return processor
 
     @property
@@ -96,12 +98,7 @@ class AnyImageText(Family):
 
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
         self.refuse_limits(limits)
-        width, height = size
-        try:
-            counted = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"]
-        except FAULTS as error:
-            raise _refused(size, error) from error
-        return ImagePlan(original_size=size, processed_size=size, grid=(), token_count=int(counted[0]))
+        return ImagePlan(original_size=size, processed_size=size, grid=(), token_count=self._count(size))
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """Keep the picture as it is; the processor resizes it when its features are made."""
@@ -188,6 +185,16 @@ class AnyImageText(Family):
             return_mm_token_type_ids=True,
             return_tensors="pt",
         )
+
+    def _count(self, size: Size) -> int:
+        """Count the tokens of a picture, from its size alone where the processor can."""
+        count = getattr(self.processor, "_get_num_multimodal_tokens", None)
+        if count is None:
+            return len(self._tokens_of_size(size).ids)
+        try:
+            return int(count(image_sizes=[size[::-1]])["num_image_tokens"][0])
+        except FAULTS as error:
+            raise _refused(size, error) from error
 
     def _tokens_of_size(self, size: Size) -> PictureTokens:
         if size not in self._sizes:

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tiercel.config.schema import Model, Source
-from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.errors import EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.generic import AnyImageText
@@ -36,6 +36,7 @@ from tiercel.types import CoordinateSpace
 FAMILIES: dict[str, type[Family]] = {
     family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision)
 }
+PROVED: tuple[type[Family], ...] = (AnyImageText, TextOnly)  # for architectures without a family of their own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN_NAMES = 3
 SMALLER = (
@@ -116,6 +117,8 @@ def load_family(model: Model, template: str | None = None, coordinates: Coordina
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         image_processor = chosen.read_image_processor(path)
+    except TiercelError:
+        raise
     except Exception as error:  # tokenizers raises Exception itself for broken files
         raise ModelError(
             f"{path}: config, tokenizer or image processor cannot be read: {type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ class TextOnly(Family):
 
     name = "text_only"
     serves = "any causal language model of transformers, such as `Qwen/Qwen3-4B`"
-    special = "reads no pictures; proved on each checkpoint"
+    special = "proved on each checkpoint"
     position_dimensions = 1
     part_prefixes: ClassVar = {"language": ("",)}
     has_pixel_limits = False
