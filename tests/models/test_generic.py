@@ -197,12 +197,17 @@ def _see_all(layer, query, key, value, scale):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
 
 
-def test_a_processor_that_counts_no_tokens_is_refused(tmp_path, checkpoints):
-    config = json.loads((checkpoints["llava"] / "config.json").read_text())
+def test_the_processor_of_another_model_is_refused(tmp_path, checkpoints):
     copy = edited(checkpoints["llava"], tmp_path / "copy", processor_class="Blip2Processor")
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="Blip2Processor declares no image_token"):
+    with pytest.raises(ModelError, match="Blip2Processor declares no image_token|did not pass its proof"):
         load_family(Model(path=str(copy)))
+
+
+def test_without_a_count_by_size_a_blank_picture_counts(checkpoints, monkeypatch):
+    path = str(checkpoints["idefics3"])
+    counted = [load_family(Model(path=path)).plan_image(size).token_count for size in SIZES]
+    monkeypatch.delattr("transformers.Idefics3Processor._get_num_multimodal_tokens")
+    assert [load_family(Model(path=path)).plan_image(size).token_count for size in SIZES] == counted
 
 
 def test_the_token_at_the_start_of_a_text_comes_once(checkpoints, tmp_path):

@@ -1,9 +1,10 @@
 """Any image-text model of transformers, by what the library declares for all of them.
 
 The checkpoint's own processor says which tokens stand for a picture, and its `_get_num_multimodal_tokens` how many,
-from the size alone; where it declares no such function, a blank picture of that size does. `get_image_features` makes their features, and `get_rope_index` the positions where a token has
-several. This need not be right for every architecture, so each checkpoint is proved: here ids and pixels against the
-whole processor, in learner/proof.py the logprobs. Shape suffixes: docs/shapes.md.
+from the size alone; where it declares no such function, a blank picture of that size does. `get_image_features` makes
+their features, and `get_rope_index` the positions where a token has several. This need not be right for every
+architecture, so each checkpoint is proved: here ids and pixels against the whole processor, in learner/proof.py the
+logprobs. Shape suffixes: docs/shapes.md.
 """
 
 import inspect

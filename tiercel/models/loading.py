@@ -163,6 +163,11 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
+        if "scaled_dot_product_attention" in str(error):
+            raise ModelError(
+                f"{directory}: transformers computes {family.checkpoint.config.model_type} without "
+                "scaled_dot_product_attention, whose place the forms of attention here take; take another model"
+            ) from error
         raise ModelError(f"{directory}: its weights cannot be read: {error}") from error
     model: HuggingFaceModel
     model, found = loaded
