@@ -95,12 +95,7 @@ def test_a_checkpoint_that_fails_its_proof_is_refused_by_every_command(tmp_path,
     checkpoint = save_generic_checkpoint(GENERIC["granite"], tmp_path / "model")
     recipe = grpo_recipe(checkpoint, text_rows(tmp_path), tmp_path / "run")
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
-    recipe_file = str(tmp_path / "recipe.yaml")
-    for words in (
-        ("check", recipe_file),
-        ("grpo", recipe_file),
-        ("eval", recipe_file),
-        ("predict", str(checkpoint), "?"),
-    ):
-        assert main([*words]) != 0
+    of_recipe = [[verb, str(tmp_path / "recipe.yaml")] for verb in ("check", "grpo", "eval")]
+    for words in (*of_recipe, ["predict", str(checkpoint), "Where?"]):
+        assert main(words) != 0
         assert "did not pass its proof" in capsys.readouterr().err

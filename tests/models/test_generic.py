@@ -199,7 +199,7 @@ def _see_all(layer, query, key, value, scale):
 
 def test_the_processor_of_another_model_is_refused(tmp_path, checkpoints):
     copy = edited(checkpoints["llava"], tmp_path / "copy", processor_class="Blip2Processor")
-    with pytest.raises(ModelError, match="Blip2Processor declares no image_token|did not pass its proof"):
+    with pytest.raises(ModelError, match=r"Blip2Processor declares no image_token|did not pass its proof"):
         load_family(Model(path=str(copy)))
 
 
