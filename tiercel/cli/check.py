@@ -1,5 +1,5 @@
-"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights
-but a reward model's, and those of a model whose family is proved on each checkpoint."""
+"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but a reward model's, and
+those of a model whose family is proved on each checkpoint."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -14,6 +14,7 @@ from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.models.images import picture_image
+from tiercel.models.memory_errors import is_out_of_memory
 from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions, encode_prompt
 from tiercel.models.vision import VisionStore
@@ -45,19 +46,19 @@ class Proof:
 @torch.no_grad()
 def prove(policy: Policy) -> Proof:
     """Compare logprobs of random completions with a plain forward pass of each, and keep in the family whether
-    completions may share their prompt. Raises ModelError where not even the repeated form is right."""
-    family, was_training = policy.family, policy.model.training
+    completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError where not even the repeated form is right."""
     if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
         raise ModelError(f"{_model(policy)} cannot be trained here: its head has a bias")
+    family = policy.family
     policy.model.eval()
     try:
         items = _items(policy)
         plain_N = _plain(policy, items)
         worst = _difference(policy, items, "repeated", plain_N)
     except (*FAULTS, TiercelError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{_model(policy)} did not pass its proof: {type(error).__name__}: {error}") from error
-    finally:
-        policy.model.train(was_training)
     tolerance = TOLERANCES[policy.compute_dtype]
     if not worst <= tolerance:
         raise ModelError(
@@ -78,6 +79,8 @@ def _shared(policy: Policy, items: list[PackItem], plain_N: Tensor, repeated: fl
     try:
         difference = _difference(policy, items, form, plain_N)
     except FAULTS as error:
+        if is_out_of_memory(error):
+            raise
         return f"its decoder does not take the form {form} ({type(error).__name__})", repeated
     if not difference <= TOLERANCES[policy.compute_dtype]:
         return f"with a shared prompt its logprobs differ by {difference:.1e}", repeated
