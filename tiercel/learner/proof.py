@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from tiercel.errors import ModelError, TiercelError
@@ -46,7 +47,8 @@ class Proof:
 @torch.no_grad()
 def prove(policy: Policy) -> Proof:
     """Compare logprobs of random completions with a plain forward pass of each, and keep in the family whether
-    completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError where not even the repeated form is right."""
+    completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError where not even the
+    repeated form is right."""
     if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
         raise ModelError(f"{_model(policy)} cannot be trained here: its head has a bias")
     family = policy.family
@@ -126,7 +128,7 @@ def _prompt(policy: Policy, number: int, shown: tuple[int, ...]) -> EncodedPromp
     return encode_prompt(policy.family, row, number, images, system=None, max_prompt_tokens=MOST_TOKENS)
 
 
-def _picture(place: int):
+def _picture(place: int) -> Image.Image:
     shape, generator = (*SIZES[place][::-1], 3), torch.Generator().manual_seed(place)
     return picture_image(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
 
