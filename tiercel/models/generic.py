@@ -242,8 +242,11 @@ def _with_start(checkpoint: Checkpoint) -> Checkpoint:
 
 def _skeleton(checkpoint: Checkpoint) -> HuggingFaceModel:
     """Build the model without weights, to learn the names of its modules and to compute positions."""
-    with torch.device("meta"):
-        model = AnyImageText.model_class.from_config(checkpoint.config)
+    try:
+        with torch.device("meta"):
+            model = AnyImageText.model_class.from_config(checkpoint.config)
+    except FAULTS as error:
+        raise ModelError(f"{checkpoint.path}: transformers cannot build the model of its config: {error}") from error
     if not hasattr(getattr(model, "model", None), "get_image_features"):
         raise ModelError(f"{checkpoint.path}: {type(model).__name__} declares no get_image_features")
     return model
