@@ -4,6 +4,7 @@
 # make lint types      ruff, mypy
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
+# make test-generic    models without a family of their own: which are admitted, and in which form
 # make test-lowest     the tests with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
@@ -28,7 +29,7 @@ UV := 0.13.9
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-catalogue test-families test-lowest test-scale vllm-env test-vllm faults \
+.PHONY: venv demo test lint types test-catalogue test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
@@ -87,6 +88,17 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c .venv-families-$*/constraints.txt transformers==$(TRANSFORMERS) $(MORE)
 	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		torchvision==$(TORCHVISION)
+	touch $@
+
+test-generic: .venv-generic/.made
+	.venv-generic/bin/python -m benchmarks.generic
+
+# torchvision and num2words are needed by some of the processors.
+.venv-generic/.made: .venv/.made
+	$(call LAYER_OF,.venv-generic)
+	.venv-generic/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt num2words
+	.venv-generic/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		torchvision==$(TORCHVISION)
 	touch $@
 
@@ -157,4 +169,4 @@ gpu-toy: venv
 	.venv/bin/python -m benchmarks.gpu --toy --again
 
 clean:
-	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-generic .venv-trl .venv-swift runs build dist *.egg-info

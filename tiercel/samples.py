@@ -41,7 +41,7 @@ class Sample:
     answer: Any
     columns: Mapping[str, Any]
     images: tuple[SampleImage, ...]
-    coordinate_space: CoordinateSpace  # of boxes that the model writes
+    coordinate_space: CoordinateSpace | None  # of boxes that the model writes; None: not known
     messages: tuple[Turn, ...] = ()  # all turns of the prompt, as the model saw them
 
 

@@ -13,8 +13,10 @@ from tests.tiny_models import FAMILY_NAMES
 from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models import loading
+from tiercel.models.generic import AnyImageText
 from tiercel.models.loading import FAMILIES, family_class, load_family, load_weights, resolve
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
+from tiercel.models.text_only import TextOnly
 
 
 @pytest.fixture
@@ -40,13 +42,22 @@ def test_the_architecture_decides(tmp_path):
     assert set(FAMILIES) == set(FAMILY_NAMES)
 
 
-@pytest.mark.parametrize("config", ({"model_type": "llava"}, {"model_type": "qwen2"}, {}))
-def test_an_unknown_architecture_lists_the_known(tmp_path, config):
+@pytest.mark.parametrize("config", ({"model_type": "no_such"}, {"model_type": "clip"}, {}))
+def test_an_architecture_that_transformers_does_not_know_is_refused(tmp_path, config):
     with pytest.raises(ModelError) as error:
         family_class(config_directory(tmp_path, config))
-    assert f"unknown architecture {config.get('model_type')!r}; known: {', '.join(sorted(FAMILIES))}" in str(
-        error.value
-    )
+    assert f"architecture {config.get('model_type')!r} is no language model of transformers" in str(error.value)
+
+
+def test_an_architecture_of_a_newer_transformers_names_the_version(tmp_path):
+    config = {"model_type": "no_such", "transformers_version": "9.1.0"}
+    with pytest.raises(ModelError, match=r"written by 9\.1\.0: install that or a newer one"):
+        family_class(config_directory(tmp_path, config))
+
+
+def test_all_other_language_models_have_a_family_that_needs_a_proof(tmp_path):
+    assert family_class(config_directory(tmp_path, {"model_type": "llava"})) is AnyImageText
+    assert family_class(config_directory(tmp_path, {"model_type": "qwen3"})) is TextOnly
 
 
 def test_code_of_the_checkpoints_own_is_refused(tmp_path):

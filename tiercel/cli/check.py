@@ -1,4 +1,5 @@
-"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but a reward model's."""
+"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but a reward model's, and
+those of a model whose family is proved on each checkpoint."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write
 from tiercel.data.rows import Purpose
 from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
+from tiercel.learner.proof import prove
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
+from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length, prompt_messages, with_boxes, with_system
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_server import connect
@@ -25,6 +28,7 @@ from tiercel.runs.recipe import Recipe
 from tiercel.samples import Sample, SampleImage
 from tiercel.scoring.scorer import Scorer, dry_run, turns_of
 from tiercel.trackers.opening import require_packages
+from tiercel.training.build import training_device
 from tiercel.training.packages import require_installed
 from tiercel.types import Row, Size
 
@@ -45,10 +49,13 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     console.print(f"recipe: {path} is a valid {'GRPO' if isinstance(recipe, GrpoRecipe) else 'SFT'} recipe")
     require_packages(recipe.trackers)
     require_installed(recipe)
-    family = load_family(recipe.model, recipe.data.template)
+    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     console.print(
-        f"model: {family.name} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
+        f"model: {family.architecture} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
     )
+    if family.needs_proof:
+        policy = load_for_inference(recipe, training_device(), None)
+        console.print(f"  {prove(policy).line}", markup=False)
     purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
     rows = read_run_rows(recipe.data, purpose)
     train = rows.train

@@ -7,6 +7,7 @@ from tiercel.config import SftRecipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
+from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.pulse import Pulse
@@ -62,6 +63,7 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
     fetch(chosen, ranks)
     ranks.pulse.begin("load", 0)
     policy = load_for_inference(chosen, training_device(), adapter)
+    prove_where_needed(policy)
     ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, SftRecipe):
         rows = heldout_rows(chosen, "sft", ranks)

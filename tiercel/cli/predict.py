@@ -7,6 +7,7 @@ from pathlib import Path
 from tiercel.cli.evaluate import trained_weights
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.images import decode
+from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
@@ -31,6 +32,7 @@ def predict(recipe: Recipe, prompt: str, images: Sequence[Path], adapter: Path |
     """Return the greedy completion of the recipe's model with an adapter."""
     content = prompt if "<image>" in prompt else "<image>" * len(images) + prompt
     policy = load_for_inference(recipe, training_device(), adapter)
+    prove_where_needed(policy)
     row = Row(
         id="predict",
         messages=(Message(role="user", content=content),),

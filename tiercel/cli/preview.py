@@ -32,7 +32,7 @@ def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
 def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path) -> None:
     """Write a page of the first `count` rows. Raises TiercelError where the recipe's rows cannot be read, or the page
     cannot be written."""
-    family = load_family(recipe.model, recipe.data.template)
+    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     table = read_training_rows(recipe.data, "grpo" if isinstance(recipe, GrpoRecipe) else "sft")
     order = table.order(recipe.train.seed, recipe.data.shuffle)
     shown = [_preview_row(family, recipe, table.rows, order, index) for index in range(min(count, len(table.rows)))]

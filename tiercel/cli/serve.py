@@ -24,7 +24,7 @@ from tiercel.training.sampling import images_per_prompt
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     """Serve until SIGINT or SIGTERM, with the additional words of `--vllm`. With `--print`, print the command line for
     another machine and end."""
-    family = load_family(recipe.model, recipe.data.template)
+    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     rows = read_run_rows(recipe.data, "grpo").every
     images, port = images_per_prompt(rows), server_port(recipe, arguments.port)
     if arguments.print:

@@ -93,5 +93,8 @@ class Data(Section):
     keeps the row's own."""
     train_turns: Literal["all", "last"] = "all"
     """SFT: which assistant turns are learnt, of those that the row itself does not leave out."""
+    coordinates: Literal["thousandths", "unit"] | None = None
+    """How the model writes boxes, for a model whose family documents none: thousandths or unit of each side; rewards of
+    boxes are refused without it."""
     template: str | None = None
     """File with a Jinja chat template; null takes the checkpoint's own."""

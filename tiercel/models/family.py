@@ -7,16 +7,19 @@ hold it. Methods that need weights get the model as an argument. Shape suffixes:
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
 
 from tiercel.config.schema import Part
-from tiercel.errors import DataError
+from tiercel.errors import DataError, ModelError
+from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.sight import Span
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
+from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Size
 
 HuggingFaceModel = Any  # a PreTrainedModel; only its family knows its submodules
 
@@ -39,20 +42,47 @@ class Family(ABC):
     name: ClassVar[str]  # `model_type` in config.json
     serves: ClassVar[str]  # its models, for the table of docs/families.md
     special: ClassVar[str]  # how it differs from other families, for the same table
-    coordinate_space: ClassVar[CoordinateSpace]
-    position_dimensions: ClassVar[int]
+    coordinate_space: ClassVar[CoordinateSpace | None] = None  # of boxes; None: not documented, the recipe may say it
+    position_dimensions: int
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides
-    image_marker: ClassVar[str]  # text that the chat template writes at the place of an image
+    image_marker: str | None = None  # what the chat template writes at the place of an image; None: no pictures
     around_image: ClassVar[tuple[str, str]] = ("", "")  # text that the processor adds before and after each image
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
     has_pixel_limits: ClassVar[bool]  # true: min_pixels and max_pixels decide an image's size; false: tiles do
-    image_processor_class: ClassVar[Any]  # the class of transformers that uses Pillow and needs no torchvision
+    sizes: ClassVar[str] = "cuts images into tiles of one size"  # why it has no pixel limits
+    image_processor_class: ClassVar[Any] = None  # of transformers, which uses Pillow and needs no torchvision
+    model_class: ClassVar[Any] = AutoModelForImageTextToText
+    needs_proof: ClassVar[bool] = False  # true: one class for many architectures (learner/proof.py)
+    unshared: str | None = None  # why a proof did not let completions share their prompt
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
         self.checkpoint = checkpoint
         self.tokenizer = checkpoint.tokenizer
         self.min_pixels = min_pixels
         self.max_pixels = max_pixels
+
+    @classmethod
+    def read_image_processor(cls, path: Path) -> Any:
+        """Read the image processor of a checkpoint; None for a family without pictures."""
+        if cls.image_processor_class is None:
+            return None
+        return cls.image_processor_class.from_pretrained(path, local_files_only=True)
+
+    def take_coordinates(self, given: CoordinateSpace | None) -> None:
+        """Take the coordinate space of boxes from the recipe. Raises ModelError where the family documents its own."""
+        if given is None:
+            return
+        if self.image_marker is None:
+            raise ModelError(f"data.coordinates: {given} given, but {self.name} reads no pictures; remove it")
+        if self.coordinate_space is not None:
+            raise ModelError(
+                f"data.coordinates: {given} given, but {self.name} writes boxes in {self.coordinate_space}; remove it"
+            )
+        self.coordinate_space = given  # type: ignore[misc]  # other families have it in the class
+
+    def prove_encoding(self) -> None:  # noqa: B027  # most families need no proof
+        """Compare ids and pixels with those of the checkpoint's whole processor, where the family needs a proof. Raises
+        ModelError where they differ."""
 
     @property
     @abstractmethod
@@ -64,11 +94,16 @@ class Family(ABC):
         """Plan the size after resizing and the number of tokens, from the image's size. `limits`: those of the row.
         Raises DataError for an image that the family cannot take, and for limits outside those of the recipe."""
 
+    @property
+    def architecture(self) -> str:
+        """Name the family, and the architecture where the family serves several."""
+        return f"{self.name} ({self.checkpoint.config.model_type})" if self.needs_proof else self.name
+
     def refuse_limits(self, limits: PixelLimits | None) -> None:
-        """Raise DataError where a row has limits. For families that cut images into tiles."""
+        """Raise DataError where a row has limits. For families without pixel limits."""
         if limits is not None:
             key = "min_pixels" if limits.most is None else "max_pixels"
-            raise DataError(f"{self.name} cuts images into tiles of one size; remove the row's {key}", field=key)
+            raise DataError(f"{self.name} {self.sizes}; remove the row's {key}", field=key)
 
     @abstractmethod
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
@@ -133,6 +168,14 @@ class Family(ABC):
         """Return the module that embeds token ids (rows, tokens) for `with_features` and `decoder_inputs`."""
         return model.get_input_embeddings()
 
+    def sharing_obstacle(self, config: Any) -> str | None:
+        """Say why completions cannot share their prompt; None where they can. `config`: the decoder's."""
+        return shared_prefix_obstacle(config) or self.unshared
+
+    def plain_inputs(self, prompt: EncodedPrompt, token_ids_T: Tensor) -> dict[str, Tensor]:
+        """Return the arguments of the whole model's own forward pass for a prompt and what follows it, for a proof."""
+        raise NotImplementedError
+
     def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KH: Tensor) -> Tensor:
         """Replace the embeddings (..., H) of the tokens where `is_vision` (...) is true with the features. The result
         is for `decoder_inputs`."""
@@ -158,7 +201,10 @@ class Family(ABC):
 
     def is_placeholder(self, token_ids: Tensor) -> Tensor:
         """Tell which tokens are replaced by vision features: bool, in the shape of `token_ids`."""
-        return torch.stack([token_ids == placeholder for placeholder in self.placeholder_ids]).any(dim=0)
+        found = torch.zeros_like(token_ids, dtype=torch.bool)
+        for placeholder in self.placeholder_ids:
+            found |= token_ids == placeholder
+        return found
 
     @property
     def feature_layers(self) -> int:

@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, __version__
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tiercel.config.schema import Model, Source
-from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.errors import EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gemma4 import Gemma4
+from tiercel.models.generic import AnyImageText
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
@@ -25,12 +31,15 @@ from tiercel.models.ovis2 import Ovis2
 from tiercel.models.qwen3_5 import Qwen35
 from tiercel.models.qwen3_vl import Qwen3VL
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
+from tiercel.models.text_only import TextOnly
 from tiercel.models.tower_attention import route_tower
+from tiercel.types import CoordinateSpace
 
 FAMILIES: dict[str, type[Family]] = {
     family.name: family
     for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision, Gemma3, Gemma4)
 }
+PROVED: tuple[type[Family], ...] = (AnyImageText, TextOnly)  # for architectures without a family of their own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN_NAMES = 3
 SMALLER = (
@@ -75,26 +84,44 @@ def family_class(path: Path) -> type[Family]:
             "src/transformers/models/ovis2/convert_ovis2_weights_to_hf.py"
         )
     require_no_code(path, config)
-    if model_type not in FAMILIES:
-        raise ModelError(f"{path}: unknown architecture {model_type!r}; known: {', '.join(sorted(FAMILIES))}")
-    return FAMILIES[model_type]
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return AnyImageText
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return TextOnly
+    raise ModelError(
+        f"{path}: architecture {model_type!r} is no language model of transformers, of which {__version__} is installed"
+        + _newer_needed(config)
+    )
 
 
-def load_family(model: Model, template: str | None = None) -> Family:
-    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template. Raises
-    ModelError where one of them cannot be read."""
+def _newer_needed(config: dict[str, Any]) -> str:
+    """Say which transformers a config needs that is newer than the installed one; an empty text where it is not."""
+    written_by = config.get("transformers_version")
+    try:
+        is_newer = Version(str(written_by)) > Version(__version__)
+    except InvalidVersion:
+        return ""
+    return f"; config.json was written by {written_by}: install that or a newer one" if is_newer else ""
+
+
+def load_family(model: Model, template: str | None = None, coordinates: CoordinateSpace | None = None) -> Family:
+    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template; `coordinates`:
+    the space of boxes, for a family that documents none. Raises ModelError where one of them cannot be read, and where
+    a family that needs a proof does not pass its first part."""
     path = resolve(model)
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
         key = "min_pixels" if model.max_pixels is None else "max_pixels"
-        raise ModelError(
-            f"model.{key}: {chosen.name} cuts images into tiles of one size and has no such limit; remove it"
-        )
+        raise ModelError(f"model.{key}: {chosen.name} {chosen.sizes} and has no such limit; remove it")
     try:
         # Without trust_remote_code=False, transformers would ask at the terminal whether to run a tokenizer's code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        image_processor = chosen.image_processor_class.from_pretrained(path, local_files_only=True)
+        image_processor = chosen.read_image_processor(path)
+    except TiercelError:
+        raise
     except Exception as error:  # tokenizers raises Exception itself for broken files
         raise ModelError(
             f"{path}: config, tokenizer or image processor cannot be read: {type(error).__name__}: {error}"
@@ -107,7 +134,10 @@ def load_family(model: Model, template: str | None = None) -> Family:
         chat_template=_chat_template(path, tokenizer, template),
         end_token_ids=_end_token_ids(path, tokenizer),
     )
-    return chosen(checkpoint, model.min_pixels, model.max_pixels)
+    family = chosen(checkpoint, model.min_pixels, model.max_pixels)
+    family.take_coordinates(coordinates)
+    family.prove_encoding()
+    return family
 
 
 def load_weights(
@@ -124,7 +154,7 @@ def load_weights(
 
 def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory: Path) -> HuggingFaceModel:
     try:
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = family.model_class.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation="sdpa",
@@ -136,6 +166,11 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
+        if "scaled_dot_product_attention" in str(error):
+            raise ModelError(
+                f"{directory}: transformers computes {family.checkpoint.config.model_type} without "
+                "scaled_dot_product_attention, whose place the forms of attention here take; take another model"
+            ) from error
         raise ModelError(f"{directory}: its weights cannot be read: {error}") from error
     model: HuggingFaceModel
     model, found = loaded

@@ -112,7 +112,7 @@ def build_policy(
     """Load the checkpoint and make the recipe's parameters trainable. `weights`: in full fine-tuning, a model directory
     to continue from. `stays_on_cpu`: leave the weights on the CPU, where a strategy moves their shares to the device.
     Raises ModelError where checkpoint and recipe do not fit together."""
-    family = load_family(recipe.model, recipe.data.template)
+    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     place = torch.device("cpu") if stays_on_cpu else device
     if recipe.lora is not None and whole_parts(recipe):
         model = load_weights(family, torch.float32, torch.device("cpu"))
@@ -171,7 +171,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
 
 def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path | None) -> Policy:
     """Load a checkpoint, with an adapter if one is given, for evaluation and prediction. No parameter is trainable."""
-    family = load_family(recipe.model, recipe.data.template)
+    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     compute_dtype = DTYPES[recipe.model.dtype]
     model = load_weights(family, compute_dtype, device)
     peft = None
@@ -310,7 +310,8 @@ def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> No
     an adapter too."""
     parts = {name: family.part_of(base_name(name)) for name, _ in model.named_parameters()}
     whole = whole_parts(recipe)
-    named, remedy = (set(recipe.freeze), "take it out of") if recipe.lora is None else (set(whole), "add it to")
+    frozen = () if family.image_marker is None else recipe.freeze  # a text-only model has no tower to freeze
+    named, remedy = (set(frozen), "take it out of") if recipe.lora is None else (set(whole), "add it to")
     if missing := sorted(named - set(parts.values())):
         raise ModelError(f"freeze: this model has no parameters in {', '.join(missing)}; {remedy} freeze")
     adapted = {part for name, part in parts.items() if ".lora_" in name}

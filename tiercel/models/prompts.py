@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -13,6 +14,7 @@ from tiercel.geometry import from_original
 from tiercel.models.family import Family
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
+NOTHING = r"(?!)"  # an expression that no text matches
 # A template is a program, which can fail in any of these ways.
 TEMPLATE_FAULTS = (
     TemplateError,
@@ -36,6 +38,9 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
     """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space."""
     if not row.boxes:
         return row.messages
+    space = family.coordinate_space
+    if space is None:
+        raise DataError(f"{family.name} does not say how it writes boxes; set data.coordinates", field="boxes")
     boxes = iter(zip(row.boxes, row.box_images, strict=True))
 
     def written(content: str) -> str:
@@ -44,8 +49,8 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
         for piece in pieces[1:]:
             box, image = next(boxes)
             plan = plans[image]
-            mapped = from_original(box, family.coordinate_space, plan.original_size, plan.processed_size)
-            digits = 3 if family.coordinate_space == "unit" else 0
+            mapped = from_original(box, space, plan.original_size, plan.processed_size)
+            digits = 3 if space == "unit" else 0
             text += "[" + ", ".join(f"{value:.{digits}f}" for value in mapped) + "]" + piece
         return text
 
@@ -55,8 +60,16 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
     """Render messages with the chat template; each image is `family.image_marker`. Raises DataError where the template
     fails."""
-    conversation = []
+    conversation: list[dict[str, Any]] = []
     for message in messages:
+        if family.image_marker is None:  # templates of text-only models take text, not a list of parts
+            if VISUAL_MARK.search(message.content):
+                raise DataError(
+                    f"{family.checkpoint.path} is a text-only model and reads no pictures; remove the mark",
+                    field="messages",
+                )
+            conversation.append({"role": message.role, "content": message.content})
+            continue
         if family.video_marker is None and "<video>" in message.content:
             raise DataError(f"{family.name} reads no videos here; the families of Qwen do", field="messages")
         texts = VISUAL_MARK.split(message.content)
@@ -104,7 +117,8 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
 
 def _markers(family: Family) -> re.Pattern[str]:
     """Return an expression for the texts that the chat template writes at the place of an image or a video."""
-    return re.compile("|".join(map(re.escape, filter(None, (family.image_marker, family.video_marker)))))
+    markers = filter(None, (family.image_marker, family.video_marker))
+    return re.compile("|".join(map(re.escape, markers)) or NOTHING)
 
 
 def prompt_messages(row: Row, messages: Sequence[Message]) -> tuple[Message, ...]:

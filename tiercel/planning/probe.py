@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
-from transformers import AutoModelForImageTextToText
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.optimizer import build_optimizer
@@ -188,7 +187,7 @@ def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -
     """Build the recipe's policy with `layers` decoder layers on torch's meta device: adding an adapter moves tensors,
     which fake tensors do not allow."""
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(
+        model = family.model_class.from_config(
             with_layers(config, layers), dtype=weights_dtype(recipe), attn_implementation="sdpa"
         )
         model.requires_grad_(False)

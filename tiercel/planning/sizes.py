@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from tiercel.config.schema import BaseRecipe, Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
-from tiercel.models.attention import heads_of, shared_prefix_obstacle
+from tiercel.models.attention import heads_of
 from tiercel.models.family import Checkpoint, Family
 from tiercel.models.loading import family_class
 from tiercel.models.policy import make_trainable, weights_dtype
@@ -97,7 +97,7 @@ def bare_family(path: Path, config: Any) -> Family:
 def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
     """Count the sizes of the recipe's model and adapter. All decoder layers are equal, so one is built."""
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(
+        model = family.model_class.from_config(
             with_layers(config, 1), dtype=weights_dtype(recipe), attn_implementation="sdpa"
         )
         model.requires_grad_(False)
@@ -129,7 +129,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         trained_layer=_trained(first),
         trained_root=_trained(root),
         trained_vision=_trained(vision),
-        obstacle=shared_prefix_obstacle(text),
+        obstacle=family.sharing_obstacle(text),
     )
 
 

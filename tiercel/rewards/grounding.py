@@ -211,4 +211,5 @@ def _all_given(sample: Sample) -> list[Box]:
 
 def _in_pixels(sample: Sample, box: Box) -> Box:
     image = sample.images[0]
+    assert sample.coordinate_space is not None  # the scorer refuses these rewards without it
     return to_original(box, sample.coordinate_space, image.original_size, image.processed_size)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tiercel.config.schema import Rollout
-from tiercel.models.attention import shared_prefix_obstacle
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
@@ -217,7 +216,7 @@ def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = Tr
     """Choose the fastest decoder for the model and the device. Steps are captured only on a GPU with `may_capture`,
     which is false where weights are gathered for a rollout: they lie elsewhere each time, and hooks of FSDP2 wait for
     streams."""
-    if shared_prefix_obstacle(policy.family.language_model(policy.model).config):
+    if policy.family.sharing_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
     if policy.device.type == "cpu":
         return SharedDecoder(policy, vision)

@@ -13,6 +13,7 @@ from types import TracebackType
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
 from tiercel.rewards.entry import Entry, Where
+from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.started import ByCall
 from tiercel.samples import Turn
 from tiercel.scoring.batches import BatchReward, batch_reward
@@ -50,7 +51,7 @@ def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
     return tuple(Turn(role=message.role, content=message.content) for message in messages)
 
 
-def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace) -> Sample:
+def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace | None) -> Sample:
     """Make what the rewards see of one completion; `prompt.row` has at least one user turn."""
     row = prompt.row
     images = tuple(
@@ -115,13 +116,27 @@ class _Asked:
     ask: Ask
 
 
+def _require_no_boxes(rewards: Sequence[Entry]) -> None:
+    problems = [
+        f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it writes "
+        "them; set data.coordinates, or take a reward without boxes"
+        for index, reward in enumerate(rewards)
+        if isinstance(reward, GROUNDING)
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
 class Scorer:
     """The rewards of a recipe. As a context manager it starts the processes of the user's own rewards and ends them."""
 
-    def __init__(self, rewards: Sequence[Entry], reliability: Reliability, coordinate_space: CoordinateSpace):
-        """`coordinate_space` is the one that the model's family writes boxes in."""
+    def __init__(self, rewards: Sequence[Entry], reliability: Reliability, coordinate_space: CoordinateSpace | None):
+        """`coordinate_space` is the one that the model's family writes boxes in. Raises RecipeError where it is not
+        known and a reward reads boxes."""
+        if coordinate_space is None:
+            _require_no_boxes(rewards)
         self.names = reward_names(rewards)
-        self.coordinate_space: CoordinateSpace = coordinate_space
+        self.coordinate_space: CoordinateSpace | None = coordinate_space
         self._processes = ExitStack()
         self._asked = tuple(_asked(reward, batch_reward(reward, reliability)) for reward in rewards)
         self._weights = [reward.weight for reward in rewards]

@@ -14,7 +14,7 @@ from tiercel.distributed.strategy import Strategy, build_strategy
 from tiercel.learner.compiling import chosen_backend, require_compilable
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
-from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.learner.proof import prove_where_needed
 from tiercel.models.loading import read_tensors
 from tiercel.models.memory_errors import weight_bytes
 from tiercel.models.policy import Policy, build_policy, starting_weights
@@ -52,6 +52,7 @@ def build_trainer(
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
         policy = build_policy(recipe, device, weights, stays_on_cpu=kind.shards_model)
+        prove_where_needed(policy, say)
         start = starting_weights(policy, recipe, weights)
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
@@ -105,7 +106,7 @@ def new_learner(
     strategy: StrategyKind = STRATEGY_KINDS["single"],
 ) -> Learner:
     """Make the learner of the recipe's form, or of the one that the policy and the device admit."""
-    obstacle = shared_prefix_obstacle(policy.family.language_model(policy.model).config)
+    obstacle = policy.family.sharing_obstacle(policy.family.language_model(policy.model).config)
     form = chosen_form(recipe.learner.form, device, obstacle)
     if obstacle:
         say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")

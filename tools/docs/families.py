@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from tiercel.models.loading import FAMILIES
+from tiercel.models.family import Family
+from tiercel.models.loading import FAMILIES, PROVED
 from tiercel.types import CoordinateSpace
 from tools.docs.tables import write_table
 
@@ -21,12 +22,22 @@ def table() -> str:
         "| name | models | boxes that it writes | positions | size of an image | what else is its own |",
         "|---|---|---|---|---|---|",
     ]
-    for name, family in FAMILIES.items():
-        positions = "M-RoPE: time, row, column" if family.position_dimensions == 3 else "one number"
-        size = "`min_pixels`, `max_pixels`" if family.has_pixel_limits else "tiles of one size"
-        space = SPACES[family.coordinate_space]
-        lines.append(f"| `{name}` | {family.serves} | {space} | {positions} | {size} | {family.special} |")
+    for family in (*FAMILIES.values(), *PROVED):
+        space = "none documented" if family.coordinate_space is None else SPACES[family.coordinate_space]
+        cells = (f"`{family.name}`", family.serves, space, _positions(family), _size(family), family.special)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _positions(family: type[Family]) -> str:
+    counts = {3: "M-RoPE: time, row, column", 1: "one number"}
+    return counts.get(getattr(family, "position_dimensions", 0), "as the model's own code says")
+
+
+def _size(family: type[Family]) -> str:
+    if family.has_pixel_limits:
+        return "`min_pixels`, `max_pixels`"
+    return "tiles of one size" if family.sizes == Family.sizes else family.sizes
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Every command with models that have no family of their own, through the real command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.generic_models import GENERIC, save_generic_checkpoint
+from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.config import recipe_to_yaml
+
+
+def text_rows(directory: Path) -> Path:
+    """Leave the rows without a picture."""
+    path = write_rows(directory)
+    lines = [line for line in path.read_text().splitlines() if not json.loads(line)["images"]]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module", params=("llama", "llava", "idefics3"))
+def place(request, tmp_path_factory) -> Path:
+    """A directory with recipes of one architecture, and its GRPO run."""
+    root = tmp_path_factory.mktemp(request.param)
+    tiny = GENERIC[request.param]
+    checkpoint = save_generic_checkpoint(tiny, root / "model")
+    rows = text_rows(root) if tiny.processor is None else write_rows(root)
+    more = {"rollout": {"group_size": 3, "max_new_tokens": 6, "engine": "local"}}
+    (root / "grpo.yaml").write_text(recipe_to_yaml(grpo_recipe(checkpoint, rows, root / "grpo", **more)))
+    (root / "sft.yaml").write_text(recipe_to_yaml(sft_recipe(checkpoint, rows, root / "sft")))
+    assert main(["grpo", str(root / "grpo.yaml")]) == 0
+    return root
+
+
+def test_three_steps_of_grpo_learn(place):
+    rows = [json.loads(line) for line in (place / "grpo/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert all(row["grad_norm"] > 0 and row["sampler/logprob_gap_mean"] < 1e-4 for row in rows[1:])
+
+
+def test_three_steps_of_sft_learn_and_eval_of_run_and_merged_model_agree(place, capsys):
+    assert main(["sft", str(place / "sft.yaml")]) == 0
+    rows = [json.loads(line) for line in (place / "sft/metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
+    assert losses[-1] < losses[0]
+    capsys.readouterr()
+    assert main(["eval", str(place / "sft")]) == 0
+    assert f"loss {losses[-1]:.4f} a token" in capsys.readouterr().out.splitlines()[1]
+    assert main(["export", str(place / "sft"), "--merge"]) == 0
+    assert main(["eval", str(place / "sft.yaml"), f"model.path={place}/sft/model"]) == 0
+    assert f"loss {losses[-1]:.4f} a token" in capsys.readouterr().out
+
+
+def test_check_prints_the_proof(place, capsys):
+    assert main(["check", str(place / "grpo.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "proved: logprobs differ from a plain forward pass by at most" in out
+    assert "completions share their prompt" in out
+
+
+def test_predict_completes_a_prompt(place, capsys):
+    words = ["Where is the seven?", "--max-new-tokens", "4"]
+    assert main(["predict", str(place / "grpo"), *words]) == 0
+    assert capsys.readouterr().out
+
+
+def test_a_reward_of_boxes_needs_data_coordinates(place, capsys):
+    words = [str(place / "grpo.yaml"), "rewards=[{name: iou}]", f"output={place}/boxes"]
+    for verb in ("check", "grpo", "eval"):
+        assert main([verb, *words]) == 2
+        error = capsys.readouterr().err
+        assert "rewards.0.name: iou reads boxes" in error and "set data.coordinates" in error
+
+
+def test_boxes_with_data_coordinates(place, capsys):
+    if "llama" in str(place):
+        pytest.skip("a text-only model has no coordinates")
+    words = [str(place / "grpo.yaml"), "rewards=[{name: iou}]", "data.coordinates=thousandths"]
+    assert main(["eval", *words]) == 0
+
+
+def test_a_row_with_a_picture_is_named_by_a_text_only_model(tmp_path, capsys):
+    checkpoint = save_generic_checkpoint(GENERIC["qwen3"], tmp_path / "model")
+    recipe = grpo_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", data={"eval": None})
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    for verb in ("check", "grpo"):
+        assert main([verb, str(tmp_path / "recipe.yaml")]) != 0
+        output = capsys.readouterr()
+        said = output.out + output.err
+        assert "row-1" in said and "is a text-only model and reads no pictures" in said and str(checkpoint) in said
+
+
+def test_a_checkpoint_that_fails_its_proof_is_refused_by_every_command(tmp_path, capsys):
+    checkpoint = save_generic_checkpoint(GENERIC["granite"], tmp_path / "model")
+    recipe = grpo_recipe(checkpoint, text_rows(tmp_path), tmp_path / "run")
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    of_recipe = [[verb, str(tmp_path / "recipe.yaml")] for verb in ("check", "grpo", "eval")]
+    for words in (*of_recipe, ["predict", str(checkpoint), "Where?"]):
+        assert main(words) != 0
+        assert "did not pass its proof" in capsys.readouterr().err
