@@ -20,13 +20,24 @@ from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.ovis2 import Ovis2
-from tiercel.models.qwen3_5 import Qwen35
-from tiercel.models.qwen3_vl import Qwen3VL
+from tiercel.models.qwen3_5 import Qwen35, Qwen35Moe
+from tiercel.models.qwen3_vl import Qwen3VL, Qwen3VLMoe
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 from tiercel.models.tower_attention import route_tower
 
 FAMILIES: dict[str, type[Family]] = {
-    family.name: family for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision)
+    family.name: family
+    for family in (
+        Qwen2VL,
+        Qwen25VL,
+        Qwen3VL,
+        Qwen3VLMoe,
+        Qwen35,
+        Qwen35Moe,
+        Ovis2,
+        InternVL,
+        LlavaOnevision,
+    )
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN_NAMES = 3
