@@ -47,7 +47,7 @@ def theirs(policy, images: list[EncodedImage]) -> list[torch.Tensor]:
     with span_by_span(policy):
         output = policy.model.model.get_image_features(patches, grids)
     features = torch.cat(list(output.pooler_output))
-    if family.name == "qwen3_vl":
+    if family.feature_layers > 1:
         deeper = [layer if torch.is_tensor(layer) else torch.cat(list(layer)) for layer in output.deepstack_features]
         features = torch.cat([features, *deeper], dim=1)
     return features.split([len(of_image) for of_image in output.pooler_output])

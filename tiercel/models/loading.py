@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer,
 from tiercel.config.schema import Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import route_attention
+from tiercel.models.experts import IMPLEMENTATION, mixtures
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
@@ -156,6 +157,8 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     # It is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
+    if mixtures(model):
+        model.set_experts_implementation(IMPLEMENTATION)
     if tower := family.tower_of_spans(model):
         route_tower(tower)
     return model.to(device).eval()
