@@ -1,13 +1,18 @@
 """Mixtures of experts: what is adapted, what stays frozen, and how the load of experts is counted."""
 
 import pytest
+import torch
 
 from tests.tiny_models import EXPERT_FAMILIES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora
 from tiercel.errors import ModelError
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
-from tiercel.models.experts import IMPLEMENTATION, mixtures
+from tiercel.models.experts import IMPLEMENTATION, gate_names, mixtures
+from tiercel.models.policy import load_for_inference
+from tiercel.models.prompts import completion_positions
+from tiercel.models.saving import copy_tokenizer_files, save_adapter
+from tiercel.models.vision import VisionStore
 
 EXPERTS = r".*(self_attn\.[qkvo]_proj|mlp\.experts\.(gate_up_proj|down_proj))"
 EXPERTS_LORA = Lora(rank=2, alpha=4, targets=EXPERTS)
