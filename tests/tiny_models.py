@@ -24,8 +24,12 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -42,17 +46,10 @@ from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 
-FAMILY_NAMES = (
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_5",
-    "ovis2",
-    "internvl",
-    "llava_onevision",
-    "gemma3",
-    "gemma4",
-)
+EXPERT_FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
+QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", *EXPERT_FAMILIES)
+FAMILY_NAMES = (*QWEN_FAMILIES, "ovis2", "internvl", "llava_onevision", "gemma3", "gemma4")
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DELTA_LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 TINY_LORA = Lora(rank=4, alpha=8)
 WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
@@ -160,13 +157,17 @@ def _qwen(name: str, heads: int):
     if name == "qwen2_vl":
         vision = patches | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
         model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **shared))
-    elif name == "qwen3_vl":
+    elif name.startswith("qwen3_vl"):
         text |= {"head_dim": 64 // heads, "num_hidden_layers": 3}
         rope["mrope_interleaved"] = True
         vision = patches | {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
         vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
-        model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
-    elif name == "qwen3_5":
+        if name == "qwen3_vl":
+            model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
+        else:
+            config = Qwen3VLMoeConfig(text_config=text | EXPERTS, vision_config=vision, **shared)
+            model = Qwen3VLMoeForConditionalGeneration(config)
+    elif name.startswith("qwen3_5"):
         rope |= {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
         text |= {
             "head_dim": 64 // heads,
@@ -178,7 +179,12 @@ def _qwen(name: str, heads: int):
         text |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
         vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
         vision["num_position_embeddings"] = 16
-        model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **shared))
+        if name == "qwen3_5":
+            model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **shared))
+        else:
+            text |= EXPERTS | {"shared_expert_intermediate_size": 32}
+            config = Qwen3_5MoeConfig(text_config=text, vision_config=vision, **shared)
+            model = Qwen3_5MoeForConditionalGeneration(config)
     else:
         vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 56}
         vision["fullatt_block_indexes"] = [1]

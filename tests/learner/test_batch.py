@@ -154,7 +154,7 @@ def test_a_conversation_is_an_item_of_one_continuation():
     assert packed.scoring_N.tolist() == [1, 3]
 
 
-@pytest.fixture(scope="module", params=("qwen2_5_vl", "qwen3_5", "gemma3", "gemma4"))
+@pytest.fixture(scope="module", params=("qwen2_5_vl", "qwen3_5", "qwen3_vl_moe", "gemma3", "gemma4"))
 def ragged_case(tiny_checkpoints, request):
     """A policy that has moved since it sampled ragged, partly masked groups on none, one and two images."""
     policy = tiny_policy(tiny_checkpoints[request.param], noise=0.1)

@@ -4,20 +4,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.tiny_models import FAMILY_NAMES, mixed_rows, noise_image, tiny_policy
+from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, mixed_rows, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.models.gemma4 import _places
 from tiercel.models.images import normalised, normalised_tiles, picture_image, picture_tensor
 from tiercel.models.loading import load_family
 from tiercel.types import PixelLimits
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("size", ((28, 28), (56, 140), (112, 84)))
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_patches_of_a_picture_equal_the_processors(tiny_checkpoints, name, size, dtype):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     image = family.encode_image(noise_image(*size, seed=3))
@@ -29,7 +28,7 @@ def test_patches_of_a_picture_equal_the_processors(tiny_checkpoints, name, size,
 
 
 @pytest.mark.parametrize("frame_count", (1, 2, 3))
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_patches_of_a_video_equal_the_processors_of_its_frames(tiny_checkpoints, name, frame_count):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     plan = family.plan_video((56, 84), frame_count, 1.0, PixelLimits(least=28 * 28, most=112 * 112))
@@ -44,7 +43,7 @@ def test_patches_of_a_video_equal_the_processors_of_its_frames(tiny_checkpoints,
     assert torch.equal(found, torch.cat(expected))
 
 
-@pytest.mark.parametrize("name", sorted({*FAMILY_NAMES} - {*QWEN, "gemma4"}))
+@pytest.mark.parametrize("name", sorted({*FAMILY_NAMES} - {*QWEN_FAMILIES, "gemma4"}))
 def test_tiles_equal_the_processors(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     processor = family.checkpoint.image_processor

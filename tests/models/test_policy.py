@@ -17,16 +17,17 @@ from tiercel.distributed.strategy import build_strategy
 from tiercel.errors import ModelError
 from tiercel.learner.layout import PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
+from tiercel.models.experts import gate_names
 from tiercel.models.loading import load_family, load_weights
 from tiercel.models.policy import (
     Policy,
     base_name,
     build_policy,
     load_for_inference,
-    lora_targets,
     starting_weights,
 )
 from tiercel.models.saving import save_adapter, save_trained
+from tiercel.models.targets import adapter_targets
 from tiercel.models.vision import VisionStore
 from tiercel.rewards.wording import Exact
 from tiercel.training.trainer import Trainer
@@ -74,10 +75,10 @@ def test_targets_are_every_linear_layer_of_the_part(tiny_checkpoints, name, targ
     model = load_weights(family, torch.float32, CPU)
     if (name, targets) in WITHOUT_LINEAR:
         with pytest.raises(ModelError, match="'projector' matches no linear layer"):
-            lora_targets(family, model, targets)
+            adapter_targets(family, model, Lora(targets=targets))
         return
-    pattern = lora_targets(family, model, targets)
-    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    pattern = adapter_targets(family, model, Lora(targets=targets)).layers
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)} - gate_names(model)
     matched = {name for name in linear if re.fullmatch(pattern, name)}
     wanted = {name for name in linear - {"lm_head"} if targets in ("all", family.part_of(name + "."))}
     assert matched == wanted and wanted
@@ -186,7 +187,9 @@ def test_full_fine_tuning_trains_the_parts_that_are_not_frozen(tiny_checkpoints,
     trained = policy.trained_parameters()
     assert policy.peft is None
     assert {part_of(name) for name in trained} == FULL[freeze]
-    assert {part_of(name) for name, p in policy.model.named_parameters() if not p.requires_grad} == set(freeze)
+    gates = {f"{name}.weight" for name in gate_names(policy.model)}
+    frozen = {name for name, p in policy.model.named_parameters() if not p.requires_grad}
+    assert gates <= frozen and {part_of(name) for name in frozen - gates} == set(freeze)
     assert policy.vision_is_frozen == ({"vision", "projector"} <= set(freeze))
     assert (not policy.model.get_output_embeddings().weight.requires_grad) == ("language" in freeze)
 

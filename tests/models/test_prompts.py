@@ -34,6 +34,8 @@ HEAD = {
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_5": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_5_moe": "<|vision_start|><|image_pad|><|vision_end|>",
     "ovis2": "<image>\n",
     "internvl": "<IMG_CONTEXT>\n",
     "llava_onevision": "<image>\n",

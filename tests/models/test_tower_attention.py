@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.tiny_models import noise_image, tiny_policy
+from tests.tiny_models import QWEN_FAMILIES, noise_image, tiny_policy
 from tiercel.config.schema import Lora, Model
 from tiercel.learner.learner import Learner
 from tiercel.models import tower_attention
@@ -15,7 +15,6 @@ from tiercel.models.loading import load_family
 from tiercel.models.tower_attention import IMPLEMENTATION, sorted_windows
 from tiercel.types import EncodedImage, PixelLimits
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 CPU = torch.device("cpu")
 
 
@@ -48,13 +47,13 @@ def theirs(policy, images: list[EncodedImage]) -> list[torch.Tensor]:
     with span_by_span(policy):
         output = policy.model.model.get_image_features(patches, grids)
     features = torch.cat(list(output.pooler_output))
-    if family.name == "qwen3_vl":
+    if family.feature_layers > 1:
         deeper = [layer if torch.is_tensor(layer) else torch.cat(list(layer)) for layer in output.deepstack_features]
         features = torch.cat([features, *deeper], dim=1)
     return features.split([len(of_image) for of_image in output.pooler_output])
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_features_equal_those_of_transformers(tiny_checkpoints, name):
     policy = tiny_policy(tiny_checkpoints[name])
     for seed, count in enumerate((1, 2, 5)):
@@ -65,7 +64,7 @@ def test_features_equal_those_of_transformers(tiny_checkpoints, name):
 
 
 @pytest.mark.parametrize("checkpointed", (False, True))
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_gradients_equal_those_of_transformers(tiny_checkpoints, name, checkpointed):
     policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, targets="vision"), noise=0.1)
     images = visuals(policy.family, 7, 3)
@@ -116,7 +115,7 @@ def test_windows_of_a_frame_are_sorted_by_length():
     assert bounds.tolist() == [0, 4, 12, 20, 24] and bounds.dtype == torch.int32
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_a_forward_pass_of_transformers_own_is_right_too(tiny_checkpoints, name, calls):
     policy = tiny_policy(tiny_checkpoints[name])
     images = visuals(policy.family, 1, 2)
@@ -129,7 +128,7 @@ def test_a_forward_pass_of_transformers_own_is_right_too(tiny_checkpoints, name,
         torch.testing.assert_close(found, torch.cat(list(theirs(policy, images))), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_the_tower_gets_its_bounds_on_the_host(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     policy = tiny_policy(tiny_checkpoints[name])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.tiny_models import FAMILY_NAMES, make_row, noise_image, tiny_policy
+from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, make_row, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError
 from tiercel.learner.layout import Continuation, PackItem, pack
@@ -15,7 +15,6 @@ from tiercel.models.prompts import completion_positions, encode_conversation, en
 from tiercel.models.vision import VisionStore
 from tiercel.types import ImageSource, PixelLimits, VideoSource
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 LIMITS = PixelLimits(least=28 * 28, most=112 * 112)
 FRAMES = [noise_image(84, 56, seed) for seed in range(5)]
 FPS = 1.0  # so that Qwen2.5-VL's layers lie several positions apart, and whole seconds, which transformers 5.17 cuts
@@ -57,7 +56,7 @@ def patches_by_hand(family, images):
 
 
 @pytest.mark.parametrize("frame_count", (1, 2, 5))
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_patches_of_a_video(tiny_checkpoints, name, frame_count):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     _, visuals = encoded(family, frame_count)
@@ -68,7 +67,7 @@ def test_patches_of_a_video(tiny_checkpoints, name, frame_count):
 
 
 @pytest.mark.parametrize("frame_count", (1, 2, 5))
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_positions_equal_the_models_own(tiny_checkpoints, name, frame_count):
     policy = tiny_policy(tiny_checkpoints[name])
     prompt = prompt_of(policy.family, frame_count)
@@ -89,7 +88,7 @@ def test_positions_equal_the_models_own(tiny_checkpoints, name, frame_count):
     assert (later > 0) == (name == "qwen2_5_vl" and frame_count == 5)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
     policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
     family = policy.family
@@ -122,7 +121,7 @@ def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_the_length_is_known_from_the_headers(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     row, _ = encoded(family)
@@ -141,7 +140,7 @@ def test_qwen3_says_when_a_layer_was(tiny_checkpoints):
     assert text == f"<0.6 seconds>{layer}<3.1 seconds>{layer}<5.0 seconds>{layer}"
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILY_NAMES) - set(QWEN)))
+@pytest.mark.parametrize("name", sorted(set(FAMILY_NAMES) - set(QWEN_FAMILIES)))
 def test_other_families_read_no_videos(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     with pytest.raises(DataError, match="reads no videos here") as error:
@@ -149,7 +148,7 @@ def test_other_families_read_no_videos(tiny_checkpoints, name):
     assert error.value.field == "videos"
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_sft_learns_an_answer_where_sampling_would_write_it(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     row, visuals = encoded(family)

@@ -11,7 +11,7 @@ from tiercel.rollout.decoding import RepeatedDecoder, SharedDecoder
 from tiercel.rollout.local import build_decoder
 
 STEPS, GROUP = 12, 3
-TAKES_NO_PADDING = {"qwen3_5"}  # transformers' cache, on the right
+TAKES_NO_PADDING = {"qwen3_5", "qwen3_5_moe"}  # transformers' cache, on the right
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

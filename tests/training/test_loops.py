@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny_models import FAMILY_NAMES, noise_image
+from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, noise_image
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.config.data import HeldOut
 from tiercel.data.encoding import require_readable
@@ -169,7 +169,7 @@ def write_video_rows(directory: Path) -> Path:
     return rows
 
 
-@pytest.mark.parametrize("name", ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"))
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
 def test_rows_with_videos_in_both_loops(tiny_checkpoints, tmp_path, name):
     data = {"video": {"min_pixels": 784, "max_pixels": 84 * 56}, "max_prompt_tokens": 250}
     more = {"data": data, "learner": {"max_tokens_per_microbatch": 400}}

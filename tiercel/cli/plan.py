@@ -51,8 +51,9 @@ def show(plan: Plan, name: str) -> None:
     """Print the plan as tables."""
     console = Console(highlight=False, soft_wrap=True)
     sizes = plan.sizes
+    used = f"{sizes.active_weights / 1e9:.2f} used by a token, " if sizes.expert_weights else ""
     console.print(
-        f"{name}: {sizes.weights / 1e9:.2f} billion weights, {sizes.trained / 1e6:.1f} million of them trained; "
+        f"{name}: {sizes.weights / 1e9:.2f} billion weights, {used}{sizes.trained / 1e6:.1f} million of them trained; "
         f"microbatches of {plan.tokens:,} tokens, prompts of {plan.prompt_tokens:,}"
     )
     console.print(_options_table(plan))

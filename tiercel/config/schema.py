@@ -54,7 +54,8 @@ class Lora(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the adapter's input. A shared prefix needs 0, because each completion would draw its own mask."""
     targets: str = "language"
-    """Which linear layers: language, vision, projector, all, or a regular expression on module names."""
+    """Which linear layers: language, vision, projector, all, or a regular expression on module names. Experts are
+    adapted only by an expression that matches the names of their weights."""
     init: str | None = None
     """Directory of an adapter to continue from, such as an SFT run's; it is then the KL reference as well."""
 

@@ -18,6 +18,7 @@ from tiercel.config.compiling import compile_obstacle
 from tiercel.config.schema import BaseRecipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.models.experts import is_mixture
 
 LAYER_GRAPHS = 4  # of a model with a gradient, and as many without: norm, before and after the attention, MLP
 GRAPH_LIMIT = 32  # of a function in one process: a few models, dtypes and adapters
@@ -85,6 +86,8 @@ class CompiledLayers:
         for name, part in _parts(layers):
             if "forward" in vars(part):
                 continue  # a delta net is routed, and not compiled
+            if is_mixture(part):
+                continue  # the sizes of its products are known to the device alone
             kind = type(part)
             if kind not in functions:
                 functions[kind] = torch.compile(

@@ -21,6 +21,7 @@ from tiercel.learner.layout import PackedTokens, PrefixLayout
 from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAttention
 from tiercel.learner.recurrence import PackedForm
 from tiercel.models.attention import AttentionForm, PackAttend, form_inputs, sights_of
+from tiercel.models.experts import ExpertLoad
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.sight import sequence_masks
@@ -51,6 +52,7 @@ class Learner(nn.Module):
         self.checkpointing = checkpointing
         checkpoint_layers(policy.model, self.language_model.config, checkpointing)
         self.compiled = compiled_layers(self.language_model, backend)
+        self.expert_load = ExpertLoad(self.language_model)
 
     @property
     def device(self) -> torch.device:
@@ -111,10 +113,9 @@ class Learner(nn.Module):
         """Compute the last hidden states (R, T, H)."""
         inputs = self.family.decoder_inputs(embeddings_RTH)
         positions = _position_ids(positions_DRT.to(self.device, non_blocking=True))
-        if self.compiled is None:
-            return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
-        inputs["inputs_embeds"] = like_later_inputs(inputs["inputs_embeds"])
-        with self.compiled.running():
+        if self.compiled is not None:
+            inputs["inputs_embeds"] = like_later_inputs(inputs["inputs_embeds"])
+        with self.expert_load.counting(), nullcontext() if self.compiled is None else self.compiled.running():
             return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
     def _states_after(self, batch: PackedTokens, prefix: PrefixPass) -> Tensor:

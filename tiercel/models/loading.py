@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from tiercel.config.schema import Model, Source
 from tiercel.errors import EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.attention import route_attention
+from tiercel.models.experts import IMPLEMENTATION, mixtures
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gemma4 import Gemma4
@@ -28,8 +29,8 @@ from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.ovis2 import Ovis2
-from tiercel.models.qwen3_5 import Qwen35
-from tiercel.models.qwen3_vl import Qwen3VL
+from tiercel.models.qwen3_5 import Qwen35, Qwen35Moe
+from tiercel.models.qwen3_vl import Qwen3VL, Qwen3VLMoe
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 from tiercel.models.text_only import TextOnly
 from tiercel.models.tower_attention import route_tower
@@ -37,7 +38,19 @@ from tiercel.types import CoordinateSpace
 
 FAMILIES: dict[str, type[Family]] = {
     family.name: family
-    for family in (Qwen2VL, Qwen25VL, Qwen3VL, Qwen35, Ovis2, InternVL, LlavaOnevision, Gemma3, Gemma4)
+    for family in (
+        Qwen2VL,
+        Qwen25VL,
+        Qwen3VL,
+        Qwen3VLMoe,
+        Qwen35,
+        Qwen35Moe,
+        Ovis2,
+        InternVL,
+        LlavaOnevision,
+        Gemma3,
+        Gemma4,
+    )
 }
 PROVED: tuple[type[Family], ...] = (AnyImageText, TextOnly)  # for architectures without a family of their own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -183,6 +196,8 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     # It is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
+    if mixtures(model):
+        model.set_experts_implementation(IMPLEMENTATION)
     if tower := family.tower_of_spans(model):
         route_tower(tower)
     return model.to(device).eval()

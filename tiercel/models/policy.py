@@ -13,12 +13,14 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tiercel.config.parts import PARTS, keeps_start, whole_parts
+from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part
 from tiercel.errors import ModelError
+from tiercel.models.experts import gate_names
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
+from tiercel.models.targets import adapted_names, adapter_targets
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
@@ -198,26 +200,6 @@ def leave_casting_to_autocast(model: HuggingFaceModel) -> None:
             module.cast_input_dtype_enabled = False
 
 
-def lora_targets(family: Family, model: HuggingFaceModel, targets: str) -> str:
-    """Make the regular expression of the adapted layers for PEFT: the linear layers of a part without the head, or
-    those that the user's own expression matches. Raises ModelError where no layer matches."""
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if targets in (*PARTS, "all"):
-        chosen = [
-            name for name in linear if name != "lm_head" and (targets == "all" or family.part_of(name + ".") == targets)
-        ]
-        pattern = "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in chosen}))
-    else:
-        chosen = [name for name in linear if re.fullmatch(targets, name)]
-        matched = sum(re.fullmatch(targets, name) is not None for name, _ in model.named_modules())
-        # PEFT refuses layers that are not linear.
-        pattern = targets if matched == len(chosen) else "|".join(map(re.escape, chosen))
-    if not chosen:
-        examples = ", ".join(linear[:3])
-        raise ModelError(f"lora.targets: {targets!r} matches no linear layer; names look like {examples}")
-    return pattern
-
-
 def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, directory: Path) -> PeftModel:
     """Load the adapter of `lora.init` twice: to train it, and frozen as the reference. Raises ModelError where it is
     not the adapter that the recipe describes."""
@@ -226,8 +208,7 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
             f"lora.init: {directory} needs weights that its run trained whole; `tiercel export RUN --merge` makes a "
             "model of both: set model.path to that model and remove lora.init"
         )
-    pattern = lora_targets(family, model, lora.targets)
-    asked = {name for name, module in model.named_modules() if re.fullmatch(pattern, name)}
+    asked = adapter_targets(family, model, lora).names(model)
     peft = _read_adapter(model, directory)
     given = peft.peft_config["default"]
     assert isinstance(given, LoraConfig)
@@ -236,7 +217,7 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
     for key, value in there.items():
         if value != here[key]:
             raise ModelError(f"lora.init: {directory} has {key} {value:g}, the recipe {here[key]:g}; make them equal")
-    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    adapted = adapted_names(model)
     if odd := sorted(adapted ^ asked):
         raise ModelError(
             f"lora.init: {directory} adapts {len(adapted)} layers, lora.targets: {lora.targets} asks for {len(asked)}, "
@@ -250,13 +231,7 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
 def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int) -> PeftModel:
     if lora.init is not None:
         return _initial_adapter(family, model, lora, Path(lora.init))
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=lora_targets(family, model, lora.targets),
-        task_type="CAUSAL_LM",
-    )
+    config = adapter_targets(family, model, lora).config(lora)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
@@ -306,9 +281,10 @@ def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
 
 
 def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> None:
-    """Make the parts trainable that the recipe trains whole. Raises ModelError where a part has no parameters, or has
-    an adapter too."""
+    """Make the parts trainable that the recipe trains whole, but for the gates of mixtures. Raises ModelError where a
+    part has no parameters, or has an adapter too."""
     parts = {name: family.part_of(base_name(name)) for name, _ in model.named_parameters()}
+    gates = tuple(f"{name}." for name in gate_names(model))
     whole = whole_parts(recipe)
     frozen = () if family.image_marker is None else recipe.freeze  # a text-only model has no tower to freeze
     named, remedy = (set(frozen), "take it out of") if recipe.lora is None else (set(whole), "add it to")
@@ -320,5 +296,5 @@ def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> No
             f"freeze: {both[0]} is to be trained whole, but lora.targets adapts layers of it; add it to freeze"
         )
     for name, parameter in model.named_parameters():
-        if parts[name] in whole:
+        if parts[name] in whole and not name.startswith(gates):
             parameter.requires_grad_(True)

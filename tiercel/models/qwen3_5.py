@@ -23,3 +23,11 @@ class Qwen35(Qwen3VL):
     @property
     def feature_layers(self) -> int:
         return 1
+
+
+class Qwen35Moe(Qwen35):
+    """Knows Qwen3.5 with experts: only its decoder differs."""
+
+    name = "qwen3_5_moe"
+    serves = "Qwen3.5 with experts, such as `Qwen/Qwen3.5-35B-A3B`"
+    special = "as `qwen3_5`; a router chooses the experts of each token, and one expert is shared by all"

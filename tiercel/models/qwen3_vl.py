@@ -82,3 +82,11 @@ class Qwen3VL(Qwen2VL):
             "visual_pos_masks": torch.arange(len(first), device=first.device),
             "deepstack_visual_embeds": deeper,
         }
+
+
+class Qwen3VLMoe(Qwen3VL):
+    """Knows Qwen3-VL with experts: only its decoder differs."""
+
+    name = "qwen3_vl_moe"
+    serves = "Qwen3-VL with experts, such as `Qwen/Qwen3-VL-30B-A3B-Instruct`"
+    special = "as `qwen3_vl`; a router chooses the experts of each token"

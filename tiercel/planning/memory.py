@@ -23,6 +23,7 @@ BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = 8  # AdamW's two moments, float32
 HOST_OPTIMIZER_BYTES = 16  # DeepSpeed's on the host: moments, and float32 copies of weight and gradient
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
+STATE_BYTES = 4  # of an element of a delta net's state, float32
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; assumed, not measured
 FRAGMENTS = "fragmentation"
 CACHE = "keys and values of the rollout"
@@ -293,7 +294,7 @@ def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, v
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
     return {
-        CACHE: cache_token_bytes(recipe, sizes, 1) * held,
+        CACHE: cache_token_bytes(recipe, sizes, 1) * held + STATE_BYTES * sizes.state_elements * rows,
         "decoding": max(
             rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
             vision.frozen.at(0, prompts * rollout.prompt_tokens),
@@ -304,7 +305,7 @@ def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, v
 def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: int) -> int:
     """Return the bytes of one token's keys and values on one of the ranks that share the heads."""
     heads = max(1, sizes.key_heads // tensor_parallel)
-    return 2 * BYTES[recipe.model.dtype] * sizes.layers * heads * sizes.head_size
+    return 2 * BYTES[recipe.model.dtype] * sizes.cached_layers * heads * sizes.head_size
 
 
 def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:

@@ -27,7 +27,7 @@ def phase_seconds(
     flops = device.reached_flops * device.flops
     passes = 2.0 if recipe.lora is not None else 3.0  # a frozen weight's gradient is not computed
     passes += CHECKPOINTED_PASSES[recipe.learner.gradient_checkpointing]
-    learn = 2 * packed * (passes * sizes.language_weights + 3 * sizes.adapter) / flops
+    learn = 2 * packed * (passes * sizes.active_weights + 3 * sizes.adapter) / flops
     seconds = {} if rollout is None else {"rollout": rollout_seconds(recipe, sizes, rollout, device)}
     seconds["learn"] = learn
     weights = weights_dtype(recipe).itemsize * sizes.language_weights
@@ -66,10 +66,10 @@ def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad,
     prompts = rollout.engine_prompts or rollout.prompts
     rows = prompts * rollout.group_size
     at_once = rows if rollout.engine.shares_weights else max(1, min(rows, cached_rows(recipe, sizes, rollout)))
-    prefill = 2 * prompts * rollout.prompt_tokens * sizes.language_weights / flops
+    prefill = 2 * prompts * rollout.prompt_tokens * sizes.active_weights / flops
     held = at_once * rollout.completion_tokens / 2 + at_once / rollout.group_size * rollout.prompt_tokens
-    read = width * sizes.language_weights / shared + cache_token_bytes(recipe, sizes, shared) * held
-    computed = 2 * at_once * sizes.language_weights / flops
+    read = width * sizes.weights_used_by(at_once) / shared + cache_token_bytes(recipe, sizes, shared) * held
+    computed = 2 * at_once * sizes.active_weights / flops
     summed = 0.0
     if shared > 1:  # after attention and after the MLP of each layer
         moved = 2 * width * at_once * sizes.hidden * (shared - 1) / shared

@@ -1,6 +1,7 @@
 """Numbers of weights, counted on a model that is built on torch's meta device from its config alone."""
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tiercel.models.attention import heads_of
 from tiercel.models.family import Checkpoint, Family
 from tiercel.models.loading import family_class
 from tiercel.models.policy import make_trainable, weights_dtype
+
+DELTA = "linear_attention"  # the kind of a delta net's layer in config.json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +40,23 @@ class ModelSizes:
     trained_root: int
     trained_vision: int
     obstacle: str | None  # why completions cannot share their prompt
+    expert_weights: int  # of the experts of all layers, without the one that all tokens share
+    expert_share: float  # of the experts of a layer that a token uses; 1 without experts
+    cached_layers: int  # those that keep keys and values of each token
+    state_elements: int  # of a row, in layers that keep a state instead
 
     @property
     def language_weights(self) -> int:
         return self.layers * self.layer_weights + self.root_weights
+
+    @property
+    def active_weights(self) -> int:
+        """Return the language model's weights that one token uses."""
+        return self.weights_used_by(1)
+
+    def weights_used_by(self, tokens: int) -> int:
+        """Return the language model's weights that some of the tokens use, where each chooses experts at random."""
+        return self.language_weights - round(self.expert_weights * (1 - self.expert_share) ** tokens)
 
     @property
     def weights(self) -> int:
@@ -113,6 +129,8 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
     first = dict(layers[0].named_parameters())
     # Gemma 4 has an embedding of each token for each layer, in one matrix of all layers.
     embedded = getattr(text, "vocab_size_per_layer_input", 0) * getattr(text, "hidden_size_per_layer_input", 0)
+    experts = _experts(first)
+    kinds = Counter(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
     return ModelSizes(
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
@@ -130,6 +148,10 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         trained_root=_trained(root),
         trained_vision=_trained(vision),
         obstacle=family.sharing_obstacle(text),
+        expert_weights=text.num_hidden_layers * experts,
+        expert_share=text.num_experts_per_tok / text.num_experts if experts else 1.0,
+        cached_layers=text.num_hidden_layers - kinds[DELTA],
+        state_elements=kinds[DELTA] * _state_elements(text) if kinds[DELTA] else 0,
     )
 
 
@@ -152,6 +174,13 @@ def with_layers(config: Any, layers: int) -> Any:
     return small
 
 
+def _state_elements(text: Any) -> int:
+    """Count what a delta net keeps of a row: its state, and the last inputs of its convolution."""
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    return values * text.linear_key_head_dim + (2 * keys + values) * text.linear_conv_kernel_dim
+
+
 def _layers_of(language: nn.Module) -> nn.ModuleList:
     layers = getattr(language, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -161,6 +190,11 @@ def _layers_of(language: nn.Module) -> nn.ModuleList:
 
 def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool) -> int:
     return sum(p.numel() for name, p in parameters.items() if (".lora_" in name) == adapter)
+
+
+def _experts(parameters: dict[str, nn.Parameter]) -> int:
+    """Count the weights of experts: those of three dimensions, beside an adapter or not."""
+    return sum(p.numel() for name, p in parameters.items() if ".experts." in name and p.ndim == 3)
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> int:

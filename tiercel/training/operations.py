@@ -14,6 +14,7 @@ from torch import nn
 from tiercel.learner.forms import packed_length
 from tiercel.learner.layout import PackItem
 from tiercel.models.attention import heads_of
+from tiercel.models.experts import Mixture, mixtures
 from tiercel.models.policy import Policy
 
 ATTENTION_PRODUCTS = 6
@@ -26,8 +27,11 @@ def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> f
     per_token = sum(
         _per_token(module)
         for name, module in policy.family.language_model(policy.model).named_modules()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] != policy.reference_adapter
+        if isinstance(module, nn.Linear)
+        and name.rpartition(".")[2] != policy.reference_adapter
+        and ".experts." not in name  # adapters there are added to the weights, once for each pass
     )
+    per_token += sum(_of_experts(mixture, config.moe_intermediate_size) for mixture in mixtures(policy.model))
     per_scored = _per_token(policy.model.get_output_embeddings())
     return sum(
         per_token * packed_length(item, form) + per_pair * seen_pairs(item, form) + per_scored * _scored(item)
@@ -39,6 +43,13 @@ def _per_token(linear: nn.Linear) -> int:
     """Count by shapes that the module remembers, because a sharded weight is smaller."""
     products = 3 if linear.weight.requires_grad else 2
     return 2 * products * linear.in_features * linear.out_features
+
+
+def _of_experts(mixture: Mixture, width: int) -> int:
+    """Count the three products of each expert that a token uses, and the router's."""
+    router, experts = mixture.block.gate, mixture.block.experts
+    products = 3 if any(parameter.requires_grad for parameter in experts.parameters()) else 2
+    return 2 * router.hidden_dim * (3 * products * router.top_k * width + 2 * router.num_experts)
 
 
 def seen_pairs(item: PackItem, form: str) -> int:

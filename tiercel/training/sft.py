@@ -5,6 +5,7 @@ from functools import partial
 from tiercel.config.schema import SftRecipe
 from tiercel.data.encoding import conversation_encoder
 from tiercel.learner.batch import conversation_item
+from tiercel.models.experts import METRICS
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.budget import keep_tokens, kept_tokens
 from tiercel.training.build import build_trainer
@@ -48,9 +49,10 @@ def one_step(recipe: SftRecipe, session: Session, trainer: Trainer, step: Step) 
         "loss": update.loss,
         "lr": rate,
         "grad_norm": update.grad_norm,
-        "entropy/mean": update.pass_sums["entropy/mean"] / max(1, update.tokens),
+        **update.token_means("entropy/"),
         "tokens/prompt": update.pass_sums["tokens/packed"] - update.tokens,
         "tokens/completion": update.tokens,
+        **update.token_means(METRICS),
         "loss_scale/skipped": int(update.was_skipped),
         "time/step": step.times()["time/step"],
         **memory_metrics(session.ranks, trainer.policy.device),

@@ -6,7 +6,7 @@ C completions, N scored tokens of a microbatch.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -41,6 +41,11 @@ class Update:
     pass_sums: Mapping[str, float]  # over the tokens that went through the learner, whose number is `tokens`
     pass_largest: Mapping[str, float]  # over the same tokens
     was_skipped: bool  # fp16 overflow: the loss scale was lowered instead
+
+    def token_means(self, prefix: str) -> dict[str, float]:
+        """Return the means over the passes' tokens whose names begin with `prefix`."""
+        tokens = max(1, self.tokens)
+        return {name: value / tokens for name, value in self.pass_sums.items() if name.startswith(prefix)}
 
 
 NO_UPDATE = Update(
@@ -89,7 +94,8 @@ def policy_contributions(
             trainer.ranks.pulse.work_on(batch.prompt_ids)
             with trainer.training_mode():
                 scores = trainer.learner(batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
-            yield _policy_contribution(batch, scores, each, trainer.kl, recipe)
+            own = _policy_contribution(batch, scores, each, trainer.kl, recipe)
+            yield replace(own, pass_sums={**own.pass_sums, **_load_sums(trainer, own.tokens)})
 
 
 def _policy_contribution(
@@ -210,11 +216,17 @@ def sft_contributions(trainer: Trainer, conversations: ConversationPass, tokens:
         pass_sums={
             "entropy/mean": scores.entropy_N.sum(),
             "tokens/packed": scores.logprobs_N.new_full((), len(packed.token_ids_T) if rows else 0),
+            **_load_sums(trainer, len(scores.logprobs_N)),
         },
         tokens=len(scores.logprobs_N),
         row_ids=rows,
         faulty_rows=lambda: rows,
     )
+
+
+def _load_sums(trainer: Trainer, tokens: int) -> dict[str, Tensor]:
+    """Weigh the experts' load in the last pass by its scored tokens, of which the metrics are means."""
+    return {name: tokens * load for name, load in trainer.learner.expert_load.take().items()}
 
 
 def _apply(

@@ -1,0 +1,93 @@
+"""Which weights an adapter changes: linear layers, and the experts of a mixture where the recipe names them."""
+
+import re
+from dataclasses import dataclass
+
+from peft import LoraConfig
+from peft.tuners.lora.layer import ParamWrapper
+from torch import nn
+
+from tiercel.config.parts import PARTS
+from tiercel.config.schema import Lora
+from tiercel.errors import ModelError
+from tiercel.models.experts import gate_names, mixtures
+from tiercel.models.family import Family, HuggingFaceModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterTargets:
+    """The weights that an adapter changes, as PEFT takes them."""
+
+    layers: str  # a regular expression on names of linear layers; empty: none
+    experts: tuple[str, ...]  # names of parameters
+
+    def names(self, model: HuggingFaceModel) -> set[str]:
+        """Return the names of all that is adapted, on a model without an adapter."""
+        matched = {name for name, _ in model.named_modules() if self.layers and re.fullmatch(self.layers, name)}
+        return matched | set(self.experts)
+
+    def config(self, lora: Lora) -> LoraConfig:
+        """Make PEFT's config of a new adapter."""
+        return LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type]
+            lora_dropout=lora.dropout,
+            target_modules=self.layers or [],
+            target_parameters=list(self.experts) or None,
+            task_type="CAUSAL_LM",
+        )
+
+
+def adapted_names(model: HuggingFaceModel) -> set[str]:
+    """Return the names, without PEFT's layers, of all that the model's adapters change."""
+    names = set()
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            plain = name.replace(".base_layer", "")
+            names.add(f"{plain}.{module.parameter_name}" if isinstance(module, ParamWrapper) else plain)
+    return names
+
+
+def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> AdapterTargets:
+    """Choose what `lora.targets` names: the linear layers of a part without the head and the gates of mixtures, or the
+    linear layers and experts that the user's own expression matches. Raises ModelError where nothing matches, where it
+    matches a gate, which stays as it is, and where experts have dropout."""
+    targets, gates = lora.targets, gate_names(model)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if targets in (*PARTS, "all"):
+        chosen = [
+            name
+            for name in linear
+            if name not in {"lm_head", *gates} and (targets == "all" or family.part_of(name + ".") == targets)
+        ]
+        return AdapterTargets(layers=_pattern(chosen), experts=()) if chosen else _nothing(targets, linear)
+    if routed := sorted(name for name in gates if re.fullmatch(targets, name)):
+        raise ModelError(
+            f"lora.targets: {targets!r} matches {routed[0]}, which chooses experts and stays frozen; "
+            "write an expression that leaves it out"
+        )
+    chosen = [name for name in linear if re.fullmatch(targets, name)]
+    experts = tuple(
+        name for mixture in mixtures(model) for name in mixture.expert_parameters if re.fullmatch(targets, name)
+    )
+    if not chosen and not experts:
+        return _nothing(targets, linear)
+    if experts and lora.dropout:
+        raise ModelError(
+            f"lora.dropout: {lora.dropout:g} given, but PEFT adapts experts, which lora.targets names, only without; "
+            "write 0"
+        )
+    matched = sum(re.fullmatch(targets, name) is not None for name, _ in model.named_modules())
+    # PEFT refuses layers that are not linear.
+    layers = targets if matched == len(chosen) else "|".join(map(re.escape, chosen))
+    return AdapterTargets(layers=layers if chosen else "", experts=experts)
+
+
+def _pattern(names: list[str]) -> str:
+    """Make an expression of names that differ in numbers of layers only."""
+    return "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in names}))
+
+
+def _nothing(targets: str, linear: list[str]) -> AdapterTargets:
+    examples = ", ".join(linear[:3])
+    raise ModelError(f"lora.targets: {targets!r} matches no linear layer; names look like {examples}")
