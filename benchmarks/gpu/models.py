@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tiercel.config.schema import Lora
 from tiercel.demo.tokenizer import make_tokenizer
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint
-from tiercel.models.policy import Policy, leave_casting_to_autocast, lora_targets
+from tiercel.models.policy import Policy, leave_casting_to_autocast
 from tiercel.models.qwen_vl import Qwen25VL
+from tiercel.models.targets import adapter_targets
 from tiercel.models.tower_attention import route_tower
 from tiercel.types import EncodedImage
 
@@ -179,13 +181,8 @@ def random_policy(shape: ModelShape, device: torch.device, dtype: torch.dtype) -
         model.requires_grad_(False)
         route_attention(family.language_model(model))
         route_tower(family.tower_of_spans(model))
-        adapter = LoraConfig(
-            r=shape.lora_rank,
-            lora_alpha=2 * shape.lora_rank,
-            target_modules=lora_targets(family, model, "language"),
-            task_type="CAUSAL_LM",
-        )
-        peft = get_peft_model(model, adapter)
+        lora = Lora(rank=shape.lora_rank, alpha=2 * shape.lora_rank)
+        peft = get_peft_model(model, adapter_targets(family, model, lora).config(lora))
         leave_casting_to_autocast(model)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
