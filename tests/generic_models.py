@@ -446,6 +446,11 @@ GENERIC = {
         config="Qwen3MoeConfig",
         keys=TEXT_KEYS | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "mixtral": Tiny(
+        model="MixtralForCausalLM",
+        config="MixtralConfig",
+        keys=TEXT_KEYS | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
     "qwen2_text": Tiny(model="Qwen2ForCausalLM", config="Qwen2Config", keys=TEXT_KEYS),
     "qwen3": Tiny(model="Qwen3ForCausalLM", config="Qwen3Config", keys=TEXT_KEYS | {"head_dim": 16}),
     "llama": Tiny(model="LlamaForCausalLM", config="LlamaConfig", keys=TEXT_KEYS),

@@ -15,7 +15,7 @@ from tiercel.models.prompts import encode_conversation, encode_prompt, render
 from tiercel.models.text_only import TextOnly
 from tiercel.types import Message
 
-SHARED = ("qwen3", "llama", "mistral", "gemma", "olmo2", "gemma3_text", "mistral_sliding")  # the last two with windows
+SHARED = ("qwen3", "llama", "mistral", "gemma", "olmo2", "gemma3_text", "mistral_sliding", "mixtral", "qwen3_moe")
 REFUSED = {"granite": "logprobs differ from its own forward pass", "phi": "its head has a bias"}
 
 

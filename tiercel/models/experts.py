@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 IMPLEMENTATION = "grouped_mm"  # its name in transformers
 METRICS = "experts/"  # the names of the metrics begin so
-_GATES = ("gate", "shared_expert_gate")
+_ROUTERS = ("gate", "router")  # of these two, a block has one
+_GATES = (*_ROUTERS, "shared_expert_gate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,19 @@ class Mixture:
     """The experts of one layer, before or after an adapter is added."""
 
     name: str  # of the block in the model that was asked
-    block: Any  # has `experts` and `gate`, the router
+    block: Any  # has `experts`, and one of _ROUTERS
+
+    @property
+    def router(self) -> Any:
+        """Return the module that chooses experts."""
+        return next(getattr(self.block, name) for name in _ROUTERS if hasattr(self.block, name))
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Tell whether transformers computes these experts by a chosen implementation."""
+        experts = self.block.experts
+        plain = experts.get_base_layer() if hasattr(experts, "get_base_layer") else experts  # PEFT's, with an adapter
+        return hasattr(plain, "_apply_gate")
 
     @property
     def expert_parameters(self) -> tuple[str, ...]:
@@ -33,7 +46,7 @@ class Mixture:
 
 def is_mixture(module: nn.Module) -> bool:
     """Tell whether a module is a router with its experts."""
-    return hasattr(module, "experts") and hasattr(module, "gate")
+    return hasattr(module, "experts") and any(hasattr(module, name) for name in _ROUTERS)
 
 
 def mixtures(model: nn.Module) -> list[Mixture]:
@@ -43,23 +56,32 @@ def mixtures(model: nn.Module) -> list[Mixture]:
 
 def gate_names(model: nn.Module) -> set[str]:
     """Return the names of the modules that choose or weigh experts. tiercel does not train them."""
-    return {f"{mixture.name}.{gate}" for mixture in mixtures(model) for gate in _GATES if hasattr(mixture.block, gate)}
+    gates = [
+        (f"{mixture.name}.{gate}", getattr(mixture.block, gate))
+        for mixture in mixtures(model)
+        for gate in _GATES
+        if hasattr(mixture.block, gate)
+    ]
+    return {name for prefix, gate in gates for name, _ in gate.named_modules(prefix=prefix)}
 
 
 class ExpertLoad:
     """Counts the tokens that each expert computes in passes with a gradient. Nothing waits for the device."""
 
     def __init__(self, language_model: nn.Module):
-        self.routers = [mixture.block.gate for mixture in mixtures(language_model)]
+        self.mixtures = [mixture for mixture in mixtures(language_model) if mixture.uses_kernels]
         self._counts: dict[int, Tensor] = {}  # int64 (X,), by layer
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count inside. A layer that is computed again in the backward pass is outside, and is not counted twice."""
-        if not (self.routers and torch.is_grad_enabled()):
+        if not (self.mixtures and torch.is_grad_enabled()):
             yield
             return
-        hooks = [router.register_forward_hook(self._counter(layer)) for layer, router in enumerate(self.routers)]
+        hooks = [
+            mixture.block.experts.register_forward_pre_hook(self._counter(layer, mixture.router.num_experts))
+            for layer, mixture in enumerate(self.mixtures)
+        ]
         try:
             yield
         finally:
@@ -80,12 +102,12 @@ class ExpertLoad:
             f"{METRICS}unused_fraction": (counts_LX == 0).float().mean(),
         }
 
-    def _counter(self, layer: int) -> Any:
-        def count(router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-            chosen = output[2].flatten()
+    def _counter(self, layer: int, experts: int) -> Any:
+        def count(module: Any, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+            chosen = inputs[1].flatten()  # states, experts of each, their weights
             counts_X = self._counts.get(layer)
             if counts_X is None:
-                counts_X = torch.zeros(router.num_experts, dtype=torch.int64, device=chosen.device)
+                counts_X = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
             self._counts[layer] = counts_X.scatter_add(0, chosen, torch.ones_like(chosen))
 
         return count

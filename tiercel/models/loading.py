@@ -196,7 +196,7 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
     # It is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
-    if mixtures(model):
+    if any(mixture.uses_kernels for mixture in mixtures(model)):
         model.set_experts_implementation(IMPLEMENTATION)
     if tower := family.tower_of_spans(model):
         route_tower(tower)

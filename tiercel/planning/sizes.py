@@ -149,7 +149,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         trained_vision=_trained(vision),
         obstacle=family.sharing_obstacle(text),
         expert_weights=text.num_hidden_layers * experts,
-        expert_share=text.num_experts_per_tok / text.num_experts if experts else 1.0,
+        expert_share=text.num_experts_per_tok / _experts_of(text) if experts else 1.0,
         cached_layers=text.num_hidden_layers - kinds[DELTA],
         state_elements=kinds[DELTA] * _state_elements(text) if kinds[DELTA] else 0,
     )
@@ -195,6 +195,12 @@ def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool) -> int:
 def _experts(parameters: dict[str, nn.Parameter]) -> int:
     """Count the weights of experts: those of three dimensions, beside an adapter or not."""
     return sum(p.numel() for name, p in parameters.items() if ".experts." in name and p.ndim == 3)
+
+
+def _experts_of(text: Any) -> int:
+    """Return the number of experts of a layer."""
+    found: int = getattr(text, "num_experts", None) or text.num_local_experts
+    return found
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> int:

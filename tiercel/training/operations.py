@@ -8,6 +8,7 @@ without.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -31,7 +32,7 @@ def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> f
         and name.rpartition(".")[2] != policy.reference_adapter
         and ".experts." not in name  # adapters there are added to the weights, once for each pass
     )
-    per_token += sum(_of_experts(mixture, config.moe_intermediate_size) for mixture in mixtures(policy.model))
+    per_token += sum(_of_experts(mixture, config) for mixture in mixtures(policy.model))
     per_scored = _per_token(policy.model.get_output_embeddings())
     return sum(
         per_token * packed_length(item, form) + per_pair * seen_pairs(item, form) + per_scored * _scored(item)
@@ -45,11 +46,12 @@ def _per_token(linear: nn.Linear) -> int:
     return 2 * products * linear.in_features * linear.out_features
 
 
-def _of_experts(mixture: Mixture, width: int) -> int:
-    """Count the three products of each expert that a token uses, and the router's."""
-    router, experts = mixture.block.gate, mixture.block.experts
-    products = 3 if any(parameter.requires_grad for parameter in experts.parameters()) else 2
-    return 2 * router.hidden_dim * (3 * products * router.top_k * width + 2 * router.num_experts)
+def _of_experts(mixture: Mixture, config: Any) -> int:
+    """Count the three products of each expert that a token uses, and the router's. `config`: of the decoder."""
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    products = 3 if any(parameter.requires_grad for parameter in mixture.block.experts.parameters()) else 2
+    chosen = 3 * products * config.num_experts_per_tok * width
+    return 2 * config.hidden_size * (chosen + 2 * mixture.router.num_experts)
 
 
 def seen_pairs(item: PackItem, form: str) -> int:
