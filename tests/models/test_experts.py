@@ -106,8 +106,10 @@ def test_the_load_counts_each_token_of_a_pass_with_a_gradient_once(tiny_checkpoi
     with torch.no_grad():
         learner(packed, features, 1.0)
     assert learner.expert_load.take() == {}
-    for router in (mixture.router for mixture in learner.expert_load.mixtures):  # all tokens choose experts 0 and 1 of 4
-        router.register_forward_hook(lambda module, inputs, output: (*output[:2], output[2] * 0 + torch.arange(2)))
+    for mixture in learner.expert_load.mixtures:  # all tokens choose experts 0 and 1 of 4
+        mixture.router.register_forward_hook(
+            lambda module, inputs, output: (*output[:2], output[2] * 0 + torch.arange(2))
+        )
     learner(packed, features, 1.0).logprobs_N.sum().backward()
     load = learner.expert_load.take()
     assert {key: float(value) for key, value in load.items()} == {

@@ -12,6 +12,7 @@ from tests.generic_models import GENERIC, save_generic_checkpoint
 from tests.tiny_models import make_row, noise_image, tiny_policy, tiny_prompts
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
+from tiercel.learner.attention import SplitAttention
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
 from tiercel.learner.proof import prove
@@ -187,14 +188,15 @@ def test_a_decoder_whose_tokens_see_later_ones_may_not_share(checkpoints, monkey
     from tiercel.learner import learner
 
     policy = tiny_policy(checkpoints["llava"])
-    monkeypatch.setitem(learner.ATTENTIONS, "split", lambda layout, device, first: _see_all)
+    monkeypatch.setitem(learner.ATTENTIONS, "split", SeesAll)
     found = prove(policy)
     assert found.obstacle.startswith("with a shared prompt its logprobs differ by")
     assert policy.family.sharing_obstacle(policy.family.language_model(policy.model).config) == found.obstacle
 
 
-def _see_all(layer, query, key, value, scale):
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
+class SeesAll(SplitAttention):
+    def __call__(self, layer, query, key, value):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=layer.scale, enable_gqa=True)
 
 
 def test_the_processor_of_another_model_is_refused(tmp_path, checkpoints):

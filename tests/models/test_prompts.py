@@ -418,12 +418,12 @@ def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):
     assert error.value.field == "max_pixels"
 
 
-@pytest.mark.parametrize("name", ("ovis2", "internvl", "llava_onevision", "gemma3"))
-def test_families_of_tiles_have_no_pixel_limits(tiny_checkpoints, name):
+@pytest.mark.parametrize("name", ("ovis2", "internvl", "llava_onevision", "gemma3", "gemma4"))
+def test_families_of_other_sizes_have_no_pixel_limits(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
-    with pytest.raises(DataError, match="tiles of one size; remove the row's max_pixels"):
+    with pytest.raises(DataError, match=f"{family.sizes}; remove the row's max_pixels"):
         family.plan_image((100, 100), PixelLimits(most=3136))
-    with pytest.raises(ModelError, match=f"model.min_pixels: {name} cuts images into tiles"):
+    with pytest.raises(ModelError, match=f"model.min_pixels: {name} {family.sizes}"):
         load_family(Model(path=str(tiny_checkpoints[name]), min_pixels=3136))
 
 

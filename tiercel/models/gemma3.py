@@ -16,16 +16,15 @@ from tiercel.errors import ModelError
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.images import normalised_tiles, picture_tensor, views_sha256
 from tiercel.models.sight import Span, runs
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
+from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
 
 class Gemma3(Family):
-    """Knows Gemma 3 with pictures, which writes boxes in thousandths of each side."""
+    """Knows Gemma 3 with pictures."""
 
     name = "gemma3"
     serves = "Gemma 3 with pictures, such as `google/gemma-3-4b-it`"
     special = "a picture squashed to a square; its tokens see each other; sliding windows in five of six layers"
-    coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
@@ -35,6 +34,7 @@ class Gemma3(Family):
     image_marker = "<start_of_image>"
     around_image = ("\n\n", "\n\n")
     has_pixel_limits = False
+    sizes = "squashes every image to a square"
     image_processor_class = Gemma3ImageProcessorPil
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):

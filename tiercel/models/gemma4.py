@@ -20,7 +20,7 @@ from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.images import moved, normalised, picture_tensor, views_sha256
 from tiercel.models.sight import Span, runs
-from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
+from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
 
 class TokenAndLayerEmbedding(nn.Module):
@@ -44,12 +44,11 @@ class TokenAndLayerEmbedding(nn.Module):
 
 
 class Gemma4(Family):
-    """Knows Gemma 4 with pictures, which writes boxes in thousandths of each side."""
+    """Knows Gemma 4 with pictures."""
 
     name = "gemma4"
     serves = "Gemma 4 with pictures, such as `google/gemma-4-E2B-it`"
     special = "the picture's own shape, up to `max_soft_tokens`; windows; capped logits; embeddings for each layer"
-    coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.", "model.audio_tower."),
@@ -58,6 +57,7 @@ class Gemma4(Family):
     }
     image_marker = "<|image|>"
     has_pixel_limits = False
+    sizes = "fits every image into `max_soft_tokens` of its processor"
     image_processor_class = Gemma4ImageProcessorPil
 
     @property
