@@ -22,7 +22,7 @@ def test_qwen3_vl_30b_a3b():
     attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128 + 2 * 128  # q and o, k and v, their norms
     layer = attention + experts + 128 * 2048 + 2 * 2048  # with the router and two norms
     root = 2 * 151936 * 2048 + 2048
-    assert sizes.layer_weights == layer
+    assert sizes.largest_layer == layer
     assert sizes.language_weights == 48 * layer + root == 30_532_122_624
     assert sizes.active_weights == 48 * (layer - experts * 120 // 128) + root == 3_353_032_704
     assert sizes.weights_used_by(2) == 48 * layer + root - round(48 * experts * (15 / 16) ** 2)

@@ -208,7 +208,7 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
     gathered = offloaded_weights = offloaded_optimizer = 0
     kind, zero = layout.kind, layout.zero(recipe)
     if kind.shards_model and zero.stage == 3:
-        gathered = width * (sizes.root_weights + LAYERS_GATHERED * sizes.layer_weights)
+        gathered = width * (sizes.root_weights + LAYERS_GATHERED * sizes.largest_layer)
         base = -(-base // ranks)
     is_divided = kind.divides_trained(has_adapters=recipe.lora is not None)
     if is_divided:

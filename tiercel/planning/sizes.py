@@ -31,23 +31,19 @@ class ModelSizes:
     key_heads: int
     head_size: int
     vocabulary: int
-    layer_weights: int  # of one decoder layer, without adapter
-    root_weights: int  # embedding, head and last norm; a tied matrix counts once
+    language_weights: int  # decoder layers, embedding, head and last norm, without adapter; a tied matrix counts once
+    root_weights: int  # of these, all but the decoder layers
+    largest_layer: int
     vision_weights: int  # tower and projector
-    layer_adapter: int
-    vision_adapter: int
-    trained_layer: int  # trained weights of one decoder layer
-    trained_root: int
-    trained_vision: int
+    adapter: int
+    vision_adapter: int  # of these
+    trained: int
+    trained_vision: int  # of these
     obstacle: str | None  # why completions cannot share their prompt
     expert_weights: int  # of the experts of all layers, without the one that all tokens share
     expert_share: float  # of the experts of a layer that a token uses; 1 without experts
     cached_layers: int  # those that keep keys and values of each token
     state_elements: int  # of a row, in layers that keep a state instead
-
-    @property
-    def language_weights(self) -> int:
-        return self.layers * self.layer_weights + self.root_weights
 
     @property
     def active_weights(self) -> int:
@@ -61,14 +57,6 @@ class ModelSizes:
     @property
     def weights(self) -> int:
         return self.language_weights + self.vision_weights
-
-    @property
-    def adapter(self) -> int:
-        return self.layers * self.layer_adapter + self.vision_adapter
-
-    @property
-    def trained(self) -> int:
-        return self.layers * self.trained_layer + self.trained_root + self.trained_vision
 
 
 def read_config(model: Model) -> tuple[Path, Any]:
@@ -111,25 +99,18 @@ def bare_family(path: Path, config: Any) -> Family:
 
 
 def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
-    """Count the sizes of the recipe's model and adapter. All decoder layers are equal, so one is built."""
+    """Count the sizes of the recipe's model and adapter, on all layers: they need not be equal."""
     with torch.device("meta"):
-        model = family.model_class.from_config(
-            with_layers(config, 1), dtype=weights_dtype(recipe), attn_implementation="sdpa"
-        )
+        model = family.model_class.from_config(config, dtype=weights_dtype(recipe), attn_implementation="sdpa")
         model.requires_grad_(False)
         make_trainable(family, model, without_files(recipe), torch.device("meta"))
-    language = family.language_model(model)
     text = config.get_text_config()
     heads = max(heads_of(text), key=lambda heads: heads.size * heads.keys)
-    layers = _layers_of(language)
-    in_layers = {id(p) for layer in layers for p in layer.parameters()}
     parameters = dict(model.named_parameters())
     vision = {name: p for name, p in parameters.items() if family.part_of(name) != "language"}
-    root = {name: p for name, p in parameters.items() if id(p) not in in_layers and name not in vision}
-    first = dict(layers[0].named_parameters())
-    # Gemma 4 has an embedding of each token for each layer, in one matrix of all layers.
-    embedded = getattr(text, "vocab_size_per_layer_input", 0) * getattr(text, "hidden_size_per_layer_input", 0)
-    experts = _experts(first)
+    language = {name: p for name, p in parameters.items() if name not in vision}
+    layers = [_elements(dict(layer.named_parameters())) for layer in _layers_of(family.language_model(model))]
+    experts = _experts(language)
     kinds = Counter(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
     return ModelSizes(
         layers=text.num_hidden_layers,
@@ -139,16 +120,16 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         key_heads=heads.keys,
         head_size=heads.size,
         vocabulary=text.vocab_size,
-        layer_weights=_elements(first, adapter=False) + embedded,
-        root_weights=_elements(root, adapter=False) - embedded,
-        vision_weights=_elements(vision, adapter=False),
-        layer_adapter=_elements(first, adapter=True),
+        language_weights=_elements(language),
+        root_weights=_elements(language) - sum(layers),
+        largest_layer=max(layers),
+        vision_weights=_elements(vision),
+        adapter=_elements(parameters, adapter=True),
         vision_adapter=_elements(vision, adapter=True),
-        trained_layer=_trained(first),
-        trained_root=_trained(root),
+        trained=_trained(parameters),
         trained_vision=_trained(vision),
         obstacle=family.sharing_obstacle(text),
-        expert_weights=text.num_hidden_layers * experts,
+        expert_weights=experts,
         expert_share=text.num_experts_per_tok / _experts_of(text) if experts else 1.0,
         cached_layers=text.num_hidden_layers - kinds[DELTA],
         state_elements=kinds[DELTA] * _state_elements(text) if kinds[DELTA] else 0,
@@ -188,7 +169,7 @@ def _layers_of(language: nn.Module) -> nn.ModuleList:
     return layers
 
 
-def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool) -> int:
+def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool = False) -> int:
     return sum(p.numel() for name, p in parameters.items() if (".lora_" in name) == adapter)
 
 
