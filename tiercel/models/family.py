@@ -41,7 +41,8 @@ class Family(ABC):
 
     name: ClassVar[str]  # `model_type` in config.json
     serves: ClassVar[str]  # its models, for the table of docs/families.md
-    special: ClassVar[str]  # how it differs from other families, for the same table
+    special: ClassVar[str]  # how it differs from other families, for the same page
+    vllm: ClassVar[str] = "not tried"  # what was seen of vLLM 0.32 with adapters, for the same page
     coordinate_space: ClassVar[CoordinateSpace | None] = None  # of boxes; None: not documented, the recipe may say it
     position_dimensions: int
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides

@@ -25,6 +25,7 @@ class InternVL(Family):
     name = "internvl"
     serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
     special = "a thumbnail beside several tiles, all of the same number of tokens, between `<img>` and `</img>`"
+    vllm = "in `make test-vllm`, in process; tried once by server"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 1
     part_prefixes: ClassVar = {

@@ -30,6 +30,7 @@ class LlavaOnevision(Family):
     name = "llava_onevision"
     serves = "LLaVA-OneVision, such as `llava-hf/llava-onevision-qwen2-0.5b-ov-hf`"
     special = "the picture squashed to one tile, then on a canvas of tiles without its padding; newlines"
+    vllm = "vLLM loads no adapters for it"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
     position_dimensions = 1
     part_prefixes: ClassVar = {

@@ -29,6 +29,7 @@ class Qwen2VL(Family):
     name = "qwen2_vl"
     serves = "Qwen2-VL, such as `Qwen/Qwen2-VL-2B-Instruct`"
     special = "native resolution, a token for 28 x 28 pixels"
+    vllm = "in `make test-vllm`, in process and by server"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 3
     part_prefixes: ClassVar = {

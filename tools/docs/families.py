@@ -1,14 +1,14 @@
-"""Make the table of docs/families.md from FAMILIES: `python -m tools.docs.families docs/families.md`."""
+"""Make the tables of docs/families.md from FAMILIES: `python -m tools.docs.families docs/families.md`."""
 
 import sys
 from pathlib import Path
 
 from tiercel.models.family import Family
 from tiercel.models.loading import FAMILIES, PROVED
+from tiercel.models.text_only import TextOnly
 from tiercel.types import CoordinateSpace
 from tools.docs.tables import write_table
 
-TABLE = "families"  # its name in the document
 SPACES: dict[CoordinateSpace, str] = {
     "resized_pixels": "pixels of the resized image",
     "thousandths": "0 to 1000 of each side",
@@ -16,17 +16,33 @@ SPACES: dict[CoordinateSpace, str] = {
 }
 
 
-def table() -> str:
-    """Return the table, in Markdown: one row for each family."""
-    lines = [
-        "| name | models | boxes that it writes | positions | size of an image | what else is its own |",
-        "|---|---|---|---|---|---|",
+def tables() -> dict[str, str]:
+    """Return the tables in Markdown, by their names in the document: one row of each for each family."""
+    can = [
+        "| name | models | pictures | several pictures | videos | completions share their prompt "
+        "| boxes that it writes | vLLM with adapters |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    own = ["| name | positions | size of an image | what else is its own |", "|---|---|---|---|"]
     for family in (*FAMILIES.values(), *PROVED):
-        space = "none documented" if family.coordinate_space is None else SPACES[family.coordinate_space]
-        cells = (f"`{family.name}`", family.serves, space, _positions(family), _size(family), family.special)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        seen = vars(family).get("vllm", Family.vllm)  # of another architecture it would say nothing
+        can.append(_line(f"`{family.name}`", family.serves, *_abilities(family), seen))
+        own.append(_line(f"`{family.name}`", _positions(family), _size(family), family.special))
+    return {name: "\n".join(lines) + "\n" for name, lines in (("families", can), ("sizes", own))}
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _abilities(family: type[Family]) -> tuple[str, ...]:
+    reads_pictures = family is not TextOnly
+    pictures = "yes" if reads_pictures else "no"
+    space = "-" if not reads_pictures else "by `data.coordinates`"
+    if family.coordinate_space is not None:
+        space = SPACES[family.coordinate_space]
+    shares = "where its proof passes so" if family.needs_proof else "yes"
+    return pictures, pictures, "no" if family.video_marker is None else "yes", shares, space
 
 
 def _positions(family: type[Family]) -> str:
@@ -41,4 +57,5 @@ def _size(family: type[Family]) -> str:
 
 
 if __name__ == "__main__":
-    write_table(Path(sys.argv[1]), TABLE, table())
+    for name, table in tables().items():
+        write_table(Path(sys.argv[1]), name, table)
