@@ -34,6 +34,29 @@ def test_pairs_of_tokens_by_hand():
     assert causal_pairs(3) == 1 + 2 + 3
     assert group_pairs(2, [1, 2]) == (1 + 2) + 3 + (3 + 4)
     assert repeated_pairs(2, [1, 2]) == (1 + 2 + 3) + (1 + 2 + 3 + 4)
+    assert causal_pairs(4, window=2) == 1 + 2 + 2 + 2
+    assert group_pairs(2, [1, 2], window=2) == (1 + 2) + 2 + (2 + 2)
+
+
+def test_a_window_takes_away_the_pairs_that_it_hides(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["gemma3"])  # two of three layers have a window of 8
+    item = item_of(policy, [3, 5])
+    prompt = len(item.prompt.token_ids_P)
+    seen = [*range(prompt), *range(prompt, prompt + 3), *range(prompt, prompt + 5)]  # how many tokens are before each
+    hidden = sum(max(0, before + 1 - 8) for before in seen)
+    with_windows = update_operations(policy, "split", [item])
+    policy.family.checkpoint.config.get_text_config().layer_types = ["full_attention"] * 3
+    assert hidden > 0
+    assert update_operations(policy, "split", [item]) - with_windows == 12 * 64 * 2 * hidden
+
+
+def test_layers_without_attention_have_no_pairs(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen3_5"])  # one of four layers attends
+    item = item_of(policy, [3, 5])
+    before = update_operations(policy, "split", [item])
+    policy.family.checkpoint.config.get_text_config().layer_types = ["full_attention"] * 4
+    pairs = group_pairs(len(item.prompt.token_ids_P), [3, 5])
+    assert update_operations(policy, "split", [item]) - before == 12 * 64 * 3 * pairs
 
 
 def test_operations_are_those_of_the_weights_by_hand(tiny_checkpoints):

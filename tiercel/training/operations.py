@@ -3,18 +3,19 @@
 Counted are the matrix products of the decoder over the packed tokens (two of a frozen weight: forward, and the gradient
 of its input; three of a trained one), attention between tokens that see each other (two products forward, four
 backward), and the head over the scored tokens. Not counted: the vision tower, passes without a gradient (old and
-reference logprobs), and whatever checkpointing or a kernel computes a second time. A layer with a window counts as one
-without.
+reference logprobs), the recurrence of delta nets, the later tokens of a picture that a token sees, and whatever
+checkpointing or a kernel computes a second time.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from tiercel.learner.forms import packed_length
 from tiercel.learner.layout import PackItem
-from tiercel.models.attention import heads_of
+from tiercel.models.attention import heads_of, sights_of
 from tiercel.models.experts import Mixture, mixtures
 from tiercel.models.policy import Policy
 
@@ -24,7 +25,7 @@ ATTENTION_PRODUCTS = 6
 def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> float:
     """Count the operations of one forward and backward pass over prompts with their continuations."""
     config = policy.family.checkpoint.config.get_text_config()
-    per_pair = 2 * ATTENTION_PRODUCTS * config.num_attention_heads * sum(heads.size for heads in heads_of(config))
+    per_pair = _per_pair(config)
     per_token = sum(
         _per_token(module)
         for name, module in policy.family.language_model(policy.model).named_modules()
@@ -34,10 +35,23 @@ def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> f
     )
     per_token += sum(_of_experts(mixture, config) for mixture in mixtures(policy.model))
     per_scored = _per_token(policy.model.get_output_embeddings())
-    return sum(
-        per_token * packed_length(item, form) + per_pair * seen_pairs(item, form) + per_scored * _scored(item)
-        for item in items
-    )
+    operations = 0.0
+    for item in items:
+        operations += per_token * packed_length(item, form) + per_scored * _scored(item)
+        operations += sum(each * seen_pairs(item, form, window) for window, each in per_pair.items())
+    return operations
+
+
+def _per_pair(config: Any) -> Mapping[int | None, int]:
+    """Count the operations of attention for a pair of tokens in all layers with the same window. `config`: of the
+    decoder."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    sights = sights_of(config)
+    per_pair: Counter[int | None] = Counter()
+    for heads, kind in zip(heads_of(config), kinds, strict=False):
+        if kind in sights:  # a delta net has none
+            per_pair[sights[kind].window] += 2 * ATTENTION_PRODUCTS * config.num_attention_heads * heads.size
+    return per_pair
 
 
 def _per_token(linear: nn.Linear) -> int:
@@ -54,27 +68,29 @@ def _of_experts(mixture: Mixture, config: Any) -> int:
     return 2 * config.hidden_size * (chosen + 2 * mixture.router.num_experts)
 
 
-def seen_pairs(item: PackItem, form: str) -> int:
-    """Count the pairs of a token with one that it sees, itself included."""
+def seen_pairs(item: PackItem, form: str, window: int | None = None) -> int:
+    """Count the pairs of a token with one that it sees, itself included. `window`: how many it sees at most."""
     prompt, lengths = len(item.prompt.token_ids_P), [len(each.token_ids_L) for each in item.continuations]
-    return repeated_pairs(prompt, lengths) if form == "repeated" else group_pairs(prompt, lengths)
+    return (repeated_pairs if form == "repeated" else group_pairs)(prompt, lengths, window)
 
 
 def _scored(item: PackItem) -> int:
     return sum(int(each.is_scored_L.sum()) for each in item.continuations)
 
 
-def causal_pairs(length: int) -> int:
+def causal_pairs(length: int, window: int | None = None) -> int:
     """Count the pairs of one causal row."""
-    return length * (length + 1) // 2
+    near = length if window is None else min(length, window)  # tokens that see all before them
+    return near * (near + 1) // 2 + (length - near) * near
 
 
-def group_pairs(prompt_length: int, completion_lengths: Sequence[int]) -> int:
+def group_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
     """Count the pairs of a group whose prompt is computed once."""
-    own = sum(causal_pairs(length) for length in completion_lengths)
-    return causal_pairs(prompt_length) + sum(completion_lengths) * prompt_length + own
+    of_prompt = causal_pairs(prompt_length, window)
+    rows = repeated_pairs(prompt_length, completion_lengths, window)
+    return rows - (len(completion_lengths) - 1) * of_prompt
 
 
-def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int]) -> int:
+def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
     """Count the pairs of a group whose prompt is computed with every completion."""
-    return sum(causal_pairs(prompt_length + length) for length in completion_lengths)
+    return sum(causal_pairs(prompt_length + length, window) for length in completion_lengths)
