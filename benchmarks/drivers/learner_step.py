@@ -1,6 +1,6 @@
 """Forward and backward passes over one group, by tiercel's learner or by plain transformers on repeated prompts.
 
-    python -m benchmarks.drivers.learner_step --by tiercel --model DIR --image F.png --completion-tokens 64 \\
+    python -m benchmarks.drivers.learner_step --by tiercel --model DIR --images F.png --completion-tokens 64 \\
         --group-size 8 --warmup 1 --steps 5
 
 Both give the gradient of the same loss of the same random tokens; the vision pass is on the clock. Shape suffixes:
@@ -10,7 +10,7 @@ G completions, P prompt tokens, C tokens of a completion, L = P + C.
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.drivers.measuring import LORA_ALPHA, LORA_RANK, QUESTION, answer_stream, peak_bytes
+from tests.models.test_families import huggingface_inputs
 from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
@@ -45,19 +46,21 @@ def make_policy(model: Path) -> Policy:
     return policy
 
 
-def make_prompt(policy: Policy, image: Path) -> EncodedPrompt:
-    """A question about the image."""
+def make_prompt(policy: Policy, images: Sequence[Path], questions: int) -> EncodedPrompt:
+    """A question about the images, `questions` times."""
     row = Row(
         id="row",
-        messages=(Message(role="user", content=f"<image>{QUESTION}"),),
-        images=(ImageSource(path=image.name),),
+        messages=(Message(role="user", content="<image>" * len(images) + " ".join([QUESTION] * questions)),),
+        images=tuple(ImageSource(path=image.name) for image in images),
         columns={},
         file="rows.jsonl",
         line=1,
     )
-    with Image.open(image) as picture:
-        encoded = policy.family.encode_image(picture.convert("RGB"))
-    return encode_prompt(policy.family, row, 0, [encoded], system=None, max_prompt_tokens=8192)
+    encoded = []
+    for image in images:
+        with Image.open(image) as picture:
+            encoded.append(policy.family.encode_image(picture.convert("RGB")))
+    return encode_prompt(policy.family, row, 0, encoded, system=None, max_prompt_tokens=8192)
 
 
 def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
@@ -83,18 +86,11 @@ def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> C
 def plain_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
     """Logprobs (G, C) by transformers' own forward, prompt and picture repeated for each completion."""
     groups, length = ids_GC.shape
-    family = policy.family
-    pictures = [prompt.images[0].views[0].permute(2, 0, 1)]
-    pixels = family.checkpoint.image_processor(images=pictures, do_resize=False, return_tensors="pt")
     ids_GL = torch.cat([prompt.token_ids_P.expand(groups, -1), ids_GC], dim=1)
-    inputs = {
-        "input_ids": ids_GL,
-        "attention_mask": torch.ones_like(ids_GL),
-        "mm_token_type_ids": family.is_placeholder(ids_GL).int(),
-        "pixel_values": pixels["pixel_values"].repeat(groups, 1),
-        "image_grid_thw": pixels["image_grid_thw"].repeat(groups, 1),
-        "logits_to_keep": length + 1,
-    }
+    pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]
+    one = huggingface_inputs(policy.family, prompt, ids_GL[0], pictures)
+    inputs = {name: value.repeat(groups, *[1] * (value.ndim - 1)) for name, value in one.items()}
+    inputs |= {"input_ids": ids_GL, "logits_to_keep": length + 1}
 
     def compute() -> Tensor:
         logits = policy.model(**inputs).logits[:, :-1].float()
@@ -110,14 +106,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--by", choices=sorted(BY), required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--image", type=Path, required=True)
+    parser.add_argument("--images", type=Path, nargs="+", required=True)
+    parser.add_argument("--questions", type=int, default=1, help="how often the prompt asks")
     for name in ("completion-tokens", "group-size", "warmup", "steps"):
         parser.add_argument(f"--{name}", type=int, required=True)
     task = parser.parse_args()
     with answer_stream() as stream:
         torch.manual_seed(0)
         policy = make_policy(task.model)
-        prompt = make_prompt(policy, task.image)
+        prompt = make_prompt(policy, task.images, task.questions)
         ids_GC = torch.randint(TEXT_IDS, (task.group_size, task.completion_tokens))
         advantages_G1 = torch.randn(task.group_size, 1)
         compute = BY[task.by](policy, prompt, ids_GC)
