@@ -1,14 +1,17 @@
 """The state of delta nets in packed rows: no token of another sequence reaches it."""
 
 from dataclasses import replace
+from functools import wraps
 
 import pytest
 import torch
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from tests.models.test_families import items_of
 from tests.tiny_models import random_ids, tiny_policy
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
+from tiercel.models.delta_net import rule_in_use
 from tiercel.models.vision import VisionStore
 
 
@@ -42,3 +45,28 @@ def test_other_tokens_change_no_bit(policy, form):
         is_same = packed.continuation_of_N != number
         assert torch.equal(after[is_same], before[is_same])
         assert not torch.equal(after[~is_same], before[~is_same])
+
+
+def test_a_cpu_never_runs_the_kernels_of_a_gpu(policy, monkeypatch):
+    """Where flash-linear-attention is installed, transformers hides its own rule behind the kernels'."""
+    generator = torch.Generator().manual_seed(3)
+    items = items_of(policy.family, generator)
+    _, before = scores(policy, items)
+    rule = modeling_qwen3_5.torch_chunk_gated_delta_rule
+
+    @wraps(rule)
+    def kernels(*args, **options):
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", kernels)
+    _, after = scores(policy, items)
+    assert torch.equal(after, before)
+
+
+def test_the_start_of_a_run_says_what_computes_the_recurrence(policy, tiny_checkpoints):
+    decoder = policy.family.language_model(policy.model)
+    assert rule_in_use(decoder, torch.device("cpu")) == "transformers' own code"
+    on_gpu = rule_in_use(decoder, torch.device("cuda"))
+    assert on_gpu.startswith("transformers' own code; flash-linear-attention, whose kernels are faster, cannot be")
+    other = tiny_policy(tiny_checkpoints["qwen2_vl"], noise=0.1)
+    assert rule_in_use(other.family.language_model(other.model), torch.device("cuda")) is None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ class DeltaScan:
         recent = mixed_RTO.new_zeros(rows, self.taps - 1, channels) if start is None else start.recent.to(mixed_RTO)
         inputs_RTO = torch.cat([recent, mixed_RTO], dim=1)
         query, key, value = self._convolved(inputs_RTO)
-        output_RTAE, memory_RAEE = self._rule("torch_chunk_gated_delta_rule")(
+        output_RTAE, memory_RAEE = self._rule("torch_chunk_gated_delta_rule", mixed_RTO.device)(
             query,
             key,
             value,
@@ -96,7 +97,7 @@ class DeltaScan:
         """Run one token of every row, and change `state` in place. Returns the output (R, 1, A, E)."""
         inputs_RTO = torch.cat([state.recent, tokens.mixed_RTO.to(state.recent)], dim=1)
         query, key, value = self._convolved(inputs_RTO.to(tokens.mixed_RTO))
-        output_R1AE, memory_RAEE = self._rule("torch_recurrent_gated_delta_rule")(
+        output_R1AE, memory_RAEE = self._rule("torch_recurrent_gated_delta_rule", inputs_RTO.device)(
             query,
             key,
             value,
@@ -121,8 +122,23 @@ class DeltaScan:
         repeats = module.num_v_heads // module.num_k_heads
         return query.repeat_interleave(repeats, dim=2), key.repeat_interleave(repeats, dim=2), value
 
-    def _rule(self, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-        return getattr(import_module(type(self.module).__module__), name)
+    def _rule(self, name: str, device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+        rule = getattr(import_module(type(self.module).__module__), name)
+        return unwrap(rule) if device.type == "cpu" else rule  # the kernels need a GPU, and hide the rule inside
+
+
+def rule_in_use(language_model: nn.Module, device: torch.device) -> str | None:
+    """Say what computes the recurrence of a decoder's delta nets; None where it has none."""
+    config: Any = language_model.config
+    if config.model_type not in BRANCHING_MODELS:
+        return None
+    if device.type == "cpu":
+        return "transformers' own code"
+    try:
+        import_module("fla.ops.gated_delta_rule")
+    except Exception as error:  # as transformers does, which then takes its own code
+        return f"transformers' own code; flash-linear-attention, whose kernels are faster, cannot be imported: {error}"
+    return "flash-linear-attention"
 
 
 def route_delta_nets(language_model: nn.Module) -> None:

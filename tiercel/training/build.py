@@ -15,6 +15,7 @@ from tiercel.learner.compiling import chosen_backend, require_compilable
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
 from tiercel.learner.proof import prove_where_needed
+from tiercel.models.delta_net import rule_in_use
 from tiercel.models.loading import read_tensors
 from tiercel.models.memory_errors import weight_bytes
 from tiercel.models.policy import Policy, build_policy, starting_weights
@@ -106,7 +107,10 @@ def new_learner(
     strategy: StrategyKind = STRATEGY_KINDS["single"],
 ) -> Learner:
     """Make the learner of the recipe's form, or of the one that the policy and the device admit."""
-    obstacle = policy.family.sharing_obstacle(policy.family.language_model(policy.model).config)
+    language_model = policy.family.language_model(policy.model)
+    obstacle = policy.family.sharing_obstacle(language_model.config)
+    if rule := rule_in_use(language_model, device):
+        say(f"delta nets: computed by {rule}")
     form = chosen_form(recipe.learner.form, device, obstacle)
     if obstacle:
         say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
