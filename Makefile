@@ -93,6 +93,7 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 
 test-generic: .venv-generic/.made
 	.venv-generic/bin/python -m benchmarks.generic
+	.venv-generic/bin/python -m pytest tests/models/test_generic.py tests/cli/test_proved_models.py
 
 # torchvision and num2words are needed by some of the processors.
 .venv-generic/.made: .venv/.made

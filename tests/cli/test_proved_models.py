@@ -1,6 +1,8 @@
 """Every command with models that have no family of their own, through the real command line."""
 
 import json
+from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,24 @@ def text_rows(directory: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=("llama", "llava", "idefics3"))
+def needing(name: str, *packages: str):
+    """A model whose processor needs packages that `make test-generic` installs."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=f"its processor needs {missing}"))
+
+
+MODELS = (
+    "llama",
+    "llava",
+    "idefics3",
+    needing("glm46v", "torchvision"),
+    needing("mistral3", "torchvision"),
+    needing("pixtral", "torchvision"),
+    needing("smolvlm", "torchvision", "num2words"),
+)
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def place(request, tmp_path_factory) -> Path:
     """A directory with recipes of one architecture, and its GRPO run."""
     root = tmp_path_factory.mktemp(request.param)
@@ -99,3 +118,29 @@ def test_a_checkpoint_that_fails_its_proof_is_refused_by_every_command(tmp_path,
     for words in (*of_recipe, ["predict", str(checkpoint), "Where?"]):
         assert main(words) != 0
         assert "did not pass its proof" in capsys.readouterr().err
+
+
+def test_the_report_of_a_run_without_pictures_shows_its_completions(place, capsys):
+    if "llama" not in str(place):
+        pytest.skip("reads pictures")
+    assert main(["report", str(place / "grpo")]) == 0
+    page = (place / "grpo/report.html").read_text()
+    line = json.loads((place / "grpo/rollouts/step-000003.jsonl").read_text().splitlines()[0])
+    assert line["id"] in page and "<img" not in page
+    assert escape(line["completions"][0]["text"]) in page
+
+
+def test_a_row_with_boxes_in_its_prompt_needs_data_coordinates(tmp_path, capsys):
+    checkpoint = save_generic_checkpoint(GENERIC["llava"], tmp_path / "model")
+    rows = write_rows(tmp_path)
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    marked = next(line for line in lines if line["images"])
+    marked["messages"][0]["content"] += " <bbox>"
+    marked["boxes"] = [[1, 2, 30, 40]]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(grpo_recipe(checkpoint, rows, tmp_path / "run")))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) != 0
+    output = capsys.readouterr()
+    said = output.out + output.err
+    assert marked["id"] in said and "does not say how it writes boxes; set data.coordinates" in said
+    assert main(["check", str(tmp_path / "recipe.yaml"), "data.coordinates=unit"]) == 0

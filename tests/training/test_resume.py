@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.runs.directory import read_metrics
@@ -41,10 +43,11 @@ def write_recipe(path: Path, recipe) -> Path:
     return path
 
 
-def test_sigkill_at_random_moments_changes_no_byte_of_grpo(tiny_checkpoints, tmp_path):
+@pytest.mark.parametrize("name", ("qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.catalogue)))
+def test_sigkill_at_random_moments_changes_no_byte_of_grpo(tiny_checkpoints, tmp_path, name):
     changes = {"train": {"steps": STEPS, "save_every": 2, "threads": 1}, "data": {"eval": None, "workers": 1}}
     rows = write_rows(tmp_path)
-    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    checkpoint = tiny_checkpoints[name]
     whole = write_recipe(tmp_path / "whole.yaml", grpo_recipe(checkpoint, rows, tmp_path / "whole", **changes))
     killed = write_recipe(tmp_path / "killed.yaml", grpo_recipe(checkpoint, rows, tmp_path / "killed", **changes))
     started = time.monotonic()
