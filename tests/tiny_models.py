@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma3Config,
@@ -49,7 +50,7 @@ from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 EXPERT_FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", *EXPERT_FAMILIES)
 FAMILY_NAMES = (*QWEN_FAMILIES, "ovis2", "internvl", "llava_onevision", "gemma3", "gemma4")
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 DELTA_LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 TINY_LORA = Lora(rank=4, alpha=8)
 WORDS = ("system", "user", "assistant", "Where", " is", " the", " seven", "?", *(str(n) for n in range(60)), "[1, 2]")
@@ -83,6 +84,10 @@ GEMMA3_TOKENS = (
     "<image_soft_token>",
     "<start_of_image>",
     "<end_of_image>",
+    "\n\n\n\n",  # vLLM asks for these as single tokens
+    "\n\n\n",
+    "\n\n",
+    "\n",
 )
 GEMMA3_NAMES = {  # by which its processor asks the tokenizer for them
     "image_token": "<image_soft_token>",
@@ -120,9 +125,22 @@ def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: in
     model.generation_config.eos_token_id = [tokenizer.eos_token_id]
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(directory)
+    _publish(name, directory / "model.safetensors")
     tokenizer.save_pretrained(directory)
     image_processor.save_pretrained(directory)
     return directory
+
+
+def _publish(name: str, file: Path) -> None:
+    """Give the weights names and layout of published checkpoints, where transformers saves new models otherwise."""
+    weights = load_file(file)
+    if name == "gemma3":
+        weights = {key.replace("vision_tower.", "vision_tower.vision_model."): each for key, each in weights.items()}
+    if name == "qwen3_vl_moe":
+        weights = {
+            key: each.transpose(1, 2).contiguous() if ".experts." in key else each for key, each in weights.items()
+        }
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def _text_config(vocabulary: int, tied: bool, heads: int = 4) -> dict:
@@ -165,7 +183,8 @@ def _qwen(name: str, heads: int):
         if name == "qwen3_vl":
             model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
         else:
-            config = Qwen3VLMoeConfig(text_config=text | EXPERTS, vision_config=vision, **shared)
+            text |= EXPERTS | {"norm_topk_prob": True}  # vLLM asks for it
+            config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **shared)
             model = Qwen3VLMoeForConditionalGeneration(config)
     elif name.startswith("qwen3_5"):
         rope |= {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
@@ -176,7 +195,8 @@ def _qwen(name: str, heads: int):
             "linear_conv_kernel_dim": 4,
         }
         text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-        text |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+        size = 128 if heads == 2 else 16  # vLLM computes states of this size on a CPU
+        text |= {"linear_key_head_dim": size, "linear_value_head_dim": size}
         vision = patches | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
         vision["num_position_embeddings"] = 16
         if name == "qwen3_5":

@@ -400,8 +400,9 @@ def test_one_placeholder_for_each_picture(families, name):
     )
     ids = family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images])
     marker = family.tokenizer.convert_tokens_to_ids(family.image_marker)
-    assert ids.count(family.placeholder_ids[0]) == 2 and not set(family.placeholder_ids[1:]) & set(ids)
-    if family.placeholder_ids[0] == marker:  # the template's own text, before images are filled in
+    one = marker if name == "gemma3" else family.placeholder_ids[0]
+    assert ids.count(one) == 2 and not set(family.placeholder_ids[1:]) & set(ids)
+    if one == marker:  # the template's own text, before images are filled in
         assert ids == family.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,6 +142,10 @@ def test_an_adapter_of_other_layers_is_refused(tiny_checkpoints, tmp_path, saved
         restore_adapter(tiny_policy(checkpoint, Lora(rank=4, alpha=8, targets=given)), tmp_path)
 
 
+def shapes_in(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(each.shape) for name, each in load_file(checkpoint / "model.safetensors").items()}
+
+
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name):
     policy = tiny_policy(tiny_checkpoints[name], None, freeze=())
@@ -153,6 +158,7 @@ def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name
     loaded = plain_model(tmp_path)
     assert same(plain_logits(loaded, policy), expected)
     assert not same(plain_logits(plain_model(tiny_checkpoints[name]), policy), expected)
+    assert shapes_in(tmp_path) == shapes_in(tiny_checkpoints[name])
 
     text = "Where is the seven? <|im_end|>"
     assert AutoTokenizer.from_pretrained(tmp_path)(text) == policy.family.tokenizer(text)

@@ -1,12 +1,14 @@
 """Checkpoints that vLLM computes on a CPU, recipes on them, and servers that live as long as the tests."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.full_processors import full_processor
+from tests.generic_models import GENERIC, save_generic_checkpoint
 from tests.tiny_models import save_tiny_checkpoint
 from tests.training.test_loops import merged, write_rows
 from tests.vllm.servers import Fleet, Server
@@ -15,14 +17,20 @@ from tiercel.models.loading import load_family
 
 MODELS = ("qwen2_vl", "qwen2_5_vl")
 MODELS_IN_PROCESS = ("qwen3_vl", "internvl")
+MODELS_IN_BFLOAT16 = ("qwen3_5",)  # on a CPU vLLM computes their delta nets in no other dtype
+TEXT_ONLY = "qwen3"
 
 
 @pytest.fixture(scope="session")
 def vllm_checkpoints(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    saved = {name: save_tiny_checkpoint(name, root / name, heads=2) for name in (*MODELS, *MODELS_IN_PROCESS)}
-    for name in MODELS_IN_PROCESS:  # of which vLLM asks for the processor's own settings
+    in_process = (*MODELS_IN_PROCESS, *MODELS_IN_BFLOAT16)
+    saved = {name: save_tiny_checkpoint(name, root / name, heads=2) for name in (*MODELS, *in_process)}
+    for name in in_process:  # of which vLLM asks for the processor's own settings
         full_processor(load_family(Model(path=str(saved[name])))).save_pretrained(saved[name])
+    text = GENERIC[TEXT_ONLY]
+    text = replace(text, keys=text.keys | {"num_attention_heads": 2, "head_dim": 32})
+    saved[TEXT_ONLY] = save_generic_checkpoint(text, root / TEXT_ONLY)
     return saved
 
 

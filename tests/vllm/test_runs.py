@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm.conftest import MODELS, MODELS_IN_PROCESS
+from tests.cli.test_proved_models import text_rows
+from tests.vllm.conftest import MODELS, MODELS_IN_BFLOAT16, MODELS_IN_PROCESS, TEXT_ONLY
 from tests.vllm.servers import run_tiercel, start_tiercel
 from tiercel.rollout.pending import load_pending
 from tiercel.runs.directory import read_metrics
@@ -91,6 +92,22 @@ def test_ten_steps_in_process(model, write_recipe):
     run = finished(write_recipe(model, rollout={"engine": "vllm", "group_size": MANY}))
     require_small_gaps(run, 10)
     require_whole(run, 10, group_size=MANY)
+
+
+@pytest.mark.parametrize("model", MODELS_IN_BFLOAT16)
+def test_three_steps_in_process_in_bfloat16(model, write_recipe):
+    recipe = write_recipe(model, rollout={"engine": "vllm"}, train={"steps": 3})
+    run = finished(recipe, "model.dtype=bfloat16")
+    rows = [row for row in read_metrics(run) if "loss" in row]
+    assert all(row["sampler/logprob_gap_mean"] < 0.03 and row["grad_norm"] > 0 for row in rows)
+    require_whole(run, 3)
+
+
+def test_three_steps_of_a_text_only_model_in_process(write_recipe, tmp_path):
+    changes = {"data": {"train": str(text_rows(tmp_path))}, "train": {"steps": 3}}
+    run = finished(write_recipe(TEXT_ONLY, rollout={"engine": "vllm"}, **changes))
+    require_small_gaps(run, 3)
+    require_whole(run, 3)
 
 
 @pytest.mark.parametrize("engine", ("vllm", "vllm-server"))

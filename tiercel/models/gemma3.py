@@ -25,6 +25,7 @@ class Gemma3(Family):
     name = "gemma3"
     serves = "Gemma 3 with pictures, such as `google/gemma-3-4b-it`"
     special = "a picture squashed to a square; its tokens see each other; sliding windows in five of six layers"
+    vllm = "tried once in process, on a CPU: prompts agree, logprobs differ by up to 0.0013, which the gate refuses"
     position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
@@ -68,6 +69,22 @@ class Gemma3(Family):
         config = self.checkpoint.config
         placeholders = [config.image_token_id] * config.mm_tokens_per_image
         return [config.boi_token_index, *placeholders, config.eoi_token_index]
+
+    def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
+        """Return the prompt's ids with `<start_of_image>` for each image. vLLM adds the line breaks around it, so they
+        are taken out of the tokens before and after."""
+        ids = super().unexpanded_token_ids(token_ids_P, plans)
+        before, after = (text.count("\n") for text in self.around_image)
+        for place in reversed([place for place, each in enumerate(ids) if each == self.placeholder_ids[0]]):
+            left, right = ids[place - 1 : place], ids[place + 1 : place + 2]
+            around = [*self._fewer_breaks(left, before), self.checkpoint.config.boi_token_index]
+            ids[max(0, place - 1) : place + 2] = [*around, *self._fewer_breaks(right, after)]
+        return ids
+
+    def _fewer_breaks(self, ids: list[int], count: int) -> list[int]:
+        """Take `count` line breaks out of a token that is nothing else."""
+        text = self.tokenizer.decode(ids)
+        return self.tokenizer.encode("\n" * (len(text) - count), add_special_tokens=False)
 
     def picture_spans(self, token_ids_P: Tensor) -> tuple[Span, ...]:
         return runs(self.is_placeholder(token_ids_P))

@@ -49,6 +49,7 @@ class Gemma4(Family):
     name = "gemma4"
     serves = "Gemma 4 with pictures, such as `google/gemma-4-E2B-it`"
     special = "the picture's own shape, up to `max_soft_tokens`; windows; capped logits; embeddings for each layer"
+    vllm = "tried once in process, on a CPU: another number of tokens for a picture, which the gate refuses"
     position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.", "model.audio_tower."),

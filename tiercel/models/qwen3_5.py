@@ -15,6 +15,7 @@ class Qwen35(Qwen3VL):
     name = "qwen3_5"
     serves = "Qwen3.5 without experts, such as `Qwen/Qwen3.5-4B`"
     special = "as `qwen3_vl` without DeepStack; three of four layers are delta nets, whose state branches"
+    vllm = "in `make test-vllm`, in process and in bfloat16"
     part_prefixes: ClassVar = Qwen2VL.part_prefixes
 
     def tower_features(self, output: Any) -> Tensor:
@@ -31,3 +32,4 @@ class Qwen35Moe(Qwen35):
     name = "qwen3_5_moe"
     serves = "Qwen3.5 with experts, such as `Qwen/Qwen3.5-35B-A3B`"
     special = "as `qwen3_5`; a router chooses the experts of each token, and one expert is shared by all"
+    vllm = "not tried on a GPU; on a CPU vLLM has no kernels for adapters beside experts"

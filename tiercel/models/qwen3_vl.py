@@ -5,6 +5,7 @@ A vision token has one row of features: those of the last layer and of each Deep
 suffixes: docs/shapes.md. Z is (1 + number of DeepStack layers) x H.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -91,3 +92,8 @@ class Qwen3VLMoe(Qwen3VL):
     name = "qwen3_vl_moe"
     serves = "Qwen3-VL with experts, such as `Qwen/Qwen3-VL-30B-A3B-Instruct`"
     special = "as `qwen3_vl`; a router chooses the experts of each token"
+    vllm = "not tried on a GPU; on a CPU vLLM has no kernels for adapters beside experts"
+
+    def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        turned = (".experts.gate_up_proj", ".experts.down_proj")  # inputs before outputs; transformers turns them
+        return {name: each.transpose(1, 2) if name.endswith(turned) else each for name, each in weights.items()}

@@ -22,6 +22,7 @@ class TextOnly(Family):
     name = "text_only"
     serves = "any causal language model of transformers, such as `Qwen/Qwen3-4B`"
     special = "proved on each checkpoint"
+    vllm = "Qwen3 in `make test-vllm`, in process"
     position_dimensions = 1
     part_prefixes: ClassVar = {"language": ("",)}
     has_pixel_limits = False

@@ -53,8 +53,9 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
 def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
     """Make the command line of a server on this machine, which may have no GPU."""
     arguments = server_arguments(recipe, family, images_per_prompt)
-    if on_cpu := scheduling(_row_tokens(recipe)):
-        arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(on_cpu["max_num_batched_tokens"])]
+    for name, value in scheduling(family, _row_tokens(recipe)).items():
+        option = name.replace("_", "-")
+        arguments += [f"--no-{option}"] if value is False else [f"--{option}", str(value)]
     return arguments
 
 

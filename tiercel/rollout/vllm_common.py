@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import brief
+from tiercel.models.delta_net import BRANCHING_MODELS
 from tiercel.models.family import Family
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt
@@ -50,13 +51,16 @@ def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[s
     }
 
 
-def scheduling(row_tokens: int) -> dict[str, Any]:
+def scheduling(family: Family, row_tokens: int) -> dict[str, Any]:
     """Return engine arguments for a machine without a GPU: prompts are not cut into chunks. With chunks, vLLM would
     have to reset the random generator of a request with a seed. On a CPU it cannot ("CPU Generator does not use
-    offset"), and the engine would end."""
+    offset"), and the engine would end. Without chunks vLLM cannot keep the states of delta nets in its prefix cache."""
     if torch.cuda.is_available():
         return {}
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
+    arguments = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
+    if family.checkpoint.config.get_text_config().model_type in BRANCHING_MODELS:
+        arguments["enable_prefix_caching"] = False
+    return arguments
 
 
 def lora_rank_limit(rank: int) -> int:

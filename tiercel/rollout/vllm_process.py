@@ -221,7 +221,7 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
         logprobs_mode="processed_logprobs",
         seed=recipe.train.seed,
         disable_log_stats=True,
-        **scheduling(row_tokens),
+        **scheduling(family, row_tokens),
     )
     try:
         return LLM(**options)
