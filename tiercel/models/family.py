@@ -190,10 +190,10 @@ class Family(ABC):
         features."""
         return {"inputs_embeds": embeddings}
 
-    def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights in the layout of the published checkpoints, which other engines read, where transformers
-        saves them in one of its own."""
-        return dict(weights)
+    def save(self, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write config and weights as in the published checkpoints, which other engines read. `weights`: instead of the
+        model's."""
+        model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
 
     def part_of(self, parameter_name: str) -> Part:
         """Return the part of the model that holds a parameter of the Hugging Face model."""

@@ -7,6 +7,7 @@ suffixes: docs/shapes.md. Z is (1 + number of DeepStack layers) x H.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -94,6 +95,9 @@ class Qwen3VLMoe(Qwen3VL):
     special = "as `qwen3_vl`; a router chooses the experts of each token"
     vllm = "not tried on a GPU; on a CPU vLLM has no kernels for adapters beside experts"
 
-    def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        turned = (".experts.gate_up_proj", ".experts.down_proj")  # inputs before outputs; transformers turns them
-        return {name: each.transpose(1, 2) if name.endswith(turned) else each for name, each in weights.items()}
+    def save(self, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        # transformers turns them when it reads a checkpoint, and does not turn them back
+        turned = (".experts.gate_up_proj", ".experts.down_proj")
+        held = model.state_dict() if weights is None else weights
+        published = {name: each.transpose(1, 2) if name.endswith(turned) else each for name, each in held.items()}
+        model.save_pretrained(directory, state_dict=published, save_original_format=False)

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import ModelError
-from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import read_tensors
 from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
 
@@ -90,15 +89,8 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
 def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write a whole Hugging Face directory: weights, config, tokenizer, processors."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_published(policy.family, policy.model, directory, weights)
+    policy.family.save(policy.model, directory, weights)
     copy_tokenizer_files(Path(policy.family.checkpoint.path), directory)
-
-
-def save_published(
-    family: Family, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None
-) -> None:
-    """Write weights and config as the family's published checkpoints have them. `weights`: instead of the model's."""
-    model.save_pretrained(directory, state_dict=family.published(model.state_dict() if weights is None else weights))
 
 
 def copy_tokenizer_files(source: Path, directory: Path) -> None:
