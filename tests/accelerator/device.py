@@ -40,6 +40,7 @@ SIZED_BY_VALUES = {
     aten.repeat_interleave.Tensor,
 }
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+HISTOGRAM = aten.histc.default  # a GPU counts integers too
 FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "linspace", "eye")
 
 
@@ -142,6 +143,8 @@ class DeviceTensor(Tensor):
             return func(args[0].held, **kwargs)
         _judge(func, args, kwargs)
         given, named = tree_map(_held, (args, {name: value for name, value in kwargs.items() if name != "device"}))
+        if func is HISTOGRAM:
+            given = (given[0].float(), *given[1:])
         result = tree_map(_wrapped, func(*given, **named))
         return return_and_correct_aliasing(func, args, kwargs, result)
 

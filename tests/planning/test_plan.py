@@ -34,7 +34,7 @@ def test_a_plan_that_fits_says_what_it_chose(recipe, capsys):
     assert "train.strategy: ddp, the least communication" in said and "most during rollout" in said
 
 
-@pytest.mark.parametrize("name", ("gemma3", "gemma4"))
+@pytest.mark.parametrize("name", ("gemma3", "gemma4", "qwen3_5_moe"))
 def test_layers_that_differ_are_planned(tiny_checkpoints, tmp_path, capsys, name):
     file = recipe_without_weights(tiny_checkpoints[name], tmp_path)
     assert main(["plan", str(file), "--gpu-memory", "80GB"]) == 0

@@ -30,6 +30,7 @@ from tiercel.planning.sizes import with_layers, without_files
 from tiercel.types import EncodedPrompt, Row
 
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
+GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default  # of experts
 SMALL_SHARE = 0.5  # of the token budget, for the second number of tokens
 
 
@@ -48,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Tensor):  # tensors from before, and their views, are not counted
                 self._count(value.untyped_storage(), is_new=False)
-        result = func(*args, **(kwargs or {}))
+        result = (_grouped_product if func is GROUPED_PRODUCT else func)(*args, **(kwargs or {}))
         for value in tree_iter(result):
             if isinstance(value, Tensor):
                 self._count(value.untyped_storage(), is_new=True)
@@ -72,6 +73,11 @@ class LiveBytes(TorchDispatchMode):
     def _drop(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+def _grouped_product(tokens: Tensor, weights: Tensor, *more: Any, **options: Any) -> Tensor:
+    """Compute a grouped product of any dtype. Fake tensors admit bfloat16 alone."""
+    return GROUPED_PRODUCT(tokens.bfloat16(), weights.bfloat16(), *more, **options).to(tokens.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
