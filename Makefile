@@ -26,6 +26,9 @@ NEWEST_PILLOW := 13.0.0
 GPU_PYTHON ?= python3
 DEEPSPEED := 0.19.8
 UV := 0.13.9
+WORKERS ?= 2
+# Files of tests side by side, each with one thread: more threads gain little on tiny models.
+TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
@@ -43,7 +46,7 @@ demo: venv
 	.venv/bin/tiercel demo
 
 test: venv
-	.venv/bin/python -m pytest
+	$(call TESTS,.venv)
 
 faults: venv
 	.venv/bin/python -m benchmarks.faults
@@ -66,7 +69,7 @@ docs: venv
 	.venv/bin/python -m tools.docs.families docs/families.md
 
 test-catalogue: venv
-	.venv/bin/python -m pytest -m catalogue
+	$(call TESTS,.venv) -m catalogue
 
 # An environment over .venv, found after its own packages: torch and all else that both have is installed once.
 LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/python -c "import sysconfig; \
@@ -75,9 +78,9 @@ LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/pyth
 
 test-families: .venv-families-oldest/.made .venv-families-newest/.made
 	@echo "transformers $(OLDEST_TRANSFORMERS)"
-	.venv-families-oldest/bin/python -m pytest tests/models
+	$(call TESTS,.venv-families-oldest) tests/models
 	@echo "transformers $(NEWEST_TRANSFORMERS), pillow $(NEWEST_PILLOW)"
-	.venv-families-newest/bin/python -m pytest tests/models
+	$(call TESTS,.venv-families-newest) tests/models
 
 .venv-families-oldest/.made: TRANSFORMERS = $(OLDEST_TRANSFORMERS)
 .venv-families-newest/.made: TRANSFORMERS = $(NEWEST_TRANSFORMERS)
@@ -93,7 +96,7 @@ test-families: .venv-families-oldest/.made .venv-families-newest/.made
 
 test-generic: .venv-generic/.made
 	.venv-generic/bin/python -m benchmarks.generic
-	.venv-generic/bin/python -m pytest tests/models/test_generic.py tests/cli/test_proved_models.py
+	$(call TESTS,.venv-generic) tests/models/test_generic.py tests/cli/test_proved_models.py
 
 # torchvision and num2words are needed by some of the processors.
 .venv-generic/.made: .venv/.made
@@ -104,7 +107,7 @@ test-generic: .venv-generic/.made
 	touch $@
 
 test-lowest: .venv-lowest/.made
-	.venv-lowest/bin/python -m pytest
+	$(call TESTS,.venv-lowest)
 
 .venv-lowest/.made: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest
