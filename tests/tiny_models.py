@@ -118,10 +118,11 @@ def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: in
     smallest that vLLM computes on a CPU."""
     torch.manual_seed(seed)
     model, tokenizer, image_processor = _qwen(name, heads) if name.startswith("qwen") else OTHERS[name](heads)
+    scale = 2.0 if name.startswith("gemma") else 4.0  # Gemma multiplies its embeddings itself
     with torch.no_grad():  # initial weights are so small that every distribution would be flat
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.mul_(4.0)
+                parameter.mul_(scale)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id]
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(directory)
