@@ -34,6 +34,7 @@ from tests.tiny_models import FAMILY_NAMES, random_ids, save_tiny_checkpoint, ti
 from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
+from tiercel.models.experts import mixtures
 from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions
 from tiercel.models.vision import VisionStore
@@ -217,6 +218,8 @@ def compare(family: str, seed: int, device: torch.device, directory: Path) -> li
     for weights, precisions in ((single, ("float64", "float32")), (half, ("bfloat16",))):
         double = tiny_policy(checkpoint, dtype="float32")
         double = replace(double, model=double.model.double(), compute_dtype=torch.float64)
+        if mixtures(double.model):
+            double.model.set_experts_implementation("eager")  # grouped products know no float64
         double.model.load_state_dict(weights.model.state_dict())
         reference = outcome(double, case, Computation(label=PLAIN, form=None))
         for precision in precisions:
