@@ -1,9 +1,11 @@
 """Files by which ranks tell each other about a stall, when collectives cannot: signs, a call, and stacks."""
 
-import faulthandler
 import json
 import os
 import platform
+import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -136,10 +138,16 @@ def stack_name(rank: int) -> str:
 
 
 def write_stacks(directory: Path, rank: int) -> None:
-    """Write the Python stacks of all threads of this process."""
+    """Write the Python stacks of all threads of this process as faulthandler does, which stops after 100: the main
+    thread last, each from its innermost frame."""
     directory.mkdir(parents=True, exist_ok=True)
+    main, stacks = threading.main_thread().ident, sys._current_frames()
     with (directory / stack_name(rank)).open("w", encoding="utf-8") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
+        for thread in sorted(stacks, key=lambda thread: thread == main):
+            file.write(f"Thread {thread:#018x} (most recent call first):\n")
+            for frame, line in traceback.walk_stack(stacks[thread]):
+                file.write(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}\n')
+            file.write("\n")
 
 
 def read_stack(directory: Path, rank: int) -> str:
