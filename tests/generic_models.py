@@ -63,6 +63,13 @@ def _with_ids(value: Any, tokenizer: Any) -> Any:
     return value
 
 
+def has_processor(name: str) -> bool:
+    """Whether the processor can be made: transformers has stand-ins for parts whose packages are missing."""
+    tiny = GENERIC[name]
+    parts = [getattr(transformers, part) for part in (tiny.images, tiny.videos, tiny.processor) if part is not None]
+    return not any(getattr(part, "is_dummy", False) for part in parts)
+
+
 def save_generic_checkpoint(tiny: Tiny, directory: Path, seed: int = 0) -> Path:
     """Write a tiny checkpoint and return its directory."""
     torch.manual_seed(seed)
