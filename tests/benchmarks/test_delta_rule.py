@@ -20,15 +20,15 @@ LayerWithAState.__module__ = modeling.__name__
 
 
 def inputs(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Two rows of 70 tokens, more than a chunk; two heads of queries and keys for four of values."""
+    """Two rows of 70 tokens, more than a chunk."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
     return {
-        "query": random(2, 70, 2, 8),
-        "key": random(2, 70, 2, 8),
+        "query": random(2, 70, 4, 8),
+        "key": random(2, 70, 4, 8),
         "value": random(2, 70, 4, 6),
         "g": -random(2, 70, 4).abs(),
         "beta": random(2, 70, 4).sigmoid(),
@@ -50,6 +50,15 @@ def test_the_rule_is_that_of_transformers_without_its_rounding(has_start: bool):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(our_state, their_state.double(), atol=1e-5, rtol=1e-5)
     assert not torch.equal(ours, theirs)
+
+
+def test_heads_of_the_values_share_those_of_the_keys():
+    given = inputs(torch.float64)
+    few = {name: given[name][:, :, :2] for name in ("query", "key")}
+    repeated = {name: value.repeat_interleave(2, dim=2) for name, value in few.items()}
+    with rule_in_float64(LayerWithAState()):
+        rule = getattr(modeling, CHUNKED_RULE)
+        assert torch.equal(rule(**{**given, **few})[0], rule(**{**given, **repeated})[0])
 
 
 def test_a_model_without_such_layers_is_left_as_it_is():

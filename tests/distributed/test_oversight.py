@@ -17,8 +17,11 @@ PATIENCE = SECONDS_TO_SPEAK + 20.0
 
 @pytest.fixture
 def sleeper():
-    """A child that has a rank and says nothing."""
+    """A child that has a rank and says nothing. Its variables can be read a moment after it has started."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], env={"RANK": "0"})
+    deadline = time.monotonic() + PATIENCE
+    while not started_ranks() and time.monotonic() < deadline:
+        time.sleep(0.01)
     yield process
     process.kill()
     process.wait()
