@@ -30,6 +30,35 @@ class SampleImage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RewardValue:
+    """Holds one reward of one completion. None without a failure: the reward does not apply. None with a failure: the
+    completion could not be scored."""
+
+    value: float | None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """Holds one tool call of the policy. `failure`: why it has no result; the policy was told."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyTurn:
+    """Holds what the policy wrote in one turn, and what came back."""
+
+    text: str
+    token_count: int
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None  # `<image>` marks each picture; None: nothing came back, the trajectory ended
+    images: tuple[SampleImage, ...] = ()  # that came back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """Holds what a reward function gets. All of it is plain JSON data."""
 
@@ -43,12 +72,7 @@ class Sample:
     images: tuple[SampleImage, ...]
     coordinate_space: CoordinateSpace | None  # of boxes that the model writes; None: not known
     messages: tuple[Turn, ...] = ()  # all turns of the prompt, as the model saw them
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RewardValue:
-    """Holds one reward of one completion. None without a failure: the reward does not apply. None with a failure: the
-    completion could not be scored."""
-
-    value: float | None
-    failure: str | None = None
+    turns: tuple[
+        PolicyTurn, ...
+    ] = ()  # with tools or an environment: what the policy did; `completion` is the last text
+    outcome: RewardValue | None = None  # what the environment's get_reward answered; None where it has none

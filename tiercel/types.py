@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from tiercel.samples import Box as Box
 from tiercel.samples import CoordinateSpace as CoordinateSpace
+from tiercel.samples import PolicyTurn as PolicyTurn
 from tiercel.samples import RewardValue as RewardValue
 from tiercel.samples import Sample as Sample
 from tiercel.samples import SampleImage as SampleImage
@@ -28,7 +30,7 @@ class Message:
     """Holds one turn. `<image>`, `<video>` and `<bbox>` mark the places of the row's images, videos and boxes, in
     order."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
     is_trained: bool = True  # for an assistant turn: SFT trains on it
 
@@ -154,14 +156,55 @@ class EncodedConversation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """Holds what follows a turn of the policy: the answer of a tool or of an environment, up to where the policy writes
+    again."""
+
+    token_ids_L: Tensor  # int64
+    images: tuple[EncodedImage, ...] = ()  # in the order of their placeholders
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """Holds the turns of a completion between which a tool or an environment answered."""
+
+    is_sampled_L: Tensor  # bool; the other tokens were observed
+    positions_DL: Tensor  # int64
+    images: tuple[EncodedImage, ...]  # that came back, in the order of their placeholders
+    picture_spans: tuple[tuple[int, int], ...]  # as in EncodedPrompt
+    turns: tuple[PolicyTurn, ...]
+    outcome: RewardValue | None  # of the environment; None where it gives no reward
+    failure: str | None  # why the environment could not go on; then the completion cannot be scored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """Holds one sampled completion, with its end token where it has one."""
+    """Holds one sampled completion, with its end token where it has one. With a trajectory it has all turns and the
+    answers between them."""
 
     token_ids_L: Tensor  # int64
     logprobs_L: Tensor  # fp32, under the distribution that the token was drawn from; NaN where the engine has none
-    text: str  # without the end token
+    text: str  # without the end token; of the last turn
     is_truncated: bool
     seed: int
+    trajectory: Trajectory | None = None
+
+    @property
+    def is_sampled_L(self) -> Tensor:
+        """Tell which tokens the policy drew, bool."""
+        if self.trajectory is not None:
+            return self.trajectory.is_sampled_L
+        return torch.ones_like(self.token_ids_L, dtype=torch.bool)
+
+    @property
+    def sampled_logprobs(self) -> Tensor:
+        """Return the logprobs of the tokens that the policy drew."""
+        return self.logprobs_L[self.is_sampled_L]
+
+    @property
+    def sampled_count(self) -> int:
+        """Count the tokens that the policy drew."""
+        return int(self.is_sampled_L.sum())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
