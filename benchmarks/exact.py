@@ -202,10 +202,10 @@ def _logprobs_after_prompts(learner: Learner, vision: VisionStore, case: Case) -
         budget = len(item.prompt.token_ids_P) + max(lengths)
         (unit,) = policy_units([group], totals_of([group]), learner.form, budget, may_run_prefix=True)
         assert unit.prefix is not None and len(unit.batches) > 1
-        features_KH = vision.features(unit.images)
-        prefix = learner.run_prefix(unit.prefix, features_KH)
+        prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
         parts = group_weights_N.split([len(batch.packed.targets_N) for batch in unit.batches])
         for batch, weights_N in zip(unit.batches, parts, strict=True):
+            features_KH = vision.features(batch.packed.images)
             logprobs_N = learner(batch.packed, features_KH, TEMPERATURE, prefix).logprobs_N
             (logprobs_N * weights_N.to(logprobs_N)).sum().backward()
             yield logprobs_N.detach()

@@ -74,9 +74,11 @@ class SharedLearner:
         vision = VisionStore(policy, cache_bytes=0) if self.vision is None else self.vision
         learner.train()
         for unit in policy_units(self.groups, totals, learner.form, self.budget, may_run_prefix=True):
-            features_KH = vision.features(unit.images)
-            prefix = None if unit.prefix is None else learner.run_prefix(unit.prefix, features_KH)
+            prefix = None
+            if unit.prefix is not None:
+                prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
             for batch in unit.batches:
+                features_KH = vision.features(batch.packed.images)
                 logprobs_N = learner(batch.packed, features_KH, 1.0, prefix).logprobs_N
                 advantages_N = batch.advantages_C[batch.packed.continuation_of_N].to(policy.device)
                 (-(logprobs_N * advantages_N).sum() / totals.tokens).backward()

@@ -191,9 +191,11 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
     units = policy_units(groups, totals_of(groups), form, budget, may_run_prefix)
     total = 0.0
     for unit in units:
-        features = vision.features(unit.images)
-        prefix = None if unit.prefix is None else learner.run_prefix(unit.prefix, features)
+        prefix = None
+        if unit.prefix is not None:
+            prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
         for batch in unit.batches:
+            features = vision.features(batch.packed.images)
             logprobs = learner(batch.packed, features, 0.9, prefix).logprobs_N
             loss = policy_loss(
                 LossInput(

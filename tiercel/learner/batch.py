@@ -55,9 +55,10 @@ class PolicyUnit:
     batches: tuple[PolicyBatch, ...]
 
     @property
-    def images(self) -> tuple[EncodedImage, ...]:
-        """Return the images whose vision features the passes of the unit need."""
-        return self.batches[0].packed.images if self.prefix is None else self.prefix.images
+    def images_of_passes(self) -> list[tuple[EncodedImage, ...]]:
+        """Return the images whose vision features each pass of the unit takes."""
+        prefix = () if self.prefix is None else (self.prefix.images,)
+        return [*prefix, *(batch.packed.images for batch in self.batches)]
 
 
 def advantage_groups(
@@ -84,7 +85,7 @@ def advantage_groups(
             AdvantageGroup(
                 item=group_item(prompt, [completion for completion, _, _ in learnt]),
                 advantages_G=torch.tensor([value for _, value, _ in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.logprobs_L for completion, _, _ in learnt),
+                sampler_logprobs=tuple(completion.sampled_logprobs for completion, _, _ in learnt),
                 old_logprobs=None if old_logprobs is None else known_old,
             )
         )
@@ -92,16 +93,25 @@ def advantage_groups(
 
 
 def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> PackItem:
-    """Make an item of a prompt and its completions. All tokens of the completions are scored."""
-    continuations = tuple(
-        Continuation(
+    """Make an item of a prompt and its completions. All tokens that the policy drew are scored."""
+    return PackItem(prompt=prompt, continuations=tuple(_continuation(prompt, each) for each in completions))
+
+
+def _continuation(prompt: EncodedPrompt, completion: Completion) -> Continuation:
+    trajectory = completion.trajectory
+    if trajectory is None:
+        return Continuation(
             token_ids_L=completion.token_ids_L,
             positions_DL=completion_positions(prompt.positions_DP, len(completion.token_ids_L)),
-            is_scored_L=torch.ones(len(completion.token_ids_L), dtype=torch.bool),
+            is_scored_L=completion.is_sampled_L,
         )
-        for completion in completions
+    return Continuation(
+        token_ids_L=completion.token_ids_L,
+        positions_DL=trajectory.positions_DL,
+        is_scored_L=trajectory.is_sampled_L,
+        picture_spans=trajectory.picture_spans,
+        images=trajectory.images,
     )
-    return PackItem(prompt=prompt, continuations=continuations)
 
 
 def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
@@ -140,7 +150,8 @@ def policy_units(
             flush()
             packed_bins([part.item for part in parts], form, budget)  # raises for a completion that does not fit
             prefix = pack([replace(group.item, continuations=())])
-            units.append(PolicyUnit(prefix=prefix, batches=tuple(_policy_batch([part], totals) for part in parts)))
+            batches = tuple(_policy_batch([_without_prompt_images(part)], totals) for part in parts)
+            units.append(PolicyUnit(prefix=prefix, batches=batches))
         else:
             fitting += parts
     flush()
@@ -178,6 +189,11 @@ def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
         row_of_C=(),
     )
     return PolicyUnit(prefix=None, batches=(batch,))
+
+
+def _without_prompt_images(group: AdvantageGroup) -> AdvantageGroup:
+    """Drop the pictures of the prompt, which has a pass of its own."""
+    return replace(group, item=replace(group.item, prompt=replace(group.item.prompt, images=())))
 
 
 def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBatch:

@@ -120,6 +120,7 @@ class Continuation:
     positions_DL: Tensor  # int64
     is_scored_L: Tensor  # bool
     picture_spans: tuple[Span, ...] = ()  # as in EncodedPrompt
+    images: tuple[EncodedImage, ...] = ()  # in the order of their placeholders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,11 @@ class PackItem:
 
     prompt: EncodedPrompt
     continuations: tuple[Continuation, ...]
+
+    @property
+    def images(self) -> tuple[EncodedImage, ...]:
+        """Return all pictures, in the order of their placeholders."""
+        return self.prompt.images + tuple(image for each in self.continuations for image in each.images)
 
     @property
     def shared_length(self) -> int:
@@ -189,7 +195,7 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
         layout=PrefixLayout(groups=tuple(groups), length=start, picture_spans=tuple(pictures)),
         token_ids_T=torch.cat(ids),
         positions_DT=torch.cat(positions, dim=1),
-        images=tuple(image for item in items for image in item.prompt.images),
+        images=tuple(image for item in items for image in item.images),
         scoring_N=torch.cat(scoring),
         targets_N=torch.cat(targets),
         continuation_of_N=torch.cat(owners),

@@ -68,14 +68,15 @@ class Learner(nn.Module):
     ) -> TokenScores:
         """Compute logprobs and entropy of the N scored tokens. `features_KH`: vision features of `batch.images`, in
         their order; None without images. `prefix`: the pass over the prompt of the batch's only group, where it was run
-        before; then `features_KH` is None. `entropy_gradient`: the entropy has a gradient too."""
+        before; then `batch.images` are those after the prompt. `entropy_gradient`: the entropy has a gradient too."""
         with self.autocast():
             if prefix is not None:
-                hidden_NH = self._states_after(batch, prefix)
+                hidden_NH = self._states_after(batch, features_KH, prefix)
             elif self.form == "repeated":
-                hidden_NH = self._repeated_states(batch, self._embedded(batch, features_KH))
+                hidden_NH = self._repeated_states(batch, self._embedded(batch.token_ids_T, features_KH))
             else:
-                hidden_TH = self._states(self._embedded(batch, features_KH), batch.positions_DT, self._form(batch))
+                embeddings_TH = self._embedded(batch.token_ids_T, features_KH)
+                hidden_TH = self._states(embeddings_TH, batch.positions_DT, self._form(batch))
                 hidden_NH = hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
         with self.head_autocast():
             targets_N = batch.targets_N.to(self.device, non_blocking=True)
@@ -85,12 +86,12 @@ class Learner(nn.Module):
         """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""
         recording = RecordingAttention(self._form(prompt))
         with self.autocast():
-            embeddings_PH = self._embedded(prompt, features_KH)
+            embeddings_PH = self._embedded(prompt.token_ids_T, features_KH)
             hidden_PH = self._states(embeddings_PH, prompt.positions_DT, recording)
         return PrefixPass(recording.kept, hidden_PH[-1])
 
-    def _embedded(self, batch: PackedTokens, features_KH: Tensor | None) -> Tensor:
-        token_ids_T = batch.token_ids_T.to(self.device, non_blocking=True)
+    def _embedded(self, token_ids_T: Tensor, features_KH: Tensor | None) -> Tensor:
+        token_ids_T = token_ids_T.to(self.device, non_blocking=True)
         embeddings_TH = self.embedding(token_ids_T)
         if self.trains_vision and torch.is_grad_enabled() and not embeddings_TH.requires_grad:
             embeddings_TH.requires_grad_()  # so that a pass without images has a backward pass too
@@ -118,10 +119,10 @@ class Learner(nn.Module):
         with self.expert_load.counting(), nullcontext() if self.compiled is None else self.compiled.running():
             return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
-    def _states_after(self, batch: PackedTokens, prefix: PrefixPass) -> Tensor:
+    def _states_after(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
         length = batch.layout.groups[0].prompt[1]
-        embeddings_SH = self.embedding(batch.token_ids_T[length:].to(self.device, non_blocking=True))
+        embeddings_SH = self._embedded(batch.token_ids_T[length:], features_KH)
         attention = ContinuedAttention(self._form(batch, first_query=length), prefix)
         hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
         states = torch.cat([prefix.last_state_H[None].to(hidden_SH.dtype), hidden_SH])

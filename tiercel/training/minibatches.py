@@ -11,10 +11,9 @@ from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, totals_of, without_zero_groups
 from tiercel.learner.layout import PackItem
-from tiercel.models.vision import VisionStore
 from tiercel.training.spreading import cut_for_all
 from tiercel.training.trainer import NO_TOTALS, ConversationPass, Passes, Trainer
-from tiercel.types import EncodedConversation, EncodedPrompt
+from tiercel.types import EncodedConversation
 
 T = TypeVar("T")
 
@@ -37,9 +36,7 @@ def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoR
     ranks = trainer.ranks
     totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
     parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe))
-    learnt = balanced(
-        ranks, parts, lambda group: trainer.length(group.item), lambda group: group.item.prompt, trainer.vision
-    )
+    learnt = balanced(trainer, parts, lambda group: group.item)
     return Minibatch(totals=totals, units=trainer.units(learnt, totals))
 
 
@@ -57,14 +54,7 @@ def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Grp
 
 def conversation_passes(passes: Passes, conversations: Sequence[EncodedConversation]) -> list[ConversationPass]:
     """Share a step's conversations out over the ranks, and pack those of this rank."""
-    own = balanced(
-        passes.ranks,
-        conversations,
-        lambda conversation: passes.length(conversation_item(conversation)),
-        lambda conversation: conversation.prompt,
-        passes.vision,
-    )
-    return passes.conversations(own)
+    return passes.conversations(balanced(passes, conversations, conversation_item))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,22 +77,17 @@ def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Cal
     return shares
 
 
-def balanced(
-    ranks: Ranks,
-    items: Sequence[T],
-    cost: Callable[[T], int],
-    prompt_of: Callable[[T], EncodedPrompt],
-    vision: VisionStore,
-) -> list[T]:
+def balanced(passes: Passes, items: Sequence[T], packed_item: Callable[[T], PackItem]) -> list[T]:
     """Move items between ranks so that all have nearly as many tokens to compute; each rank's are in the global order.
 
     Computed features of a frozen tower travel along, so that no picture is computed twice.
     """
+    ranks, vision = passes.ranks, passes.vision
     if ranks.world_size == 1:
         return list(items)
-    moves = balancing_moves(ranks.gather([cost(item) for item in items]))
+    moves = balancing_moves(ranks.gather([passes.length(packed_item(item)) for item in items]))
     parcels = {
-        number: _Parcel(item=items[move.item], features=vision.held(prompt_of(items[move.item]).images))
+        number: _Parcel(item=items[move.item], features=vision.held(packed_item(items[move.item]).images))
         for number, move in enumerate(moves)
         if move.sender == ranks.rank
     }
@@ -112,4 +97,4 @@ def balanced(
     for parcel in received.values():
         vision.adopt(parcel.features)
         kept.append(parcel.item)
-    return sorted(kept, key=lambda item: prompt_of(item).index)
+    return sorted(kept, key=lambda item: packed_item(item).prompt.index)

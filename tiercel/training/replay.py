@@ -36,7 +36,7 @@ class Pass:
     """A row's share of the update."""
 
     row: str
-    images: Sequence[EncodedImage]
+    images_of_passes: Sequence[Sequence[EncodedImage]]
     contributions: Iterator[Contribution]
 
 
@@ -92,7 +92,7 @@ def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Call
 def _finding(trainer: Trainer, each: Pass) -> Finding:
     loss, strategy = 0.0, trainer.strategy
     strategy.zero_gradients()
-    with first_non_finite(trainer.policy.model) as modules, trainer.vision.update([each.images]):
+    with first_non_finite(trainer.policy.model) as modules, trainer.vision.update(each.images_of_passes):
         for part in each.contributions:
             loss += float(part.loss.detach())
             part.loss.backward()
@@ -149,7 +149,7 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
         for unit in trainer.units([group], totals):
             yield Pass(
                 row=group.item.prompt.row.id,
-                images=unit.images,
+                images_of_passes=unit.images_of_passes,
                 contributions=policy_contributions(trainer, unit, [Known()] * len(unit.batches), recipe),
             )
 
@@ -180,7 +180,7 @@ def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -
         for each in trainer.conversations([conversation]):
             yield Pass(
                 row=conversation.row.id,
-                images=each.packed.images,
+                images_of_passes=[each.packed.images],
                 contributions=sft_contributions(trainer, each, tokens),
             )
 

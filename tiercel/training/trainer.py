@@ -85,11 +85,14 @@ class Passes:
     def scores(self, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
         """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
         with torch.no_grad():
-            features_KH = self.vision.features(unit.images, of_reference=of_reference)
-            prefix = None if unit.prefix is None else self.learner.run_prefix(unit.prefix, features_KH)
+            prefix = None
+            if unit.prefix is not None:
+                features_KH = self.vision.features(unit.prefix.images, of_reference=of_reference)
+                prefix = self.learner.run_prefix(unit.prefix, features_KH)
             scores = []
             for batch in unit.batches:
                 self.ranks.pulse.work_on(batch.prompt_ids)
+                features_KH = self.vision.features(batch.packed.images, of_reference=of_reference)
                 scores.append(self.learner(batch.packed, features_KH, self.temperature, prefix))
             return scores
 

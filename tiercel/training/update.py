@@ -80,7 +80,7 @@ def policy_update(
     units = minibatch.units
     passes = [policy_contributions(trainer, unit, each, recipe) for unit, each in zip(units, known, strict=True)]
     accept = partial(require_near, recipe, trainer.ranks.pulse.doing.step)
-    with trainer.vision.update([unit.images for unit in units]):
+    with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
         return _apply(trainer, passes, minibatch.totals.tokens, accept)
 
 
@@ -89,10 +89,11 @@ def policy_contributions(
 ) -> Iterator[Contribution]:
     """Yield what each microbatch of a unit adds to the loss. Take its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
-    with opened_prefix(trainer, unit) as (features_KH, prefix):
+    with opened_prefix(trainer, unit) as prefix:
         for batch, each in zip(unit.batches, known, strict=True):
             trainer.ranks.pulse.work_on(batch.prompt_ids)
             with trainer.training_mode():
+                features_KH = trainer.vision.features(batch.packed.images, with_gradient=True)
                 scores = trainer.learner(batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
             own = _policy_contribution(batch, scores, each, trainer.kl, recipe)
             yield replace(own, pass_sums={**own.pass_sums, **_load_sums(trainer, own.tokens)})
@@ -185,15 +186,17 @@ def engine_match(
 
 
 @contextmanager
-def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[tuple[Tensor | None, PrefixPass | None]]:
-    """Open the unit's vision features and, where its parts share a prompt, the pass over it. At the end the gradients
-    that the parts have left there go through the prompt."""
+def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[PrefixPass | None]:
+    """Open the pass over the prompt that the unit's parts share, where they do. At the end the gradients that the parts
+    have left there go through the prompt."""
+    if unit.prefix is None:
+        yield None
+        return
     with trainer.training_mode():
-        features_KH = trainer.vision.features(unit.images, with_gradient=True)
-        prefix = None if unit.prefix is None else trainer.learner.run_prefix(unit.prefix, features_KH)
-    yield features_KH, prefix
-    if prefix is not None:
-        prefix.backward()
+        features_KH = trainer.vision.features(unit.prefix.images, with_gradient=True)
+        prefix = trainer.learner.run_prefix(unit.prefix, features_KH)
+    yield prefix
+    prefix.backward()
 
 
 def sft_update(trainer: Trainer, passes: Sequence[ConversationPass]) -> Update:
