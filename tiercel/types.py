@@ -33,6 +33,7 @@ class Message:
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     is_trained: bool = True  # for an assistant turn: SFT trains on it
+    tool: str | None = None  # for a tool turn: whose answer it is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,6 +59,7 @@ class Family(ABC):
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
         self.checkpoint = checkpoint
         self.tokenizer = checkpoint.tokenizer
+        self.tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of what the policy may call
         self.min_pixels = min_pixels
         self.max_pixels = max_pixels
 

@@ -60,15 +60,21 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
     """Render messages with the chat template; each image is `family.image_marker`. Raises DataError where the template
     fails."""
+    return apply_template(family, template_messages(family, messages), add_generation_prompt)
+
+
+def template_messages(family: Family, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Write messages as chat templates take them. Raises DataError for pictures that the family does not read."""
     conversation: list[dict[str, Any]] = []
     for message in messages:
+        named = {} if message.tool is None else {"name": message.tool}
         if family.image_marker is None:  # templates of text-only models take text, not a list of parts
             if VISUAL_MARK.search(message.content):
                 raise DataError(
                     f"{family.checkpoint.path} is a text-only model and reads no pictures; remove the mark",
                     field="messages",
                 )
-            conversation.append({"role": message.role, "content": message.content})
+            conversation.append({"role": message.role, "content": message.content, **named})
             continue
         if family.video_marker is None and "<video>" in message.content:
             raise DataError(f"{family.name} reads no videos here; the families of Qwen do", field="messages")
@@ -78,10 +84,16 @@ def render(family: Family, messages: Sequence[Message], add_generation_prompt: b
             parts.append({"type": mark.strip("<>")})
             if text:
                 parts.append({"type": "text", "text": text})
-        conversation.append({"role": message.role, "content": parts})
+        conversation.append({"role": message.role, "content": parts, **named})
+    return conversation
+
+
+def apply_template(family: Family, conversation: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """Render a conversation with the chat template, which gets the family's tools. Raises DataError where it fails."""
     try:
         return family.tokenizer.apply_chat_template(
-            conversation,
+            list(conversation),
+            tools=list(family.tools) or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             chat_template=family.checkpoint.chat_template,

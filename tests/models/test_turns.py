@@ -1,0 +1,98 @@
+"""Answers between turns, joined to what was sampled."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES, noise_image
+from tiercel.config.schema import Model
+from tiercel.errors import DataError, ModelError
+from tiercel.models.family import Family
+from tiercel.models.loading import load_family
+from tiercel.models.prompts import render, token_ids
+from tiercel.models.turns import encode_answer, require_joining
+from tiercel.types import Message
+
+SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+# Names the tools, writes calls and answers between tags, and pictures as the tiny checkpoints do.
+WITH_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{{ tools | map(attribute='function') | map(attribute='name') | join }}"
+    "<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+    "{% if m.role == 'tool' %}<tool_response>{% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% else %}MARKER{% endif %}{% endfor %}{% endif %}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"
+    "{% if m.role == 'tool' %}</tool_response>{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# A thought is written in the newest turn only.
+FORGETS_THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think></think>"
+    "{% endif %}{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+)
+
+
+def family_of(checkpoint, template: str | None = None) -> Family:
+    family = load_family(Model(path=str(checkpoint)))
+    if template is not None:
+        family.checkpoint = replace(family.checkpoint, chat_template=template.replace("MARKER", family.image_marker))
+    return family
+
+
+@pytest.mark.parametrize("template", (None, WITH_TOOLS))
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_turns_one_after_the_other_are_the_whole_conversation(tiny_checkpoints, name, template):
+    family = family_of(tiny_checkpoints[name], template)
+    family.tools = (SCHEMA,)
+    require_joining(family, "tool")
+    require_joining(family, "user")
+    picture = family.encode_image(noise_image(84, 56, 1))
+    asked = Message(role="user", content="Where is the seven?")
+    said = Message(role="assistant", content="Here.")
+    answer = Message(role="user", content="See <image> this.")
+    observation = encode_answer(family, [answer], [picture])
+    start = token_ids(family, render(family, [asked], True), ())
+    ended = family.tokenizer("Here.")["input_ids"] + [family.tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    whole = token_ids(family, render(family, [asked, said, answer], True), [picture.plan])
+    assert start + ended + observation.token_ids_L.tolist() == whole
+    assert int(family.is_placeholder(observation.token_ids_L).sum()) == family.feature_count(picture.plan)
+    assert observation.images == (picture,)
+
+
+def test_an_answer_of_a_tool_follows_the_call_that_it_belongs_to(tiny_checkpoints):
+    family = family_of(tiny_checkpoints["qwen3_vl"], WITH_TOOLS)
+    answers = [Message(role="tool", content=text, tool=text) for text in ("one", "two")]
+    text = family.tokenizer.decode(encode_answer(family, answers, ()).token_ids_L)
+    assert text == (
+        "\n<|im_start|>user\n<tool_response>one</tool_response><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>two</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_template_gets_the_tools(tiny_checkpoints):
+    family = family_of(tiny_checkpoints["qwen3_vl"], WITH_TOOLS)
+    asked = [Message(role="user", content="Where?")]
+    assert "look" not in render(family, asked, True)
+    family.tools = (SCHEMA,)
+    assert render(family, asked, True).startswith("<|im_start|>system\nlook<|im_end|>")
+
+
+def test_a_template_that_changes_earlier_turns_is_refused(tiny_checkpoints):
+    family = family_of(tiny_checkpoints["qwen3_vl"], FORGETS_THOUGHTS)
+    with pytest.raises(ModelError, match=r"otherwise where another follows.*'I look.*have '<think></think>I look"):
+        require_joining(family, "user")
+
+
+def test_a_picture_that_the_template_does_not_show_is_refused(tiny_checkpoints):
+    family = family_of(tiny_checkpoints["qwen3_vl"], WITH_TOOLS.replace("MARKER", ""))
+    picture = family.encode_image(noise_image(84, 56, 1))
+    with pytest.raises(DataError, match="0 places for 1 images"):
+        encode_answer(family, [Message(role="tool", content="<image>", tool="look")], [picture])
+
+
+def test_an_answer_without_pictures_has_none(tiny_checkpoints):
+    family = family_of(tiny_checkpoints["gemma3"])
+    observation = encode_answer(family, [Message(role="user", content="No.")], ())
+    assert observation.images == () and observation.token_ids_L.dtype == torch.int64

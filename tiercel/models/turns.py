@@ -1,0 +1,83 @@
+"""Tokens of what comes back between two turns of a trajectory.
+
+What the policy wrote is never decoded and encoded again. The chat template is applied to the new messages alone, after
+a turn that stands for the policy's, and only what follows that turn is taken. Shape suffixes: docs/shapes.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+import torch
+
+from tiercel.errors import ModelError
+from tiercel.models.family import Family
+from tiercel.models.prompts import apply_template, render, template_messages, token_ids
+from tiercel.types import EncodedImage, Message, Observation
+
+ASKED = Message(role="user", content="What is it?")
+WRITTEN = Message(role="assistant", content="I look.")  # stands for the policy's turn
+SHOWN = 40  # tokens or characters of a difference
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pieces:
+    """Holds a rendered conversation, cut after the end token of the policy's turn."""
+
+    before: str  # up to that end token, included
+    end: str
+    after: str  # the answer, up to where the policy writes again
+
+
+def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[EncodedImage]) -> Observation:
+    """Encode messages that follow a turn of the policy, up to where it writes again. `<image>` in their contents marks
+    each picture. Raises DataError where the template refuses them, ModelError where it has no end after a turn."""
+    after = _pieces(family, messages).after
+    ids = token_ids(family, after, [image.plan for image in images])
+    return Observation(token_ids_L=torch.tensor(ids, dtype=torch.int64), images=tuple(images))
+
+
+def require_joining(family: Family, role: Literal["tool", "user"]) -> None:
+    """Raise ModelError where the tokens of turns, joined one after the other, are not those of the whole conversation.
+    `role`: of what comes back."""
+    answer = Message(role=role, content="It is a seven.", tool="look" if role == "tool" else None)
+    pieces = _pieces(family, [answer])
+    asked = render(family, [ASKED], True)
+    if not pieces.before.startswith(asked):
+        raise _not_joined(family, pieces.before, asked)
+    texts = (asked, pieces.before.removeprefix(asked).removesuffix(pieces.end), pieces.end, pieces.after)
+    joined = [token for text in texts if text for token in token_ids(family, text, ())]
+    whole = token_ids(family, pieces.before + pieces.after, ())
+    if joined != whole:
+        raise _not_joined(family, *(family.tokenizer.convert_ids_to_tokens(ids) for ids in (whole, joined)))
+
+
+def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> ModelError:
+    """Make the error that names the first difference. Both are tokens, or both characters."""
+    place = next(i for i, (there, here) in enumerate(zip_longest(whole, joined)) if there != here)
+    there, here = (list(each[place : place + SHOWN]) for each in (whole, joined))
+    return ModelError(
+        f"{family.checkpoint.path}: its chat template writes a turn otherwise where another follows: from place {place} "
+        f"on, the whole conversation has {''.join(there)!r}, and the turns one after the other have {''.join(here)!r}. A "
+        "policy would learn from a text that it does not see later; set data.template to a template that leaves earlier "
+        "turns as they are"
+    )
+
+
+def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
+    """Render the messages after the turn that stands for the policy's."""
+    turns = template_messages(family, [ASKED, WRITTEN])
+    if called := [message.tool for message in messages if message.role == "tool"]:
+        # Some templates write an answer only beside the call that it belongs to.
+        turns[-1]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in called]
+    alone = apply_template(family, turns, False)
+    whole = apply_template(family, [*turns, *template_messages(family, messages)], True)
+    ends = [family.tokenizer.convert_ids_to_tokens(end) for end in family.checkpoint.end_token_ids]
+    end = max(ends, key=alone.rfind)
+    cut = alone.rfind(end) + len(end)
+    if end not in alone:
+        raise ModelError(f"{family.checkpoint.path}: its chat template ends no turn with {' or '.join(ends)}")
+    if not whole.startswith(alone[:cut]):
+        raise _not_joined(family, whole, alone[:cut])
+    return Pieces(before=whole[:cut], end=end, after=whole[cut:])
