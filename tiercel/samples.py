@@ -16,7 +16,7 @@ CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]
 class Turn:
     """Holds one turn of the prompt. `<image>` marks the place of an image."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
@@ -45,6 +45,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     failure: str | None = None
+    is_known: bool = True  # false: there is no such tool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

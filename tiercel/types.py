@@ -177,6 +177,13 @@ class Trajectory:
     outcome: RewardValue | None  # of the environment; None where it gives no reward
     failure: str | None  # why the environment could not go on; then the completion cannot be scored
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Return start and stop of the tokens of each turn. Something came back between two turns."""
+        is_sampled = [False, *self.is_sampled_L.tolist(), False]
+        edges = [place for place in range(len(is_sampled) - 1) if is_sampled[place] != is_sampled[place + 1]]
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:

@@ -41,7 +41,7 @@ class LossInput:
     advantages_C: Tensor
     completion_of_N: Tensor  # int64, the completion that each token belongs to
     totals: Totals
-    longest: int  # tokens that a completion may have (rollout.max_new_tokens)
+    longest: int  # tokens that a completion may have (rollout.max_new_tokens; with turns, max_trajectory_tokens)
     entropy_N: Tensor | None = None  # with gradient; None where it is no term of the loss
     weights_N: Tensor | None = None  # factors of the policy-gradient term, detached; None is 1
 

@@ -160,7 +160,7 @@ def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
     table.add_row("rows", f"{prompts} of {row_count:,}, {prompts / row_count:.2%} of an epoch")
     budget = recipe.learner.max_tokens_per_microbatch
     if isinstance(recipe, GrpoRecipe):
-        group, new = recipe.rollout.group_size, recipe.rollout.max_new_tokens
+        group, new = recipe.rollout.group_size, recipe.rollout.longest
         shared, repeated = middle + group * new, group * (middle + new)
         table.add_row("completions", f"{prompts} x {group} = {prompts * group}, up to {new} tokens each")
         table.add_row("learner tokens, prompt once per group", f"up to {prompts * shared:,} at the median prompt")

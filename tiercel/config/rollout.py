@@ -63,6 +63,26 @@ class Rollout(Section):
     this many more rollouts of other rows fill the step; groups that differ already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
+    environment: str | None = None
+    """A class of your own, as file.py:Class or package.module:Class, whose methods the policy calls as tools, or whose
+    `respond` answers each of its turns (docs/environments.md)."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy may call: the built-in zoom, crop and mark, or your own as file.py:function."""
+    max_turns: PositiveInt = 8
+    """Turns of the policy in one completion, with an environment or tools."""
+    max_trajectory_tokens: PositiveInt = 8192
+    """Tokens of one completion, with an environment or tools: what the policy writes and what comes back. One that
+    would become longer is truncated and counted; max_new_tokens then limits a turn."""
+
+    @property
+    def has_turns(self) -> bool:
+        """Say whether tools or an environment answer the policy."""
+        return self.environment is not None or bool(self.tools)
+
+    @property
+    def longest(self) -> int:
+        """Return the most tokens that a completion can have."""
+        return self.max_trajectory_tokens if self.has_turns else self.max_new_tokens
 
     @property
     def engine_kind(self) -> EngineKind:

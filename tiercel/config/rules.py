@@ -12,6 +12,7 @@ from tiercel.config.reward_rules import reward_entries, reward_names
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
+from tiercel.config.turn_rules import turns
 from tiercel.sections import Problem, Problems, Section, address_fault, regex_fault, shown
 
 TARGET_WORDS = ("language", "vision", "projector", "all")
@@ -205,14 +206,15 @@ def _one_update(recipe: SftRecipe) -> Problems:
 
 
 def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
-    prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens
+    prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.longest
+    key = "rollout.max_trajectory_tokens" if recipe.rollout.has_turns else "rollout.max_new_tokens"
     budget = recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and prompt + completion > budget:
         yield Problem(
             key="learner.max_tokens_per_microbatch",
             text=f"{budget} given; must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + "
-            f"rollout.max_new_tokens ({completion}) = {prompt + completion}",
-            also=("data.max_prompt_tokens", "rollout.max_new_tokens"),
+            f"{key} ({completion}) = {prompt + completion}",
+            also=("data.max_prompt_tokens", key),
         )
 
 
@@ -384,4 +386,5 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _dropout,
     reward_entries,
     reward_names,
+    turns,
 )

@@ -58,10 +58,10 @@ def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> 
     place = next(i for i, (there, here) in enumerate(zip_longest(whole, joined)) if there != here)
     there, here = (list(each[place : place + SHOWN]) for each in (whole, joined))
     return ModelError(
-        f"{family.checkpoint.path}: its chat template writes a turn otherwise where another follows: from place {place} "
-        f"on, the whole conversation has {''.join(there)!r}, and the turns one after the other have {''.join(here)!r}. A "
-        "policy would learn from a text that it does not see later; set data.template to a template that leaves earlier "
-        "turns as they are"
+        f"{family.checkpoint.path}: its chat template writes a turn otherwise where another follows: from place "
+        f"{place} on, the whole conversation has {''.join(there)!r}, and the turns one after the other have "
+        f"{''.join(here)!r}. A policy would learn from a text that it does not see later; set data.template to a "
+        "template that leaves earlier turns as they are"
     )
 
 

@@ -352,7 +352,7 @@ def step_rollout(recipe: GrpoRecipe, ranks: int, prompt_tokens: int, memory_byte
         lookahead=asked.lookahead,
         prepacked_bytes=asked.prepacked_bytes,
         prompt_tokens=prompt_tokens,
-        completion_tokens=asked.max_new_tokens,
+        completion_tokens=asked.longest,
         group_size=asked.group_size,
         tensor_parallel=vllm.tensor_parallel,
         awake_bytes=awake,

@@ -91,7 +91,7 @@ class Subject:
             rollout = self.recipe.rollout
             return Composition(
                 prompt_tokens=self.prompt_tokens,
-                completion_tokens=rollout.max_new_tokens,
+                completion_tokens=rollout.longest,
                 group_size=rollout.group_size,
             )
         answer = max(1, self.prompt_tokens // 4)  # the scored tokens of a conversation; assumed

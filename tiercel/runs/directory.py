@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from tiercel.models.images import picture_image
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
-from tiercel.runs.group_records import CompletionRecord, Folder, GroupRecord, ImageRecord, groups_path
+from tiercel.runs.group_records import Folder, groups_path
 from tiercel.runs.recipe import Recipe, kind_of, load_run_recipe
-from tiercel.samples import CoordinateSpace
+from tiercel.runs.recording import gathered_groups, group_record, images_of
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, writing
 
@@ -107,7 +107,7 @@ class RunDirectory:
         first rank, in the global order and without pixels; an empty list to the others."""
         for group in scored:
             self.ranks.pulse.beat()
-            for image in group.group.prompt.images:
+            for image in images_of(group.group):
                 self.save_image(image)
         everyone = gathered_groups(self.ranks, scored, advantages)
         space = family.coordinate_space
@@ -129,60 +129,6 @@ class RunDirectory:
             with writing(path, GO_ON):
                 picture_image(image.views[0]).save(temporary, format="PNG")
                 temporary.replace(path)
-
-
-def gathered_groups(
-    ranks: Ranks, scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]
-) -> list[tuple[ScoredGroup, Sequence[float | None]]]:
-    """Gather the groups of all ranks, with their advantages, to the first rank: in the global order, without pixels.
-    The other ranks get an empty list."""
-    own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
-    every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
-    return sorted(every, key=lambda entry: entry[0].group.prompt.index)
-
-
-def _without_pixels(scored: ScoredGroup) -> ScoredGroup:
-    prompt = scored.group.prompt
-    images = tuple(replace(image, views=()) for image in prompt.images)
-    return replace(scored, group=replace(scored.group, prompt=replace(prompt, images=images)))
-
-
-def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
-    """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
-    prompt = group.group.prompt
-    return GroupRecord(
-        coordinate_space=space,
-        id=prompt.row.id,
-        index=prompt.index,
-        policy_version=group.group.policy_version,
-        prompt=prompt.text,
-        question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
-        answer=prompt.row.answer,
-        images=tuple(
-            ImageRecord(
-                sha256=image.sha256,
-                path=source.path,
-                original_size=image.plan.original_size,
-                processed_size=image.plan.processed_size,
-            )
-            for image, source in zip(prompt.images, prompt.row.visuals, strict=False)
-        ),
-        completions=tuple(
-            CompletionRecord(
-                text=scored.completion.text,
-                tokens=len(scored.completion.token_ids_L),
-                token_ids=tuple(scored.completion.token_ids_L.tolist()),
-                seed=scored.completion.seed,
-                is_truncated=scored.completion.is_truncated,
-                rewards={name: value.value for name, value in scored.rewards.items()},
-                failures={name: value.failure for name, value in scored.rewards.items() if value.failure},
-                total=scored.total,
-                is_correct=scored.is_correct,
-                advantage=advantage,
-            )
-            for scored, advantage in zip(group.completions, advantages, strict=True)
-        ),
-    )
 
 
 @contextmanager

@@ -6,11 +6,11 @@ The run writes them, the report and the trackers read them, and `tiercel replay`
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tiercel.samples import CoordinateSpace, Size
+from tiercel.samples import CoordinateSpace, Size, ToolCall
 
 Folder = Literal["rollouts", "evaluations"]
 
@@ -51,12 +51,58 @@ class ImageRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRecord:
+    """A turn of the policy and what came back. Its tokens are those of the completion from `start` to before `stop`;
+    from there to the next turn they were observed."""
+
+    start: int
+    stop: int
+    text: str
+    calls: tuple[ToolCall, ...]
+    answer: str | None  # `<image>` marks each picture; None: nothing came back
+    images: tuple[ImageRecord, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields in the order of the file."""
+        return {
+            "start": self.start,
+            "stop": self.stop,
+            "text": self.text,
+            "calls": [asdict(call) for call in self.calls],
+            "answer": self.answer,
+            "images": [image.as_json() for image in self.images],
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "TurnRecord":
+        """Read a turn. Raises KeyError, TypeError or ValueError where it is malformed."""
+        return cls(
+            start=int(record["start"]),
+            stop=int(record["stop"]),
+            text=str(record["text"]),
+            calls=tuple(_call(call) for call in record["calls"]),
+            answer=None if record["answer"] is None else str(record["answer"]),
+            images=tuple(ImageRecord.from_json(image) for image in record["images"]),
+        )
+
+
+def _call(record: Mapping[str, Any]) -> ToolCall:
+    failure = record["failure"]
+    return ToolCall(
+        name=str(record["name"]),
+        arguments=dict(record["arguments"]),
+        failure=None if failure is None else str(failure),
+        is_known=record["is_known"] is True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionRecord:
     """A completion with its rewards. `total` and `advantage` are None where the completion was masked."""
 
     text: str
-    tokens: int
-    token_ids: tuple[int, ...]
+    tokens: int  # that the policy drew
+    token_ids: tuple[int, ...]  # with those that came back between turns
     seed: int
     is_truncated: bool
     rewards: Mapping[str, float | None]
@@ -64,9 +110,11 @@ class CompletionRecord:
     total: float | None
     is_correct: bool | None
     advantage: float | None
+    turns: tuple[TurnRecord, ...] = ()  # with tools or an environment
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields in the order of the file."""
+        turns = {"turns": [turn.as_json() for turn in self.turns]} if self.turns else {}
         return {
             "text": self.text,
             "tokens": self.tokens,
@@ -78,6 +126,7 @@ class CompletionRecord:
             "total": self.total,
             "correct": self.is_correct,
             "advantage": self.advantage,
+            **turns,
         }
 
     @classmethod
@@ -95,6 +144,7 @@ class CompletionRecord:
             total=finite(record["total"]),
             is_correct=correct if isinstance(correct, bool) else None,
             advantage=finite(record["advantage"]),
+            turns=tuple(TurnRecord.from_json(turn) for turn in record.get("turns", ())),
         )
 
 

@@ -68,13 +68,15 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
         id=row.id,
         prompt=next(message.content for message in reversed(row.messages) if message.role == "user"),
         completion=completion.text,
-        token_count=completion.token_ids_L.shape[0],
+        token_count=completion.sampled_count,
         is_truncated=completion.is_truncated,
         answer=row.answer,
         columns=row.columns,
         images=images,
         coordinate_space=coordinate_space,
         messages=turns_of(prompt.messages),
+        turns=() if completion.trajectory is None else completion.trajectory.turns,
+        outcome=None if completion.trajectory is None else completion.trajectory.outcome,
     )
 
 
@@ -195,6 +197,8 @@ class Scorer:
         return tuple(dict(zip(self.names, values, strict=True)) for values in zip(*by_reward, strict=True))
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
+        if completion.trajectory is not None and (failure := completion.trajectory.failure) is not None:
+            rewards = {name: RewardValue(value=None, failure=failure) for name in rewards}
         values = tuple(rewards.values())
         return ScoredCompletion(
             completion=completion,

@@ -1,10 +1,11 @@
 """Samples as JSON lines, on their way to a reward's own process. Imports no torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from tiercel.samples import Sample, SampleImage, Turn
+from tiercel.samples import PolicyTurn, RewardValue, Sample, SampleImage, ToolCall, Turn
 
 LARGEST_VALUE = 3.4e38  # of a reward: advantages are computed in fp32
 
@@ -23,12 +24,11 @@ def encode_sample(sample: Sample) -> str:
         "is_truncated": sample.is_truncated,
         "answer": sample.answer,
         "columns": dict(sample.columns),
-        "images": [
-            {"path": image.path, "original_size": image.original_size, "processed_size": image.processed_size}
-            for image in sample.images
-        ],
+        "images": [asdict(image) for image in sample.images],
         "coordinate_space": sample.coordinate_space,
         "messages": [{"role": turn.role, "content": turn.content} for turn in sample.messages],
+        "turns": [asdict(turn) for turn in sample.turns],
+        "outcome": None if sample.outcome is None else asdict(sample.outcome),
     }
     try:
         return json.dumps(fields)
@@ -44,16 +44,30 @@ def encode_sample(sample: Sample) -> str:
 
 def decode_sample(fields: Mapping[str, Any]) -> Sample:
     """Read the sample that `encode_sample` wrote; its lists of sizes are tuples again."""
-    images = tuple(
+    outcome = fields["outcome"]
+    decoded = {
+        "images": _images(fields["images"]),
+        "messages": tuple(Turn(**turn) for turn in fields["messages"]),
+        "turns": tuple(_turn(turn) for turn in fields["turns"]),
+        "outcome": None if outcome is None else RewardValue(**outcome),
+    }
+    return Sample(**{**fields, **decoded})
+
+
+def _turn(fields: Mapping[str, Any]) -> PolicyTurn:
+    calls = tuple(ToolCall(**call) for call in fields["calls"])
+    return PolicyTurn(**{**fields, "calls": calls, "images": _images(fields["images"])})
+
+
+def _images(listed: Sequence[Mapping[str, Any]]) -> tuple[SampleImage, ...]:
+    return tuple(
         SampleImage(
             path=image["path"],
             original_size=tuple(image["original_size"]),
             processed_size=tuple(image["processed_size"]),
         )
-        for image in fields["images"]
+        for image in listed
     )
-    messages = tuple(Turn(**turn) for turn in fields["messages"])
-    return Sample(**{**fields, "images": images, "messages": messages})
 
 
 def _is_json(value: Any) -> bool:

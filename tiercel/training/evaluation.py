@@ -17,7 +17,7 @@ from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.models.family import Family
 from tiercel.rollout.sampler import Sampler, greedy_params
-from tiercel.runs.directory import gathered_groups
+from tiercel.runs.recording import gathered_groups
 from tiercel.runs.waiting import waiting
 from tiercel.scoring.metrics import reward_statistics
 from tiercel.scoring.scorer import Scorer

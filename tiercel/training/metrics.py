@@ -1,5 +1,6 @@
 """What metrics.jsonl says of a step beside its loss and its rewards."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -13,7 +14,7 @@ from tiercel.planning.devices import known_device
 from tiercel.scoring.metrics import reward_statistics
 from tiercel.training.operations import update_operations
 from tiercel.training.trainer import Passes
-from tiercel.types import ScoredGroup
+from tiercel.types import Completion, ScoredGroup
 
 
 def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:
@@ -29,13 +30,32 @@ def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
 def _completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     """Summarise lengths and truncation of the step's completions."""
     completions = [completion.completion for group in scored for completion in group.completions]
-    tokens = sum(len(completion.token_ids_L) for completion in completions)
+    tokens = sum(completion.sampled_count for completion in completions)
     truncated = sum(completion.is_truncated for completion in completions)
     return {
         "completion/tokens_mean": tokens / max(1, len(completions)),
         "completion/truncated_fraction": truncated / max(1, len(completions)),
         "tokens/prompt": sum(len(group.group.prompt.token_ids_P) for group in scored),
         "tokens/completion": tokens,
+        **_turn_metrics(completions),
+    }
+
+
+def _turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Summarise turns and tool calls; empty without tools and environments. `tokens/observed` are those that came
+    back."""
+    trajectories = [each.trajectory for each in completions if each.trajectory is not None]
+    if not trajectories:
+        return {}
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    calls = [call for turn in turns for call in turn.calls]
+    counts = Counter(call.name for call in calls if call.is_known)
+    return {
+        "turns/mean": len(turns) / len(trajectories),
+        "tokens/observed": sum(len(each.token_ids_L) - each.sampled_count for each in completions),
+        **{f"tools/{name}/calls": counts[name] for name in sorted(counts)},
+        "tools/failed_fraction": sum(call.failure is not None for call in calls) / max(1, len(calls)),
+        "environment/failed": sum(trajectory.failure is not None for trajectory in trajectories),
     }
 
 

@@ -124,7 +124,7 @@ def _policy_contribution(
             advantages_C=advantages_C,
             completion_of_N=completion_of_N,
             totals=batch.totals,
-            longest=recipe.rollout.max_new_tokens,
+            longest=recipe.rollout.longest,
         ),
         algorithm,
     )

@@ -1,0 +1,102 @@
+"""Groups as the run records them: gathered from all ranks, without pixels, as lines of rollouts/ and evaluations/."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from tiercel.distributed.ranks import Ranks
+from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord
+from tiercel.types import Completion, CoordinateSpace, EncodedImage, Group, ScoredGroup, Trajectory
+
+
+def gathered_groups(
+    ranks: Ranks, scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]
+) -> list[tuple[ScoredGroup, Sequence[float | None]]]:
+    """Gather the groups of all ranks, with their advantages, to the first rank: in the global order, without pixels.
+    The other ranks get an empty list."""
+    own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
+    every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
+    return sorted(every, key=lambda entry: entry[0].group.prompt.index)
+
+
+def images_of(group: Group) -> tuple[EncodedImage, ...]:
+    """Return the pictures of the prompt, then those that came back in its completions."""
+    trajectories = [each.trajectory for each in group.completions if each.trajectory is not None]
+    return group.prompt.images + tuple(image for trajectory in trajectories for image in trajectory.images)
+
+
+def _without_pixels(scored: ScoredGroup) -> ScoredGroup:
+    prompt = replace(scored.group.prompt, images=_bare(scored.group.prompt.images))
+    completions = tuple(replace(each, completion=_bare_completion(each.completion)) for each in scored.completions)
+    group = replace(scored.group, prompt=prompt, completions=tuple(each.completion for each in completions))
+    return replace(scored, group=group, completions=completions)
+
+
+def _bare_completion(completion: Completion) -> Completion:
+    trajectory = completion.trajectory
+    if trajectory is None:
+        return completion
+    return replace(completion, trajectory=replace(trajectory, images=_bare(trajectory.images)))
+
+
+def _bare(images: Sequence[EncodedImage]) -> tuple[EncodedImage, ...]:
+    return tuple(replace(image, views=()) for image in images)
+
+
+def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
+    """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
+    prompt = group.group.prompt
+    return GroupRecord(
+        coordinate_space=space,
+        id=prompt.row.id,
+        index=prompt.index,
+        policy_version=group.group.policy_version,
+        prompt=prompt.text,
+        question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
+        answer=prompt.row.answer,
+        images=tuple(
+            _image_record(image, source.path) for image, source in zip(prompt.images, prompt.row.visuals, strict=False)
+        ),
+        completions=tuple(
+            CompletionRecord(
+                text=scored.completion.text,
+                tokens=scored.completion.sampled_count,
+                token_ids=tuple(scored.completion.token_ids_L.tolist()),
+                seed=scored.completion.seed,
+                is_truncated=scored.completion.is_truncated,
+                rewards={name: value.value for name, value in scored.rewards.items()},
+                failures={name: value.failure for name, value in scored.rewards.items() if value.failure},
+                total=scored.total,
+                is_correct=scored.is_correct,
+                advantage=advantage,
+                turns=_turns(scored.completion.trajectory),
+            )
+            for scored, advantage in zip(group.completions, advantages, strict=True)
+        ),
+    )
+
+
+def _image_record(image: EncodedImage, path: str | None) -> ImageRecord:
+    return ImageRecord(
+        sha256=image.sha256,
+        path=path,
+        original_size=image.plan.original_size,
+        processed_size=image.plan.processed_size,
+    )
+
+
+def _turns(trajectory: Trajectory | None) -> tuple[TurnRecord, ...]:
+    if trajectory is None:
+        return ()
+    images = iter(trajectory.images)
+    return tuple(
+        TurnRecord(
+            start=start,
+            stop=stop,
+            text=turn.text,
+            calls=turn.calls,
+            answer=turn.answer,
+            images=tuple(_image_record(image, None) for image in islice(images, len(turn.images))),
+        )
+        for (start, stop), turn in zip(trajectory.spans, trajectory.turns, strict=True)
+    )
