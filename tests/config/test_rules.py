@@ -18,6 +18,8 @@ from tiercel.rewards.builtin import BY_NAME, OPTIONS, takers
         ["rollout.min_new_tokens=256", "rollout.max_new_tokens=256"],
         ["model.min_pixels=3136", "model.max_pixels=3136"],
         ["learner.max_tokens_per_microbatch=4352"],  # 4096 + 256
+        ["rollout={tools: [zoom, mine.py:look], max_turns: 3, max_trajectory_tokens: 4096}"],
+        ["rollout.environment=mine.py:Game", "rewards.0={name: environment, weight: 2}"],
         ["rollout.top_p=0.9", "rollout.top_k=50"],
         ["optim.minibatches=2"],
         ["lora.dropout=0.1", "learner.form=repeated"],

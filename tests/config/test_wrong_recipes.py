@@ -110,6 +110,26 @@ WRONG = [
     grpo("rollout.engine=vllm-server & rollout.urls=[http://a:b]", "rollout.urls.0", "no address"),
     grpo("rollout.engine=vllm-server & rollout.urls=[http://me:pw@a:1]", "rollout.urls.0", "a key goes into"),
     grpo("rollout.lookahead=1", "rollout.lookahead", "write rollout.lookahead: 0, or rollout.engine: vllm-server"),
+    grpo("rollout.tools=[look]", "rollout.tools.0", "built in are zoom, crop, mark"),
+    grpo("rollout.environment=Game", "rollout.environment", "write a class of yours as file.py"),
+    grpo("rewards.0={name: environment}", "rewards.0.name", "given without rollout.environment"),
+    grpo("rollout.max_turns=3", "rollout.max_turns", "so a completion has one turn; remove it"),
+    grpo(
+        "rollout={tools: [zoom], max_new_tokens: 200, max_trajectory_tokens: 100}",
+        "rollout.max_new_tokens",
+        "a turn is a part of a completion",
+    ),
+    grpo(
+        "rollout.tools=[zoom] & rollout.max_trajectory_tokens=13000",
+        "learner.max_tokens_per_microbatch",
+        "rollout.max_trajectory_tokens (13000) = 17096",
+    ),
+    grpo(
+        "rollout={engine: vllm-server, urls: [http://a:1], lookahead: 1, tools: [zoom]} & "
+        "algorithm.correction.level=token",
+        "rollout.lookahead",
+        "whose answers are not awaited",
+    ),
     grpo(
         "rollout={engine: vllm-server, urls: [http://a:1], lookahead: 1}",
         "algorithm.correction.level",

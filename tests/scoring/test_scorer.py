@@ -3,6 +3,7 @@ import math
 import pytest
 
 from tests.rewards.samples import group, reward, sample
+from tests.trajectories import TURNS, trajectory_group
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.samples import RewardValue, SampleImage
@@ -134,3 +135,24 @@ def test_a_dry_run_asks_every_reward_once_on_the_row(reward_file):
 def test_no_groups_give_none():
     with scorer(reward(name="exact")) as open_scorer:
         assert open_scorer.score([]) == ()
+
+
+def test_rewards_see_the_turns_and_only_drawn_tokens_count():
+    whole = trajectory_group(outcome=RewardValue(value=0.5))
+    made = make_sample(whole.prompt, whole.completions[0], "thousandths")
+    assert made.turns == TURNS and made.token_count == 5 and made.completion == "Seven."
+    with scorer(reward(name="environment"), reward(name="length", max_tokens=5)) as rewards:
+        (found,) = rewards.score([whole])
+        assert {name: value.value for name, value in found.completions[0].rewards.items()} == {
+            "environment": 0.5,
+            "length": 1.0,
+        }
+        (absent,) = rewards.score([trajectory_group()])
+        assert absent.completions[0].rewards["environment"] == ABSENT
+
+
+def test_a_completion_whose_environment_failed_cannot_be_scored():
+    with scorer(reward(name="format")) as rewards:
+        (found,) = rewards.score([trajectory_group(failure="it ended")])
+    assert found.completions[0].total is None
+    assert found.completions[0].rewards["format"].failure == "it ended"

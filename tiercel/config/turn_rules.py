@@ -16,7 +16,7 @@ def turns(recipe: GrpoRecipe) -> Problems:
         if ":" not in tool and tool not in BUILTIN_TOOLS:
             yield Problem(
                 key=f"rollout.tools.{index}",
-                text=f"{shown(tool)} given; the built-in ones are {', '.join(BUILTIN_TOOLS)}; write your own as {CALL_FORM}",
+                text=f"{shown(tool)} given; built in are {', '.join(BUILTIN_TOOLS)}; write your own as {CALL_FORM}",
             )
     if rollout.environment is not None and ":" not in rollout.environment:
         yield Problem(

@@ -1,0 +1,36 @@
+"""Trajectories as lines of a run directory."""
+
+import json
+
+from tests.trajectories import trajectory_group
+from tiercel.distributed.ranks import ALONE
+from tiercel.runs.group_records import GroupRecord
+from tiercel.runs.recording import gathered_groups, group_record, images_of
+from tiercel.types import RewardValue, ScoredCompletion, ScoredGroup
+
+
+def scored() -> ScoredGroup:
+    group = trajectory_group()
+    rewards = {"right": RewardValue(value=1.0)}
+    completion = ScoredCompletion(completion=group.completions[0], rewards=rewards, total=1.0, is_correct=True)
+    return ScoredGroup(group=group, completions=(completion,))
+
+
+def test_turns_their_calls_and_their_pictures_are_recorded_and_read_again():
+    record = group_record(scored(), [0.5], "thousandths")
+    (completion,) = record.completions
+    first, last = completion.turns
+    assert completion.tokens == 5 and completion.token_ids == tuple(range(9))
+    assert (first.start, first.stop, last.start, last.stop) == (0, 2, 6, 9)
+    assert first.answer == "<image>there" and first.images[0].sha256 == "b" * 64
+    assert [call.failure for call in first.calls] == [None, "there is no tool peek"]
+    assert last.answer is None and last.images == ()
+    assert GroupRecord.from_json(json.loads(json.dumps(record.as_json()))) == record
+
+
+def test_pictures_that_came_back_are_saved_and_do_not_travel():
+    group = scored()
+    assert images_of(group.group)[-1].sha256 == "b" * 64
+    ((gathered, _),) = gathered_groups(ALONE, [group], [[0.5]])
+    assert all(image.views == () for image in images_of(gathered.group))
+    assert gathered.completions[0].completion is gathered.group.completions[0]
