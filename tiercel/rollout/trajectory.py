@@ -1,0 +1,131 @@
+"""Build the completion of a sample whose turns are answered, for every engine. Shape suffixes: docs/shapes.md."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+import torch
+
+from tiercel.models.family import Family
+from tiercel.rollout.dialogue import Dialogue, Limits, Reply
+from tiercel.samples import PolicyTurn
+from tiercel.types import Completion, EncodedImage, EncodedPrompt, Trajectory
+
+
+def written_text(family: Family, token_ids: Sequence[int]) -> str:
+    """Decode what the policy wrote, without its end token."""
+    has_end = token_ids[-1] in family.checkpoint.end_token_ids
+    return family.tokenizer.decode(list(token_ids[:-1] if has_end else token_ids))
+
+
+def stop_reach(stop: Sequence[str]) -> int:
+    """Return how many of the last tokens can have a stop string that the last one completes."""
+    return max(len(text.encode()) for text in stop) + 4  # every token is a byte or more
+
+
+def completes_a_stop(family: Family, rows: Sequence[Sequence[int]], stop: Sequence[str]) -> list[bool]:
+    """Tell in which rows of tokens the last one completes a stop string."""
+    texts = family.tokenizer.batch_decode([list(ids[-stop_reach(stop) :]) for ids in rows])
+    return [any(each in text for each in stop) for text in texts]
+
+
+class TrajectoryBuilder:
+    """Takes the turns of one sample and what comes back after each. `max_new_tokens`: of a turn."""
+
+    def __init__(
+        self,
+        family: Family,
+        prompt: EncodedPrompt,
+        dialogue: Dialogue,
+        limits: Limits,
+        max_new_tokens: int,
+        seed: int,
+    ):
+        self.family = family
+        self.prompt = prompt
+        self.dialogue = dialogue
+        self.limits = limits
+        self.max_new_tokens = max_new_tokens
+        self.seed = seed
+        self.token_ids: list[int] = []  # after the prompt
+        self.logprobs: list[float] = []
+        self.is_sampled: list[bool] = []
+        self.images: list[EncodedImage] = []  # that came back
+        self.observed: tuple[EncodedImage, ...] = ()  # the newest of them: those that came back after the last turn
+        self.turns: list[PolicyTurn] = []
+        self.text = ""
+        self.is_truncated = False
+
+    @property
+    def budget(self) -> int:
+        """Return how many tokens the next turn may have."""
+        return min(self.max_new_tokens, self.limits.max_tokens - len(self.token_ids))
+
+    def add_turn(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_truncated: bool
+    ) -> Future[Reply] | None:
+        """Add what the policy wrote in a turn. Returns what the reply will be; None: the turn was truncated, which ends
+        the trajectory."""
+        self._add(token_ids, logprobs, is_sampled=True)
+        self.text = written_text(self.family, token_ids)
+        self.is_truncated = is_truncated
+        if is_truncated:
+            self.turns.append(PolicyTurn(text=self.text, token_count=len(token_ids)))
+            return None
+        return self.dialogue.answer(self.text, len(token_ids))
+
+    def add_reply(self, reply: Reply) -> bool:
+        """Add what came back after a turn. Returns whether another turn follows. Where the turns have run out, or no
+        room is left for a token after the observation, the observation is dropped and the trajectory is truncated."""
+        self.turns.append(reply.turn)
+        if reply.observation is None:
+            return False
+        token_ids = reply.observation.token_ids_L.tolist()
+        ends = self.family.checkpoint.end_token_ids
+        if self.token_ids[-1] not in ends:  # the turn ended with one of rollout.stop, and the template closes each turn
+            token_ids = [ends[0], *token_ids]
+        has_room = len(self.token_ids) + len(token_ids) < self.limits.max_tokens
+        self.is_truncated = len(self.turns) == self.limits.max_turns or not has_room
+        if not self.is_truncated:
+            self._add(token_ids, [0.0] * len(token_ids), is_sampled=False)
+            self.observed = reply.observation.images
+            self.images += self.observed
+        return not self.is_truncated
+
+    def so_far(self) -> EncodedPrompt:
+        """Return the prompt with all that follows it, as the prompt of the next turn."""
+        token_ids_P = torch.cat([self.prompt.token_ids_P, torch.tensor(self.token_ids, dtype=torch.int64)])
+        images = (*self.prompt.images, *self.images)
+        return replace(
+            self.prompt,
+            token_ids_P=token_ids_P,
+            positions_DP=self.family.positions(token_ids_P, [image.plan for image in images]),
+            images=images,
+            picture_spans=self.family.picture_spans(token_ids_P),
+        )
+
+    def completion(self) -> Completion:
+        """End the dialogue, and return the completion of all turns."""
+        ending = self.dialogue.end()
+        token_ids_L = torch.tensor(self.token_ids)
+        return Completion(
+            token_ids_L=token_ids_L,
+            logprobs_L=torch.tensor(self.logprobs, dtype=torch.float32),
+            text=self.text,
+            is_truncated=self.is_truncated,
+            seed=self.seed,
+            trajectory=Trajectory(
+                is_sampled_L=torch.tensor(self.is_sampled),
+                positions_DL=self.so_far().positions_DP[:, len(self.prompt.token_ids_P) :].clone(),
+                images=tuple(self.images),
+                picture_spans=self.family.picture_spans(token_ids_L),
+                turns=tuple(self.turns),
+                outcome=ending.outcome,
+                failure=ending.failure,
+            ),
+        )
+
+    def _add(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool) -> None:
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.is_sampled += [is_sampled] * len(token_ids)
