@@ -8,7 +8,8 @@ import torch
 from benchmarks.faults.fault_plan import Fault, planning
 from tests.accelerator.device import WAITS, MixedDevices, WaitsForDevice, register
 from tests.accelerator.waits import ALLOWED
-from tests.tiny_models import FAMILY_NAMES
+from tests.rollout.test_local_turns import assert_equal, sampled
+from tests.tiny_models import FAMILY_NAMES, TINY_LORA, tiny_recipe
 from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe
 from tiercel.errors import NonFiniteError
@@ -16,7 +17,10 @@ from tiercel.learner import learner
 from tiercel.learner.attention import DenseAttention
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.layout import GroupSpans, PrefixLayout
+from tiercel.models.policy import build_policy
 from tiercel.models.sight import FULL
+from tiercel.models.vision import VisionStore
+from tiercel.rollout.local import LocalSampler
 from tiercel.runs.directory import read_metrics
 from tiercel.training import build, learning
 
@@ -114,6 +118,16 @@ def test_conversations_are_learnt_on_the_device(tiny_checkpoints, rows):
     with WAITS.counted() as places:
         run_sft(sft_recipe(tiny_checkpoints["qwen3_vl"], rows, rows.parent / "run", learner=keys, **PLAIN))
     assert {place: places[place] for place in UPDATE} == UPDATE
+
+
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "qwen3_5", "gemma3", "gemma4"))
+def test_trajectories_on_the_device_are_those_of_the_cpu(tiny_checkpoints, name):
+    """Answers with pictures come back to rows with and without windows and states."""
+    groups = []
+    for device in (DEVICE, torch.device("cpu")):
+        policy = build_policy(tiny_recipe(tiny_checkpoints[name], lora=TINY_LORA), device)
+        groups.append(sampled(policy, LocalSampler(policy, VisionStore(policy, 0))))
+    assert_equal(*groups, atol=1e-4)
 
 
 def test_a_loss_that_is_not_finite_names_its_rows(tiny_checkpoints, rows):

@@ -26,5 +26,6 @@ ALLOWED: dict[str, str] = {
     "models.gemma4.Gemma4.vision_features: size": TRANSFORMERS,
     "models.llava_onevision.LlavaOnevision.vision_features: upload": TRANSFORMERS,
     "rollout.local.LocalSampler._completions: read": "the completions of a batch, once",
+    "rollout.local_turns._Turns._draw_tokens: read": "with tools or an environment, each token: which turns have ended",
     "rollout.local.LocalSampler._kept: read": "every 8 tokens: rows that have ended leave the batch",
 }

@@ -1,14 +1,20 @@
 """A prompt's keys once for its group, against transformers' own cache with the prompt repeated."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.rollout.recorded_step import RecordedStep
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
+from tiercel.models.family import Family
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.captured import FixedDecoder
 from tiercel.rollout.decoding import RepeatedDecoder, SharedDecoder
+from tiercel.rollout.leaving_rows import Continuation
 from tiercel.rollout.local import build_decoder
+from tiercel.types import EncodedPrompt
 
 STEPS, GROUP = 12, 3
 TAKES_NO_PADDING = {"qwen3_5", "qwen3_5_moe"}  # transformers' cache, on the right
@@ -43,6 +49,85 @@ def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(tiny_checkpoint
                 torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
+def followed(family: Family, prompt: EncodedPrompt, token_ids: list[int], start: int = 0) -> EncodedPrompt:
+    """The prompt and text after it, or what comes after the first `start` tokens."""
+    ids_P = torch.cat([prompt.token_ids_P, torch.tensor(token_ids, dtype=torch.int64)])
+    positions_DP = family.positions(ids_P, [image.plan for image in prompt.images])
+    return replace(
+        prompt,
+        token_ids_P=ids_P[start:],
+        positions_DP=positions_DP[:, start:],
+        images=() if start else prompt.images,
+        picture_spans=() if start else prompt.picture_spans,
+    )
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("kind", ("shared", "fixed", "captured"))
+def test_rows_come_back_beside_rows_of_other_lengths(tiny_checkpoints, name, kind):
+    """Windows of 8 tokens begin in the prompts of some rows only. With deterministic kernels, new memory has NaN."""
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    family, vision = policy.family, VisionStore(policy, 0)
+    decoder = SharedDecoder(policy, vision)
+    if kind != "shared":
+        decoder = FixedDecoder(policy, vision, None if kind == "fixed" else RecordedStep)
+    prompts = tiny_prompts(family)
+    written: list[list[int]] = [[] for _ in range(6)]  # two rows of each prompt
+    generator = torch.Generator().manual_seed(0)
+
+    def written_by(number: int, count: int) -> Tensor:
+        ids = random_ids(family, count, generator)
+        written[number] += ids.tolist()
+        return ids
+
+    def step(rows: list[int]) -> None:
+        logits = decoder.step(torch.cat([written_by(number, 1) for number in rows]))
+        assert_as_whole(logits, rows)
+
+    def assert_as_whole(logits: Tensor, rows: list[int]) -> None:
+        whole = [followed(family, prompts[number // 2], written[number]) for number in rows]
+        expected = SharedDecoder(policy, vision).prefill(whole, 1, 1)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.no_grad():
+            decoder.prefill(prompts, 2, 5, rows_return=True)
+            step([0, 1, 2, 3, 4, 5])
+            states = decoder.rows.take([0, 1, 3])
+            decoder.keep([2, 4, 5])
+            step([2, 4, 5])
+            for number, count in ((0, 1), (1, 12), (3, 4)):
+                written_by(number, count)
+            rows = [
+                Continuation(
+                    state=state,
+                    tokens=followed(
+                        family, prompts[number // 2], written[number], len(prompts[number // 2].token_ids_P) + 1
+                    ),
+                )
+                for number, state in zip((0, 1, 3), states, strict=True)
+            ]
+            states, logits = decoder.run(rows)
+            assert_as_whole(logits, [0, 1, 3])
+            decoder.put(states, [3, 4, 0, 5, 1, 2])
+            for _ in range(2):
+                step([0, 1, 2, 3, 4, 5])
+            decoder.keep([0, 2, 5])  # without the longest
+            step([0, 2, 5])
+            decoder.keep([0])
+            states = decoder.rows.take([0])
+            decoder.keep([])
+            written_by(0, 2)
+            start = len(prompts[0].token_ids_P) + states[0].length
+            tokens = followed(family, prompts[0], written[0], start)
+            states, _ = decoder.run([Continuation(state=states[0], tokens=tokens)])
+            decoder.put(states, [0])
+            step([0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_prompt_whose_rows_have_all_left_is_forgotten(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
     decoder = SharedDecoder(policy, VisionStore(policy, 0))
@@ -51,9 +136,9 @@ def test_a_prompt_whose_rows_have_all_left_is_forgotten(tiny_checkpoints):
         decoder.prefill(prompts, GROUP, STEPS)
         decoder.step(torch.zeros(9, dtype=torch.int64))
         decoder.keep([0, 2])  # of the shortest prompt
-    assert decoder.attention.lengths == [len(prompts[0].token_ids_P)]
-    assert decoder.attention.prompt_keys[0].shape[2] == len(prompts[0].token_ids_P)
-    assert decoder.attention.own_keys[0].shape[0] == 2
+    assert decoder.attention.prompts.lengths == [len(prompts[0].token_ids_P)]
+    assert decoder.attention.prompts.keys[0].shape[2] == len(prompts[0].token_ids_P)
+    assert decoder.attention.own_tokens[0][0].shape[0] == 2
 
 
 def test_a_model_that_cannot_share_is_decoded_plainly(tiny_checkpoints):

@@ -6,9 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tests.rollout.test_local import PARAMS
+from tiercel.config.schema import Model
+from tiercel.models.loading import load_family
 from tiercel.rollout import drawing
-from tiercel.rollout.drawing import filtered, race, sampling_seed
+from tiercel.rollout.drawing import TokenDraw, filtered, race, sampling_seed
 
+VOCABULARY = 400
 MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
 
 
@@ -170,3 +174,31 @@ def test_filters_leave_the_other_logits_as_they_are():
     result = filtered(logits, 5, 0.9)
     assert torch.equal(result[result.isfinite()], logits[result.isfinite()])
     assert bool((result.isfinite().sum(-1) >= 1).all())
+
+
+@pytest.fixture
+def draw(tiny_checkpoints) -> TokenDraw:
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    return TokenDraw(PARAMS, family, VOCABULARY, torch.device("cpu"))
+
+
+def test_rows_may_be_at_different_places_of_their_completions(draw):
+    logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    seeds, positions = torch.tensor([3, 3, 5, 3]), torch.tensor([0, 7, 7, 7])
+    together, _ = draw(logits.clone(), seeds, positions, None)
+    for row in range(4):
+        here = slice(row, row + 1)
+        alone, _ = draw(logits[here].clone(), seeds[here], positions[here], None)
+        assert int(alone) == int(together[row])
+
+
+def test_only_rows_that_are_early_cannot_end_their_turn(draw):
+    logits = torch.zeros(3, VOCABULARY)
+    logits[:, draw.end_ids] = 20.0
+    seeds, positions = torch.arange(3), torch.tensor([4, 9, 0])
+    drawn, logprobs = draw(logits.clone(), seeds, positions, torch.tensor([True, False, True]))
+    assert draw.ends(drawn).tolist() == [False, True, False]
+    free, of_free = draw(logits.clone(), seeds, positions, None)
+    assert draw.ends(free).tolist() == [True, True, True]
+    assert logprobs[1] == of_free[1]  # to the bit
+    assert bool((logprobs[[0, 2]] < -15).all())  # under the distribution with end tokens

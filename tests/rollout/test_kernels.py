@@ -30,8 +30,8 @@ def slow_flash(
     repeats = query.shape[1] // key.shape[1]
     for i, used in enumerate(seqused_k.tolist()):
         queries = slice(*query_bounds[i : i + 2].tolist())
-        start, stop = key_bounds[i : i + 2].tolist()
-        assert start + used <= stop and used <= longest and queries.stop - queries.start <= most
+        start = int(key_bounds[i])
+        assert start + used <= len(key) and used <= longest and queries.stop - queries.start <= most
         keys, values = (each[start : start + used].repeat_interleave(repeats, 1) for each in (key, value))
         scores = torch.einsum("nae,tae->ant", query[queries], keys) * scale
         lse[:, queries] = scores.logsumexp(-1) if used else torch.inf  # so says FlashAttention where there is no key
@@ -90,6 +90,31 @@ def test_a_window_ends_in_the_prompt_or_in_the_rows_own_tokens(monkeypatch, kern
         weight = torch.sigmoid(own_lse[i].double() - lse[i].double())[..., None]
         torch.testing.assert_close(torch.lerp(output[i], own_output[i], weight), expected, rtol=1e-5, atol=1e-5)
         assert bool(lse[i].isneginf().all()) == (window <= 4)
+
+
+@pytest.mark.parametrize("window", (1, 3, 4, 5, 9, 12, 30))
+@pytest.mark.parametrize("kernel", (Exact(), Flash()))
+def test_rows_that_came_back_see_as_far_as_their_own_tokens_let_them(monkeypatch, kernel, window):
+    """One to five new tokens, which end at the same place, after prompts of 5, 1 and 9."""
+    monkeypatch.setattr(kernels, "_flash", slow_flash)
+    rows, used = [0, 2, 3, 7, 8], [1, 5, 4, 2, 3]
+    memory, prompt, own = filled(kernel, heads=2, queries=3, rows=rows, tokens=5)
+    memory.begin(LENGTHS, 3, turn_tokens=1)
+    memory.length, memory.unused = 5, [0] * 9
+    memory.keep(rows)
+    memory.unused = [5 - each for each in used]
+    memory.keep(range(5))
+    query = torch.randn(5, 2, 3, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    places = memory.places.of(len(rows)).within(window)
+    own_output, own_lse = kernel.over_own(query, own[:5], own[:5], places, SCALE)
+    output, lse = kernel.over_prompts(query, prompt, prompt, places, SCALE)
+    for i, row in enumerate(rows):
+        sequence = torch.cat([prompt[row // 3, :, : LENGTHS[row // 3]], own[i, :, 5 - used[i] : 5]], dim=1)
+        keys = sequence[:, max(0, sequence.shape[1] - window) :]
+        expected = (query[i] @ keys.mT * SCALE).softmax(-1) @ keys
+        weight = torch.sigmoid(own_lse[i].double() - lse[i].double())[..., None]
+        torch.testing.assert_close(torch.lerp(output[i], own_output[i], weight), expected, rtol=1e-5, atol=1e-5)
+        assert bool(lse[i].isneginf().all()) == (window <= used[i])
 
 
 def test_scores_of_half_precision_are_not_rounded():

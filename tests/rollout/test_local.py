@@ -81,7 +81,9 @@ def likelier_end(policy: Policy, bias: float):
     """End tokens gain `bias` in every logit row."""
     added = torch.zeros(policy.family.vocabulary_size)
     added[list(policy.family.checkpoint.end_token_ids)] = bias
-    return changed_logits(policy, lambda call, logits: logits + added[: logits.shape[1]])
+    return changed_logits(
+        policy, lambda call, logits: logits + added[: logits.shape[1]].to(logits.device, non_blocking=True)
+    )
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -130,9 +132,9 @@ def test_a_larger_group_begins_with_the_smaller(policy):
 def test_splitting_by_tokens_in_flight_changes_nothing(policy, monkeypatch):
     prompts = tiny_prompts(policy.family) * 2
     expected = sample(policy, prompts, PARAMS, range(6))
-    assert len(_batches(prompts, PARAMS)) == 1
+    assert len(_batches(prompts, PARAMS.group_size, PARAMS.max_new_tokens)) == 1
     monkeypatch.setattr(local, "TOKENS_IN_FLIGHT", 200)
-    assert len(_batches(prompts, PARAMS)) > 2
+    assert len(_batches(prompts, PARAMS.group_size, PARAMS.max_new_tokens)) > 2
     assert tokens(sample(policy, prompts, PARAMS, range(6))) == tokens(expected)
 
 
@@ -282,14 +284,13 @@ def of_lengths(*lengths: int) -> list[EncodedPrompt]:
 
 def test_batches_by_hand(monkeypatch):
     monkeypatch.setattr(local, "TOKENS_IN_FLIGHT", 100)
-    params = replace(PARAMS, group_size=2, max_new_tokens=5)
     # two rows per prompt, each as wide as the longest prompt of its batch and 5 more
-    assert _batches(of_lengths(5, 5, 5, 5, 5, 5), params) == [[0, 1, 2, 3, 4], [5]]
-    assert _batches(of_lengths(5, 20, 5, 5), params) == [[0, 1], [2, 3]]  # 6 rows of 25 would be too many
-    assert _batches(of_lengths(5, 5, 30, 5), params) == [[0, 1], [2], [3]]  # 4 rows of 35 as well
+    assert _batches(of_lengths(5, 5, 5, 5, 5, 5), 2, 5) == [[0, 1, 2, 3, 4], [5]]
+    assert _batches(of_lengths(5, 20, 5, 5), 2, 5) == [[0, 1], [2, 3]]  # 6 rows of 25 would be too many
+    assert _batches(of_lengths(5, 5, 30, 5), 2, 5) == [[0, 1], [2], [3]]  # 4 rows of 35 as well
     # a prompt too large goes alone, and its width does not weigh on those after it
-    assert _batches(of_lengths(200, 5, 5, 5), params) == [[0], [1, 2, 3]]
-    assert _batches([], params) == []
+    assert _batches(of_lengths(200, 5, 5, 5), 2, 5) == [[0], [1, 2, 3]]
+    assert _batches([], 2, 5) == []
 
 
 def test_params_of_a_recipe():

@@ -16,8 +16,9 @@ from torch import Tensor
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.rollout.decoding import BaseDecoder, PrefillAttention
+from tiercel.rollout.decoding import PrefillAttention, RowDecoder
 from tiercel.rollout.fixed_memory import FixedMemory, Room
+from tiercel.rollout.leaving_rows import RowState
 from tiercel.types import EncodedPrompt
 
 Step = Callable[[Tensor], Tensor]
@@ -45,7 +46,7 @@ class CapturedStep:
 Capture = Callable[[Step, Tensor, CapturedStep | None], CapturedStep]
 
 
-class FixedDecoder(BaseDecoder):
+class FixedDecoder(RowDecoder):
     """Runs each prompt once for its group, in memory that is kept from batch to batch. `capture`: makes a graph of a
     step; None: steps are not captured."""
 
@@ -57,7 +58,9 @@ class FixedDecoder(BaseDecoder):
         self.made_for: tuple[object, ...] = ()
         self.keeps_casts = capture is None
 
-    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
         padded = self.padded(prompts)
         room = Room(
             prompts=len(prompts),
@@ -65,8 +68,8 @@ class FixedDecoder(BaseDecoder):
             group_size=group_size,
             new_tokens=max_new_tokens,
         )
-        memory = self._memory_for(room)
-        memory.begin(padded.lengths, group_size)
+        memory = self._memory_for(room, rows_return)
+        memory.begin(padded.lengths, group_size, max_new_tokens if rows_return else None)
         self.first_rows = room.rows
         self.positions_R[: room.rows] = padded.starts_B.repeat_interleave(group_size)
         return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(memory, padded)))
@@ -88,7 +91,22 @@ class FixedDecoder(BaseDecoder):
     def keep(self, kept: Sequence[int]) -> None:
         assert self.memory is not None
         self.memory.keep(kept)
-        self.positions_R[: len(kept)] = self.positions_R[moved(torch.tensor(kept), self.positions_R.device)]
+        kept_R = moved(torch.tensor(kept, dtype=torch.int64), self.positions_R.device)
+        self.positions_R[: len(kept)] = self.positions_R[kept_R]
+
+    @property
+    def rows(self) -> FixedMemory:
+        assert self.memory is not None
+        return self.memory
+
+    def put(self, rows: Sequence[RowState], order: Sequence[int]) -> None:
+        present, room = len(self.rows.prompt_of), self.rows.room
+        self.rows.append(rows)
+        if self.rows.room != room:  # what was captured has the addresses of the memory before
+            self.steps.clear()
+        positions = moved(torch.tensor([row.position for row in rows]), self.positions_R.device)
+        self.positions_R[present : present + len(rows)] = positions
+        self.keep(order)
 
     @property
     def held_bytes(self) -> int:
@@ -98,9 +116,9 @@ class FixedDecoder(BaseDecoder):
         self.memory = None
         self.steps.clear()
 
-    def _memory_for(self, room: Room) -> FixedMemory:
+    def _memory_for(self, room: Room, rows_return: bool) -> FixedMemory:
         """Return the memory of the batch before where the batch fits, with the steps that were captured on it."""
-        made_for = self._addresses() if self.capture is not None else ()
+        made_for = (rows_return, *self._addresses()) if self.capture is not None else ()
         if made_for != self.made_for:
             self.steps.clear()
             self.made_for = made_for

@@ -5,7 +5,6 @@ transformers with the prompt repeated, for models that cannot share prompts and 
 docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,9 +21,11 @@ from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.sight import FULL, Sight, Span, sequence_masks
 from tiercel.models.vision import VisionStore
+from tiercel.rollout.decode_attention import DecodeAttention
+from tiercel.rollout.leaving_rows import Continuation, ContinuedAttention, RowMemory, RowState
 from tiercel.types import EncodedPrompt
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+MOST_SCORES = 2**22  # of a head, in a pass of observed tokens
 
 
 class Decoder(Protocol):
@@ -32,8 +33,11 @@ class Decoder(Protocol):
 
     keeps_casts: bool  # autocast may keep cast weights from token to token
 
-    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
-        """Run the prompts. Returns the logits (B, V) after each."""
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
+        """Run the prompts. Returns the logits (B, V) after each. `rows_return`: rows that were taken come back; then
+        `max_new_tokens` is the limit of a turn."""
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         """Add one token to every row. Returns the logits (R, V) after it."""
@@ -180,153 +184,46 @@ class PrefillAttention:
         )
 
 
-class DecodeAttention:
-    """Computes the attention of one new token in every row: over its prompt, in one product for all rows of the prompt,
-    and over the row's own new tokens. The two results are joined by their log-sum-exp. `lengths`: of the prompts."""
+class RowDecoder(BaseDecoder):
+    """Decodes a batch whose rows can leave it, and come back with what they observed."""
 
-    def __init__(self, lengths: Sequence[int], group_size: int, max_new_tokens: int):
-        self.lengths = list(lengths)
-        self.prompt_of = [prompt for prompt in range(len(lengths)) for _ in range(group_size)]  # by row
-        self.max_new_tokens = max_new_tokens
-        self.length = 0  # new tokens of every row so far
-        self.prompt_keys: dict[int, Tensor] = {}  # by layer
-        self.prompt_values: dict[int, Tensor] = {}
-        self.own_keys: dict[int, Tensor] = {}
-        self.own_values: dict[int, Tensor] = {}
-        self.states: dict[int, DeltaState] = {}
-        self.biases: dict[int | None, Tensor | None] = {}  # by window, for the present token
+    @property
+    def rows(self) -> RowMemory:
+        """Return the memory of the rows of the batch."""
+        raise NotImplementedError
 
-    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
-        self.prompt_keys[layer], self.prompt_values[layer] = key_BJPE, value_BJPE
-        _, heads, _, size = key_BJPE.shape
-        own_key = key_BJPE.new_empty(len(self.prompt_of), heads, self.max_new_tokens, size)
-        self.own_keys[layer], self.own_values[layer] = own_key, torch.empty_like(own_key)
+    def put(self, rows: Sequence[RowState], order: Sequence[int]) -> None:
+        """Put rows after those of the batch, and then all rows in order, sorted by prompt."""
+        raise NotImplementedError
 
-    def put_state(self, layer: int, state: DeltaState) -> None:
-        self.states[layer] = state.of(torch.tensor(self.prompt_of))
-
-    def keep(self, kept: Sequence[int]) -> None:
-        """Keep only these rows, and the prompts that still have rows."""
-        kept_R = torch.tensor(kept)
-        for memory in (self.own_keys, self.own_values):
-            for layer, own in memory.items():
-                fresh = own.new_empty(len(kept), *own.shape[1:])
-                fresh[:, :, : self.length] = own[kept_R, :, : self.length]
-                memory[layer] = fresh
-        self.states = {layer: state.of(kept_R) for layer, state in self.states.items()}
-        self.prompt_of = [self.prompt_of[row] for row in kept]
-        prompts = sorted(set(self.prompt_of))
-        if len(prompts) < len(self.lengths):
-            number_of = {prompt: number for number, prompt in enumerate(prompts)}
-            self.prompt_of = [number_of[prompt] for prompt in self.prompt_of]
-            self.lengths = [self.lengths[prompt] for prompt in prompts]
-            longest = max(self.lengths)
-            for shared in (self.prompt_keys, self.prompt_values):
-                shared.update({layer: tensor[prompts, :, :longest] for layer, tensor in shared.items()})
-        self.arrange()
-
-    def arrange(self) -> None:
-        """Compute the place of each row among the rows of its prompt, after the prefill and when rows have been
-        removed."""
-        self.most = max(Counter(self.prompt_of).values())  # rows of the prompt that has most of them
-        slots = slots_of(self.prompt_of, self.most)
-        is_full = len(slots) == self.most * len(self.lengths)
-        self.slots_R = None if is_full else torch.tensor(slots)
-        self.biases.clear()
-
-    def add_token(self) -> None:
-        """Go on to the next new token of every row."""
-        self.length += 1
-        self.biases = {window: bias for window, bias in self.biases.items() if window is None}
-
-    def _bias(self, window: int | None) -> Tensor | None:
-        """Return the bias (B, 1, 1, P) of a new token's scores with its prompt: -inf for padding, and for what is
-        before the window. None where every token is seen."""
-        if window not in self.biases:
-            key = next(iter(self.prompt_keys.values()))
-            order_P, lengths_B1 = torch.arange(key.shape[2]), torch.tensor(self.lengths)[:, None]
-            sees_BP = order_P < lengths_B1
-            if window is not None:
-                sees_BP &= order_P > lengths_B1 + self.length - window
-            bias_BP = torch.zeros_like(sees_BP, dtype=key.dtype).masked_fill(~sees_BP, -torch.inf)
-            self.biases[window] = None if bool(sees_BP.all()) else bias_BP[:, None, None]
-        return self.biases[window]
-
-    def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
-        rows, heads, _, size = query_RA1E.shape
-        query_RJQE = query_RA1E.view(rows, key_RJ1E.shape[1], -1, size)
-        own_RJQE, own_lse_RJQ = self.over_own(layer, query_RJQE, key_RJ1E, value_RJ1E)
-        window = layer.sight.window
-        if window is not None and self.length >= window - 1:  # the window begins after the prompts
-            return own_RJQE.reshape(rows, heads, 1, size)
-        prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE)
-        weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
-        return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
-
-    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
-        return scan.step(tokens, self.states[layer])
-
-    def over_own(self, layer: Layer, query_RJQE: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the key and value of the new token. Returns output and log-sum-exp of every row over its own tokens."""
-        own_key, own_value = self.own_keys[layer.index], self.own_values[layer.index]
-        own_key[:, :, self.length] = key_RJ1E[:, :, 0]
-        own_value[:, :, self.length] = value_RJ1E[:, :, 0]
-        first = 0 if layer.sight.window is None else max(0, self.length + 1 - layer.sight.window)
-        seen = slice(first, self.length + 1)
-        return attention(query_RJQE, own_key[:, :, seen], own_value[:, :, seen], None, layer.scale)
-
-    def _over_prompts(self, layer: Layer, query_RJQE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp of every row over its prompt. All rows of a prompt are queries of one
-        attention."""
-        _, key_heads, queries, size = query_RJQE.shape
-        prompts = len(self.lengths)
-        slots = query_RJQE
-        if self.slots_R is not None:
-            slots = query_RJQE.new_zeros(prompts * self.most, key_heads, queries, size)
-            slots[self.slots_R] = query_RJQE
-        query = slots.view(prompts, self.most, key_heads, queries, size).transpose(1, 2)
-        output, lse = attention(
-            query.reshape(prompts, key_heads, self.most * queries, size),
-            self.prompt_keys[layer.index],
-            self.prompt_values[layer.index],
-            self._bias(layer.sight.window),
-            layer.scale,
-        )
-        output = output.view(prompts, key_heads, self.most, queries, size).transpose(1, 2).flatten(0, 1)
-        lse = lse.view(prompts, key_heads, self.most, queries).transpose(1, 2).flatten(0, 1)
-        return (output, lse) if self.slots_R is None else (output[self.slots_R], lse[self.slots_R])
+    def run(self, rows: Sequence[Continuation]) -> tuple[list[RowState], Tensor]:
+        """Run the new tokens of rows that are not in the batch, in passes of at most MOST_SCORES scores of a head.
+        Returns the rows with them, and the logits (N, V) after each."""
+        seen = max(self.rows.prompt_lengths) + max(row.state.length for row in rows)
+        new = max(len(row.tokens.token_ids_P) for row in rows)
+        count = max(1, MOST_SCORES // (new * (seen + new)))
+        states, logits = [], []
+        for first in range(0, len(rows), count):
+            padded = self.padded([row.tokens for row in rows[first : first + count]])
+            form = ContinuedAttention(self.rows, rows[first : first + count], self.policy.device)
+            logits.append(self.logits_after(padded, self.hidden_states(padded, form)))
+            states += form.states()
+        return states, torch.cat(logits)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Compute attention with `bias` added to the scores. Returns output (..., queries, E) and log-sum-exp (...,
-    queries)."""
-    if bias is not None:
-        bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
-    output, lse = _flash(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
-    return output.contiguous(), lse.contiguous()
-
-
-def slots_of(prompt_of: Sequence[int], most: int) -> list[int]:
-    """Return the place of each row where every prompt has `most` places. `prompt_of`: the prompt of each row."""
-    taken: Counter[int] = Counter()
-    slots = []
-    for prompt in prompt_of:
-        slots.append(prompt * most + taken[prompt])
-        taken[prompt] += 1
-    return slots
-
-
-class SharedDecoder(BaseDecoder):
+class SharedDecoder(RowDecoder):
     """Runs each prompt once for its group, on a CPU. The memory of all new tokens is allocated before the first one."""
 
     def __init__(self, policy: Policy, vision: VisionStore):
         super().__init__(policy, vision)
         self.release()
 
-    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
         padded = self.padded(prompts)
         self.positions_R = padded.starts_B.repeat_interleave(group_size)
-        self.attention = DecodeAttention(padded.lengths, group_size, max_new_tokens)
+        self.attention = DecodeAttention(padded.lengths, group_size, max_new_tokens, rows_return)
         hidden_BPH = self.hidden_states(padded, PrefillAttention(self.attention, padded))
         self.attention.arrange()
         return self.logits_after(padded, hidden_BPH)
@@ -338,27 +235,40 @@ class SharedDecoder(BaseDecoder):
         return logits_RV
 
     def keep(self, kept: Sequence[int]) -> None:
-        self.positions_R = self.positions_R[kept]
+        self.positions_R = self.positions_R[torch.tensor(kept, dtype=torch.int64)]
         self.attention.keep(kept)
+
+    @property
+    def rows(self) -> RowMemory:
+        return self.attention
+
+    def put(self, rows: Sequence[RowState], order: Sequence[int]) -> None:
+        self.positions_R = torch.cat([self.positions_R, torch.tensor([row.position for row in rows])])
+        self.attention.append(rows)
+        self.keep(order)
 
     @property
     def held_bytes(self) -> int:
         held = self.attention
-        tensors = (held.prompt_keys, held.prompt_values, held.own_keys, held.own_values)
-        return sum(tensor.nbytes for by_layer in tensors for tensor in by_layer.values())
+        prompts = held.all_prompts or held.prompts
+        in_pairs = [*held.own_tokens.values(), (*prompts.keys.values(), *prompts.values.values())]
+        return sum(tensor.nbytes for tensors in in_pairs for tensor in tensors)
 
     def release(self) -> None:
         self.attention = DecodeAttention((), 0, 0)
 
 
 class RepeatedDecoder(BaseDecoder):
-    """Decodes with the cache of transformers. Each prompt's keys and values are repeated for every row."""
+    """Decodes with the cache of transformers. Each prompt's keys and values are repeated for every row, and rows that
+    have left do not come back."""
 
     def __init__(self, policy: Policy, vision: VisionStore):
         super().__init__(policy, vision)
         self.release()
 
-    def prefill(self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
         padded = self.padded(prompts)
         self.cache = DynamicCache()
         hidden_BPH = self.language_model(
@@ -402,7 +312,7 @@ class RepeatedDecoder(BaseDecoder):
         return self.logits(hidden_R1H[:, 0])
 
     def keep(self, kept: Sequence[int]) -> None:
-        kept_R = moved(torch.tensor(kept), self.positions_R.device)
+        kept_R = moved(torch.tensor(kept, dtype=torch.int64), self.positions_R.device)
         self.cache.batch_select_indices(kept_R)
         self.positions_R, self.lengths_R = self.positions_R[kept_R], self.lengths_R[kept_R]
         self.order_RP = self.order_RP[kept_R]

@@ -52,8 +52,11 @@ class TokenDraw:
         self.placeholder_ids = moved(torch.tensor(placeholders, dtype=torch.int64), device)
         self.end_ids = moved(torch.tensor(family.checkpoint.end_token_ids), device)
 
-    def __call__(self, logits_RV: Tensor, seeds_R: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Draw a token in each row. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
+    def __call__(
+        self, logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, is_early_R: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw a token in each row. `positions_R`: its place in the completion. `is_early_R`: whether it must not end
+        the turn; None: all may. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
         without vision placeholders."""
         params = self.params
         logits_RV = logits_RV.float()
@@ -61,9 +64,10 @@ class TokenDraw:
             logits_RV = logits_RV / params.temperature
         logits_RV.index_fill_(1, self.placeholder_ids, -torch.inf)
         ends_lse_R = None
-        if position < params.min_new_tokens:
-            ends_lse_R = logits_RV[:, self.end_ids].logsumexp(-1)
-            logits_RV.index_fill_(1, self.end_ids, -torch.inf)
+        if is_early_R is not None:
+            ends = logits_RV[:, self.end_ids]
+            ends_lse_R = ends.logsumexp(-1).masked_fill(~is_early_R, -torch.inf)
+            logits_RV.index_copy_(1, self.end_ids, ends.masked_fill(is_early_R[:, None], -torch.inf))
         highest_R1 = logits_RV.amax(-1, keepdim=True)
         weights_RV = (logits_RV - highest_R1).exp_()
         lse_R = highest_R1[:, 0] + weights_RV.sum(-1).log()
@@ -74,7 +78,7 @@ class TokenDraw:
         else:
             if params.top_k or params.top_p < 1:
                 weights_RV = weights_RV.masked_fill(filtered(logits_RV, params.top_k, params.top_p).isneginf(), 0.0)
-            drawn_R = race(weights_RV, seeds_R, torch.full_like(seeds_R, position))
+            drawn_R = race(weights_RV, seeds_R, positions_R)
         return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
 
     def ends(self, token_ids_R: Tensor) -> Tensor:

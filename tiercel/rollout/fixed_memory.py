@@ -5,8 +5,8 @@ docs/shapes.md. B are prompts, R the rows that are being decoded.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 from tiercel.models.attention import Layer
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.models.images import moved
-from tiercel.rollout.decoding import slots_of
+from tiercel.rollout.decode_attention import slots_of
 from tiercel.rollout.kernels import Kernel, Places, kernel_for
+from tiercel.rollout.leaving_rows import KeysAndValues, RowMemory
 
 PROMPT_STEP = 256  # tokens: prompts that are a little longer than those before them still fit
 
@@ -28,7 +29,7 @@ class Room:
     prompts: int
     prompt_tokens: int
     group_size: int
-    new_tokens: int
+    new_tokens: int  # places for a row's own tokens
 
     @property
     def rows(self) -> int:
@@ -46,7 +47,7 @@ class Room:
     def rounded(self) -> "Room":
         """Return room for prompts that are a little longer."""
         tokens = -(-self.prompt_tokens // PROMPT_STEP) * PROMPT_STEP
-        return Room(prompts=self.prompts, prompt_tokens=tokens, group_size=self.group_size, new_tokens=self.new_tokens)
+        return replace(self, prompt_tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +60,12 @@ class _Layer:
     own_key_RJLE: Tensor
     own_value_RJLE: Tensor
 
+    @property
+    def own(self) -> KeysAndValues:
+        return self.own_key_RJLE, self.own_value_RJLE
 
-class FixedMemory:
+
+class FixedMemory(RowMemory):
     """Computes the attention of one new token in every row, over its prompt and over its own new tokens, joined by
     their log-sum-exp."""
 
@@ -82,12 +87,14 @@ class FixedMemory:
         )
         self.newest_1 = torch.full((1,), -1, device=device)  # place of the newest token
 
-    def begin(self, lengths: Sequence[int], group_size: int) -> None:
-        """Prepare for a new batch of prompts of these lengths."""
+    def begin(self, lengths: Sequence[int], group_size: int, turn_tokens: int | None = None) -> None:
+        """Prepare for a new batch of prompts of these lengths. `turn_tokens`: of a turn, where rows come back."""
+        self.places = replace(self.places, are_ragged=turn_tokens is not None)
+        self.turn_tokens = turn_tokens or 0
+        self.prompt_lengths = lengths
         self.prompt_of = [prompt for prompt in range(len(lengths)) for _ in range(group_size)]  # by row
-        self.length = 0  # new tokens of every row so far
-        self.places.used_R.zero_()
-        self.newest_1.fill_(-1)
+        self.length = 0
+        self.unused = [0] * len(self.prompt_of)
         self.places.lengths_B[: len(lengths)] = self._moved(lengths)
         self._arrange()
 
@@ -112,12 +119,31 @@ class FixedMemory:
         """Keep only these rows. They move to the front of the memory."""
         kept_R = self._moved(kept)
         for layer in self.layers.values():
-            for own in (layer.own_key_RJLE, layer.own_value_RJLE):
+            for own in layer.own:
                 own[: len(kept), :, : self.length] = own[kept_R, :, : self.length]
         for state in self.states.values():
             self._put_rows(state, state.of(kept_R))
         self.prompt_of = [self.prompt_of[row] for row in kept]
+        self.unused = [self.unused[row] for row in kept]
         self._arrange()
+
+    def own(self) -> Mapping[int, KeysAndValues]:
+        return {number: layer.own for number, layer in self.layers.items()}
+
+    def make_room(self, rows: int, tokens: int) -> None:
+        """Allocate larger memory where another turn after `tokens` might not fit. There is memory for all rows."""
+        if tokens + self.turn_tokens <= self.room.new_tokens:
+            return
+        before = self.room.new_tokens
+        self.room = replace(self.room, new_tokens=max(tokens + self.turn_tokens, 2 * before))
+        for number, layer in self.layers.items():
+            larger = [layer.kernel.memory(own, self.room.rows, self.room.new_tokens) for own in layer.own]
+            for memory, own in zip(larger, layer.own, strict=True):
+                memory[:, :, :before] = own
+            self.layers[number] = replace(layer, own_key_RJLE=larger[0], own_value_RJLE=larger[1])
+
+    def of_prompts(self, layer: int) -> KeysAndValues:
+        return self.layers[layer].prompt_key_BJPE, self.layers[layer].prompt_value_BJPE
 
     def add_token(self) -> None:
         """Take one more token of every row into use."""
@@ -135,7 +161,7 @@ class FixedMemory:
         tensors = [
             each
             for layer in self.layers.values()
-            for each in (layer.prompt_key_BJPE, layer.prompt_value_BJPE, layer.own_key_RJLE, layer.own_value_RJLE)
+            for each in (layer.prompt_key_BJPE, layer.prompt_value_BJPE, *layer.own)
         ]
         return sum(tensor.nbytes for tensor in (*tensors, *self.counters()))
 
@@ -171,15 +197,19 @@ class FixedMemory:
         )
 
     def _arrange(self) -> None:
-        """Write the places of the rows, which are sorted by prompt."""
+        """Write the places of the rows, which are sorted by prompt, and how many of their own tokens are used."""
         counts = Counter(self.prompt_of)
         ends = accumulate(counts[prompt] for prompt in range(self.room.prompts))
         self.places.bounds.copy_(self._moved([0, *ends]))
         self.places.slots_R[: len(self.prompt_of)] = self._moved(slots_of(self.prompt_of, self.room.group_size))
+        unused = self._moved([*self.unused, *[0] * (self.room.rows + 1 - len(self.unused))])
+        self.newest_1.fill_(self.length - 1)
+        self.places.used_R.copy_(self.length - unused[:-1])
+        self.places.own_starts.copy_(self.places.row_order * self.room.new_tokens + unused)
 
     def _put_rows(self, target: DeltaState, rows: DeltaState) -> None:
         target.recent[: len(rows.recent)] = rows.recent
         target.memory_RAEE[: len(rows.memory_RAEE)] = rows.memory_RAEE
 
     def _moved(self, numbers: Sequence[int]) -> Tensor:
-        return moved(torch.tensor(numbers), self.device)
+        return moved(torch.tensor(numbers, dtype=torch.int64), self.device)

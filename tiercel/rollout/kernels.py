@@ -22,6 +22,14 @@ Attended = tuple[Tensor, Tensor]  # output (R, J, Q, E) and log-sum-exp (R, J, Q
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Says which part of its prompt each row sees."""
+
+    starts: Tensor  # int32 (R + 1,), the first token in memory that is seen, and where all prompts end
+    used_R: Tensor  # int32, tokens that are seen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
     """Says where prompts and rows are in memory. The numbers change; the tensors stay where they are."""
 
@@ -34,6 +42,8 @@ class Places:
     row_order: Tensor  # int32 (R + 1,): 0, 1, 2, ..
     own_starts: Tensor  # int32 (R + 1,), the first new token of each row in memory that is seen, and where all end
     may_see_nothing: bool = False  # of a prompt
+    are_ragged: bool = False  # rows have different numbers of new tokens
+    prompt_parts: "Parts | None" = None  # where each row sees another part of its prompt
 
     def of(self, rows: int) -> "Places":
         """Return the places of the first rows."""
@@ -46,17 +56,24 @@ class Places:
         )
 
     def within(self, window: int) -> "Places":
-        """Return the places of what the newest token of each row sees. All rows have the same number of new tokens."""
+        """Return the places of what the newest token of each row sees."""
         unseen_R = (self.used_R - window).clamp_min(0)
+        own = replace(self, used_R=self.used_R - unseen_R, own_starts=_moved_on(self.own_starts, unseen_R))
+        if self.are_ragged:
+            return replace(own, prompt_parts=self._parts_within(window), may_see_nothing=True)
         unseen_B = self.lengths_B.minimum((self.lengths_B + self.used_R[:1] - window).clamp_min(0))
         return replace(
-            self,
+            own,
             lengths_B=self.lengths_B - unseen_B,
             prompt_starts=_moved_on(self.prompt_starts, unseen_B),
-            used_R=self.used_R - unseen_R,
-            own_starts=_moved_on(self.own_starts, unseen_R),
             may_see_nothing=True,
         )
+
+    def _parts_within(self, window: int) -> "Parts":
+        prompt_R = self.slots_R // self.group_size
+        lengths_R, starts_R = self.lengths_B[prompt_R], self.prompt_starts[prompt_R]
+        unseen_R = lengths_R.minimum((lengths_R + self.used_R - window).clamp_min(0))
+        return Parts(starts=torch.cat([starts_R + unseen_R, self.prompt_starts[-1:]]), used_R=lengths_R - unseen_R)
 
 
 def _moved_on(starts: Tensor, by: Tensor) -> Tensor:
@@ -90,7 +107,8 @@ class Exact:
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: Places, scale: float
     ) -> Attended:
-        return _attention(query_RJQE, key_RJLE, value_RJLE, places.own_starts, places.used_R, scale)
+        starts_R1 = places.own_starts[: len(query_RJQE), None]
+        return _attention(query_RJQE, key_RJLE, value_RJLE, starts_R1, places.used_R[:, None], scale)
 
     def over_prompts(
         self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: Places, scale: float
@@ -99,7 +117,16 @@ class Exact:
         prompts, most = len(key_BJPE), places.group_size
         slots = query_RJQE.new_zeros(prompts * most, heads, queries, size).index_copy_(0, places.slots_R, query_RJQE)
         query = slots.view(prompts, most, heads, queries, size).transpose(1, 2).flatten(2, 3)
-        output, lse = _attention(query, key_BJPE, value_BJPE, places.prompt_starts, places.lengths_B, scale)
+        starts, used = places.prompt_starts[:prompts, None], places.lengths_B[:, None]
+        if (parts := places.prompt_parts) is not None:  # of each query
+            starts, used = (
+                numbers.new_zeros(prompts * most)
+                .index_copy_(0, places.slots_R, numbers[: len(query_RJQE)])
+                .view(prompts, most)
+                .repeat_interleave(queries, 1)
+                for numbers in (parts.starts, parts.used_R)
+            )
+        output, lse = _attention(query, key_BJPE, value_BJPE, starts, used, scale)
         output = output.unflatten(2, (most, queries)).transpose(1, 2).flatten(0, 1)
         lse = lse.unflatten(2, (most, queries)).transpose(1, 2).flatten(0, 1)
         return output.index_select(0, places.slots_R), lse.index_select(0, places.slots_R)
@@ -141,6 +168,10 @@ class Flash:
     ) -> Attended:
         """Give the query heads that share a key head as queries of their own, so that a prompt's keys are read once."""
         rows, heads, queries, size = query_RJQE.shape
+        if (parts := places.prompt_parts) is not None:  # rows of a prompt then share no read
+            of_rows = replace(places, own_starts=parts.starts, used_R=parts.used_R)
+            output, lse = self.over_own(query_RJQE, key_BJPE, value_BJPE, of_rows, scale)
+            return output, lse.masked_fill(lse == torch.inf, -torch.inf)
         output, lse = _flash_sequences(
             query_RJQE.transpose(1, 2).reshape(rows * queries, heads, size),
             key_BJPE,
@@ -194,15 +225,15 @@ def _end_to_end(memory_BJTE: Tensor) -> Tensor:
 
 
 def _attention(
-    query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, starts: Tensor, used_B: Tensor, scale: float
+    query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, starts_BM: Tensor, used_BM: Tensor, scale: float
 ) -> Attended:
-    """Compute attention over `used_B` tokens of each sequence from its start. The output of a query that sees nothing
-    is 0, its log-sum-exp -inf."""
+    """Compute attention over `used_BM` tokens from a start, of each query, or of each sequence where M is 1. The output
+    of a query that sees nothing is 0, its log-sum-exp -inf."""
     sequences, _, length, _ = key_BJTE.shape
     order_BT = torch.arange(sequences * length, device=key_BJTE.device).view(sequences, length)  # in memory
-    first_B1 = starts[:sequences, None]
-    is_unused_BT = (order_BT < first_B1) | (order_BT >= first_B1 + used_B[:, None])
-    scores = wide_scores(query_BJME, key_BJTE).mul_(scale).masked_fill_(is_unused_BT[:, None, None], -torch.inf)
+    order_B1T, starts_BM1 = order_BT[:, None], starts_BM[..., None]
+    is_unused_BMT = (order_B1T < starts_BM1) | (order_B1T >= starts_BM1 + used_BM[..., None])
+    scores = wide_scores(query_BJME, key_BJTE).mul_(scale).masked_fill_(is_unused_BMT[:, None], -torch.inf)
     lse_BJM = scores.logsumexp(-1)
     weights = (scores - lse_BJM[..., None].clamp_min(torch.finfo(scores.dtype).min)).exp()
     return weights.to(value_BJTE.dtype) @ value_BJTE, lse_BJM

@@ -19,10 +19,13 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.captured import CapturedStep, FixedDecoder
 from tiercel.rollout.decoding import Decoder, RepeatedDecoder, SharedDecoder
+from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.drawing import TokenDraw
+from tiercel.rollout.local_turns import TurnSettings, sample_turns
 from tiercel.rollout.narrow import NarrowLinears
 from tiercel.rollout.prepacking import PrepackedLinears
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, stop_reach, written_text
 from tiercel.types import Completion, EncodedPrompt, Group
 
 PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
@@ -94,6 +97,7 @@ class LocalSampler:
         self.decoder = build_decoder(policy, vision, may_capture=weights_stay)
         self.weights = decoding_weights(policy, self.decoder, prepacked_bytes if weights_stay else None)
         self.look_every = 1 if policy.device.type == "cpu" else LOOK_EVERY
+        self.is_deterministic = policy.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         self.kept_bytes = 0 if policy.device.type == "cpu" else KEPT_BYTES
         self.awake = whole_policy
         self.beat = beat
@@ -110,14 +114,23 @@ class LocalSampler:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+        self,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        dialogues: Dialogues | None = None,
     ) -> tuple[Group, ...]:
         self.policy.model.eval()
         groups: list[Group] = []
+        longest = params.max_new_tokens if dialogues is None else dialogues.limits.max_tokens
         with self.weights.of_present_weights():
-            for batch in _batches(prompts, params):
+            for batch in _batches(prompts, params.group_size, longest):
                 with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):
-                    groups += self._sample_batch([prompts[i] for i in batch], params, [seeds[i] for i in batch])
+                    of_batch = [prompts[i] for i in batch], params, [seeds[i] for i in batch]
+                    if dialogues is None:
+                        groups += self._sample_batch(*of_batch)
+                    else:
+                        groups += self._sample_trajectories(*of_batch, dialogues)
         if self.decoder.held_bytes + self.weights.held_bytes > self.kept_bytes:
             self.decoder.release()
             self.weights.release()
@@ -129,7 +142,28 @@ class LocalSampler:
         of_rows = [seed + i for seed in seeds for i in range(size)]
         with self.weights.in_place():
             sequences = self._decode(logits_BV.repeat_interleave(size, 0), of_rows, params)
-        completions = self._completions(sequences, of_rows)
+        return self._groups(prompts, self._completions(sequences, of_rows))
+
+    def _sample_trajectories(
+        self, prompts: list[EncodedPrompt], params: SamplingParams, seeds: list[int], dialogues: Dialogues
+    ) -> list[Group]:
+        size, limits = params.group_size, dialogues.limits
+        builders = [
+            TrajectoryBuilder(self.family, prompt, dialogue, limits, params.max_new_tokens, seed + number)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+            for number, dialogue in enumerate(dialogues.open(prompt, range(size)))
+        ]
+        logits_BV = self.decoder.prefill(prompts, size, params.max_new_tokens, rows_return=True)
+        settings = TurnSettings(
+            family=self.family, params=params, is_deterministic=self.is_deterministic, beat=self.beat
+        )
+        with self.weights.in_place():
+            sample_turns(settings, self.decoder, builders, logits_BV.repeat_interleave(size, 0))
+        return self._groups(prompts, [builder.completion() for builder in builders])
+
+    def _groups(self, prompts: list[EncodedPrompt], completions: list[Completion]) -> list[Group]:
+        """Give each prompt its completions, in order."""
+        size = len(completions) // len(prompts)
         return [
             Group(
                 prompt=prompt,
@@ -153,7 +187,8 @@ class LocalSampler:
         places = list(range(len(seeds)))  # of the rows in the decoder's batch, among all rows
         live, seeds_R = (moved(torch.tensor(numbers), device) for numbers in (places, seeds))
         for position in range(params.max_new_tokens):
-            drawn_R, logprobs_R = draw(logits_RV, seeds_R, position)
+            is_early_R = torch.ones_like(live, dtype=torch.bool) if position < params.min_new_tokens else None
+            drawn_R, logprobs_R = draw(logits_RV, seeds_R, torch.full_like(seeds_R, position), is_early_R)
             has_ended_R = sequences.add(live, position, drawn_R, logprobs_R)
             ends_R = draw.ends(drawn_R)
             if params.stop:
@@ -186,25 +221,21 @@ class LocalSampler:
         return sorted(going_on + others[: self.decoder.rows_for(len(going_on)) - len(going_on)])
 
     def _completes_a_stop(self, token_ids_RL: Tensor, stop: tuple[str, ...]) -> Tensor:
-        reach = max(len(text.encode()) for text in stop) + 4  # every token is a byte or more
-        tails = [[i for i in ids if i >= 0] for ids in token_ids_RL[:, -reach:].tolist()]
-        found = [any(text in tail for text in stop) for tail in self.family.tokenizer.batch_decode(tails)]
-        return moved(torch.tensor(found), token_ids_RL.device)
+        tails = [[i for i in ids if i >= 0] for ids in token_ids_RL[:, -stop_reach(stop) :].tolist()]
+        return moved(torch.tensor(completes_a_stop(self.family, tails, stop)), token_ids_RL.device)
 
     def _completions(self, sequences: _Sequences, seeds: Sequence[int]) -> list[Completion]:
         token_ids_RL, logprobs_RL = sequences.token_ids_RL.cpu(), sequences.logprobs_RL.cpu()
         lengths_R = (token_ids_RL >= 0).sum(1)
         completions = []
-        ends = set(self.family.checkpoint.end_token_ids)
         rows = zip(lengths_R.tolist(), sequences.ended_R.tolist(), seeds, strict=True)
         for row, (length, ended, seed) in enumerate(rows):
             ids_L = token_ids_RL[row, :length].clone()
-            said = ids_L[:-1] if int(ids_L[-1]) in ends else ids_L
             completions.append(
                 Completion(
                     token_ids_L=ids_L,
                     logprobs_L=logprobs_RL[row, :length].clone(),
-                    text=self.family.tokenizer.decode(said.tolist()),
+                    text=written_text(self.family, ids_L.tolist()),
                     is_truncated=not ended,
                     seed=seed,
                 )
@@ -230,13 +261,14 @@ def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | No
     return PrepackedLinears(policy, prepacked_bytes)
 
 
-def _batches(prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[list[int]]:
-    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens. Returns their places. All
-    batches but the last have a round number of prompts, so that few numbers of rows occur."""
+def _batches(prompts: Sequence[EncodedPrompt], group_size: int, new_tokens: int) -> list[list[int]]:
+    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens. `new_tokens`: of a
+    completion, at most. Returns their places. All batches but the last have a round number of prompts, so that few
+    numbers of rows occur."""
     batches: list[list[int]] = []
     start = 0
     while start < len(prompts):
-        count = _fitting([len(prompt.token_ids_P) for prompt in prompts[start:]], params)
+        count = _fitting([len(prompt.token_ids_P) for prompt in prompts[start:]], group_size, new_tokens)
         if start + count < len(prompts):
             count -= count % 2 ** max(0, count.bit_length() - 3)
         batches.append(list(range(start, start + count)))
@@ -244,11 +276,11 @@ def _batches(prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[l
     return batches
 
 
-def _fitting(lengths: Sequence[int], params: SamplingParams) -> int:
+def _fitting(lengths: Sequence[int], group_size: int, new_tokens: int) -> int:
     """Return how many of the first prompts fit into a batch, at least 1."""
     widest = 0
     for count, length in enumerate(lengths):
         widest = max(widest, length)
-        if count and (count + 1) * params.group_size * (widest + params.max_new_tokens) > TOKENS_IN_FLIGHT:
+        if count and (count + 1) * group_size * (widest + new_tokens) > TOKENS_IN_FLIGHT:
             return count
     return len(lengths)
