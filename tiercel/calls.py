@@ -52,8 +52,9 @@ def load_module(source: str, prefix: str, *, is_own_process: bool = True) -> Mod
 
 
 def functions_of(module: ModuleType) -> Iterator[str]:
-    """Name the public functions, and classes that can be called once made, that a module defines itself."""
+    """Name the public functions that a module defines itself, with classes that can be called once made, and
+    environments."""
     for name, value in vars(module).items():
-        is_callable = inspect.isfunction(value) or (inspect.isclass(value) and "__call__" in vars(value))
-        if is_callable and value.__module__ == module.__name__ and not name.startswith("_"):
+        is_meant = inspect.isfunction(value) or (inspect.isclass(value) and {"__call__", "reset"} & vars(value).keys())
+        if is_meant and value.__module__ == module.__name__ and not name.startswith("_"):
             yield name

@@ -1,5 +1,6 @@
 """Files with rewards of the user's, and a look at the processes that are left."""
 
+import contextlib
 import os
 import textwrap
 from collections.abc import Callable, Iterator
@@ -32,4 +33,8 @@ def children() -> set[int]:
     tasks = Path(f"/proc/{os.getpid()}/task")
     if not tasks.is_dir():
         pytest.skip("needs /proc")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in tasks.iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found

@@ -129,7 +129,7 @@ def test_a_file_that_grows_too_large_fails_its_own_completion(reward_file):
         """)
     bad, good = score(call, sample("bad"), sample(), reward_file_mb=1)
     assert "OSError: [Errno 27] File too large" in bad.failure
-    assert "reliability.reward_file_mb = 1 limits every file that a reward writes" in bad.failure
+    assert "reliability.reward_file_mb = 1 limits every file that your code writes" in bad.failure
     assert good == RewardValue(value=1.0)
 
 
@@ -280,7 +280,7 @@ def test_the_ends_of_processes_in_words():
     assert describe_end(-11, 5) == "its process was ended by SIGSEGV"
     assert describe_end(-40, 5) == "its process was ended by signal 40"
     assert describe_end(-signal.SIGXFSZ, 5).endswith(
-        "reliability.reward_file_mb = 5 limits every file that a reward writes"
+        "reliability.reward_file_mb = 5 limits every file that your code writes"
     )
 
 

@@ -12,7 +12,7 @@ from tests.rewards.samples import limits, sample
 from tests.scoring.conftest import children
 from tiercel.errors import RecipeError
 from tiercel.samples import RewardValue
-from tiercel.scoring import user
+from tiercel.scoring import process
 from tiercel.scoring.process import environment_without_secrets
 from tiercel.scoring.user import UserReward
 
@@ -327,7 +327,7 @@ def test_a_column_that_json_cannot_carry_fails_its_row_alone(reward_file):
     odd = sample(id="row-2", columns={"fine": 1, "taken": datetime(2020, 1, 1)})
     values = score(call, sample(), odd, sample())
     assert [value.value for value in values] == [1.0, None, 1.0]
-    assert "row row-2, column taken: a datetime cannot be handed to a reward as JSON" in values[1].failure
+    assert "row row-2, column taken: a datetime cannot be handed to your code as JSON" in values[1].failure
 
 
 def test_no_samples_need_no_process():
@@ -414,7 +414,7 @@ def test_a_file_that_is_missing_and_a_module_that_is_missing_are_named(tmp_path)
 
 
 def test_an_import_that_hangs_ends(reward_file, monkeypatch):
-    monkeypatch.setattr(user, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(process, "START_TIMEOUT", 1.0)
     with pytest.raises(RecipeError, match="no answer within 1 s"):
         score(reward_file("import time\ntime.sleep(600)\n"), sample())
 

@@ -1,4 +1,4 @@
-"""A reward's own process: JSON lines over a socket of its own, a deadline, and an end for all that it started.
+"""A process of the user's code: JSON lines over a socket of its own, a deadline, and an end for all that it started.
 
 What is started is a supervisor, which forks the worker and leaves nothing behind (supervisor.py). The worker sees no
 variable of the environment that looks like a secret, but those that the recipe names, and has a temporary directory of
@@ -30,7 +30,7 @@ from tiercel.scoring.supervisor import marked
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
-LONGEST_REPLY = 1 << 20  # bytes
+START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
 FOREIGN_REPLY = "something other than its answers came over its connection; its process was killed"
 
 _CHUNK = 65536  # bytes
@@ -67,13 +67,23 @@ def environment_without_secrets(environment: Mapping[str, str], named: Collectio
     return {name: value for name, value in environment.items() if name in named or not is_secret_name(name)}
 
 
-class RewardProcess:
-    """A running worker.py for one `file.py:function` or `package.module:function`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Says what a process is started for."""
 
-    def __init__(self, call: str, limits: Reliability, variables: Collection[str] = ()):
+    name: str  # in messages
+    entry: str  # the worker, as in supervisor.Charge
+    work: Any  # the worker's argument: plain JSON data
+    longest_reply: int = 1 << 20  # bytes
+
+
+class UserProcess:
+    """Runs a worker, which holds code of the user's."""
+
+    def __init__(self, job: Job, limits: Reliability, variables: Collection[str] = ()):
         """Start the process; it imports the user's code and then sends its first reply. `variables`:
         variables of the environment that it sees although they look like secrets."""
-        self._call = call
+        self._job = job
         self._mark = _LOWEST_MARK + secrets.randbelow(_LOWEST_MARK)
         with contextlib.ExitStack() as undo:
             try:
@@ -84,7 +94,7 @@ class RewardProcess:
                 self._process = self._started(channel, control, limits, variables)
             except OSError as error:
                 raise EnvironmentProblem(
-                    f"the process of the reward {call} cannot be started: {error}; free memory, processes or disk"
+                    f"the process of {job.name} cannot be started: {error}; free memory, processes or disk"
                 ) from error
             undo.pop_all()
         channel.close()
@@ -104,7 +114,8 @@ class RewardProcess:
         self, channel: socket.socket, control: socket.socket, limits: Reliability, variables: Collection[str]
     ) -> "subprocess.Popen[bytes]":
         charge = {
-            "call": self._call,
+            "entry": self._job.entry,
+            "work": self._job.work,
             "channel": channel.fileno(),
             "control": control.fileno(),
             "trainer": os.getpid(),
@@ -129,6 +140,12 @@ class RewardProcess:
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def load(self) -> str | None:
+        """Wait until the user's code is imported; return the reason where it cannot be."""
+        loaded = self.exchange(b"", reply_count=1, timeout=START_TIMEOUT)
+        problem = loaded.interruption if loaded.interruption is not None else _problem(loaded.replies[0])
+        return None if problem is None else problem + self.printed_text()
 
     def exchange(self, request: bytes, *, reply_count: int, timeout: float) -> Exchange:
         """Send a request (it may be empty) and wait for its replies, at most `timeout` seconds in all.
@@ -174,6 +191,11 @@ class RewardProcess:
         self._printed.clear()
         return lines
 
+    def printed_text(self) -> str:
+        """Return what `printed` does, as the end of a message."""
+        lines = self.printed()
+        return "\n".join(["", "it printed:", *(f"  {line}" for line in lines)]) if lines else ""
+
     def close(self) -> None:
         """Kill the process and all that it started, wait until they are gone, and remove its temporary directory."""
         with contextlib.suppress(OSError):
@@ -200,11 +222,11 @@ class RewardProcess:
         if not chunk:
             raise EOFError
         self._received += chunk
-        *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
-        for line in lines:
-            replies.append(_parsed(line))
-        if len(rest) > LONGEST_REPLY:
+        if b"\n" in chunk:
+            *lines, self._received = self._received.split(b"\n")
+            for line in lines:
+                replies.append(_parsed(line))
+        if len(self._received) > self._job.longest_reply:
             raise ForeignReply
 
     def _read_output(self) -> bool:
@@ -225,7 +247,7 @@ class RewardProcess:
 
     def _keep_line(self, line: bytes) -> None:
         if logger.isEnabledFor(logging.DEBUG):  # one that prints for ever must not keep us busy
-            logger.debug("%s: %s", self._call, _as_text(line))
+            logger.debug("%s: %s", self._job.name, _as_text(line))
         self._printed.append(line)
 
     def _describe_hang(self, timeout: float) -> str:
@@ -243,6 +265,12 @@ class RewardProcess:
         except OSError:
             return "its process closed the connection; it was killed"
         return reason or "the process that watches over it was killed"
+
+
+def _problem(reply: Mapping[str, Any]) -> str | None:
+    """Return what keeps the user's code from being imported, by the first reply."""
+    problem = reply.get("problem", FOREIGN_REPLY)
+    return problem if problem is None or isinstance(problem, str) else FOREIGN_REPLY
 
 
 def _parsed(line: bytes | bytearray) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The process between the trainer and a reward's worker: it runs no code of the user's, so it outlives what that does.
+"""The process between the trainer and a worker: it runs no code of the user's, so it outlives what that does.
 
 As the subreaper (Linux) of all that the worker starts it inherits every process that left the worker's session or
 lost its parent, so none can hide. The worker itself could not do this, because it may end first. Where the user's code
@@ -12,6 +12,7 @@ was reserved and never touched: the address space of CUDA, the stacks of idle th
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -24,9 +25,9 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from tiercel.scoring.worker import file_limit, run
+from tiercel.scoring.worker import file_limit
 
 TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile is the most by which it can be exceeded
 CLEAN = 0  # exit code: nothing is left
@@ -41,7 +42,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Charge:
     """What a supervisor is to start and to watch; travels as JSON."""
 
-    call: str
+    entry: str  # package.module:function, which gets the worker's socket, `work` and `file_mb`
+    work: Any  # plain JSON data
     channel: int  # descriptor of the worker's socket
     control: int  # descriptor of the supervisor's own
     trainer: int  # process id
@@ -91,7 +93,8 @@ def _work(charge: Charge) -> NoReturn:
     mark_descendants(charge.mark)
     code = 1
     try:
-        run(charge.channel, charge.call, charge.file_mb)
+        module, _, name = charge.entry.partition(":")
+        getattr(importlib.import_module(module), name)(charge.channel, charge.work, charge.file_mb)
         code = 0
     except BaseException:
         traceback.print_exc()

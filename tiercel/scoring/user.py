@@ -7,10 +7,10 @@ from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.reliability.redaction import Redactor
 from tiercel.samples import RewardValue, Sample
-from tiercel.scoring.process import FOREIGN_REPLY, Exchange, RewardProcess
+from tiercel.scoring.process import FOREIGN_REPLY, Exchange, Job, UserProcess
 from tiercel.scoring.wire import LARGEST_VALUE, NotJson, encode_sample
 
-START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
+WORKER = "tiercel.scoring.worker:run"
 
 
 class UserReward:
@@ -27,7 +27,7 @@ class UserReward:
         self.call = call
         self._limits = limits
         self._variables = tuple(variables)
-        self._process: RewardProcess | None = None
+        self._process: UserProcess | None = None
 
     def start(self) -> None:
         """Import the user's code. Raises RecipeError with the reason where that fails."""
@@ -57,17 +57,13 @@ class UserReward:
     def _start(self) -> str | None:
         """Start the process; return the reason where the user's code cannot be loaded."""
         self.close()
-        process = RewardProcess(self.call, self._limits, self._variables)
-        self._process = process
-        loaded = process.exchange(b"", reply_count=1, timeout=START_TIMEOUT)
-        problem = (
-            loaded.interruption if loaded.interruption is not None else loaded.replies[0].get("problem", FOREIGN_REPLY)
-        )
+        job = Job(name=f"the reward {self.call}", entry=WORKER, work=self.call)
+        self._process = UserProcess(job, self._limits, self._variables)
+        problem = self._process.load()
         if problem is None:
             return None
-        text = f"{self.call}: {problem}" + _printed(process)
         self.close()
-        return text
+        return f"{self.call}: {problem}"
 
     def _ask(self, samples: Sequence[Sample], lines: dict[int, str]) -> dict[int, RewardValue]:
         """Return the values of the samples whose lines are given, by index."""
@@ -82,10 +78,10 @@ class UserReward:
         replies = {reply.get("index"): reply for reply in exchange.replies[1:] if isinstance(reply.get("index"), int)}
         values: dict[int, RewardValue] = {}
         for position, index in enumerate(lines):
-            value, failure = _checked(replies.get(position, {"failure": exchange.interruption}))
+            value, failure = checked_reply(replies.get(position, {"failure": exchange.interruption}))
             if failure is not None:
                 failure = f"reward {self.call}, row {samples[index].id}: {failure}{printed}"
-                failure = _without_columns_secrets(failure, samples[index])
+                failure = without_secrets_of(samples[index].columns, failure)
             values[index] = RewardValue(value=value, failure=failure)
         return values
 
@@ -97,7 +93,7 @@ class UserReward:
         is_reusable = False
         try:
             exchange = process.exchange(request, reply_count=sample_count + 1, timeout=self._limits.reward_timeout)
-            printed = _printed(process)
+            printed = process.printed_text()
             answered = sorted(str(reply.get("index")) for reply in exchange.replies[1:])
             is_reusable = answered == sorted(map(str, range(sample_count)))
         finally:  # a signal may arrive here: answers still on their way must not meet the next batch
@@ -106,7 +102,7 @@ class UserReward:
         return exchange, printed
 
 
-def _checked(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
+def checked_reply(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
     """Return value and failure of a reply. The user's code may have written what looks like one."""
     if "value" in reply and reply["value"] is None:
         return None, None
@@ -116,12 +112,7 @@ def _checked(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
     return None, failure if isinstance(failure, str) else FOREIGN_REPLY
 
 
-def _without_columns_secrets(failure: str, sample: Sample) -> str:
+def without_secrets_of(columns: Mapping[str, Any], failure: str) -> str:
     """Redact values of columns named like a secret, as those of variables are."""
-    texts = {name: value for name, value in sample.columns.items() if isinstance(value, str)}
+    texts = {name: value for name, value in columns.items() if isinstance(value, str)}
     return Redactor(texts).redact(failure)
-
-
-def _printed(process: RewardProcess) -> str:
-    lines = process.printed()
-    return "\n".join(["", "it printed:", *(f"  {line}" for line in lines)]) if lines else ""

@@ -11,7 +11,7 @@ LARGEST_VALUE = 3.4e38  # of a reward: advantages are computed in fp32
 
 
 class NotJson(ValueError):
-    """A sample holds something that JSON cannot carry; the message names row and column."""
+    """A row holds something that JSON cannot carry; the message names row and column."""
 
 
 def encode_sample(sample: Sample) -> str:
@@ -30,13 +30,19 @@ def encode_sample(sample: Sample) -> str:
         "turns": [asdict(turn) for turn in sample.turns],
         "outcome": None if sample.outcome is None else asdict(sample.outcome),
     }
+    return as_line(fields, sample.id, {"answer": sample.answer, **sample.columns})
+
+
+def as_line(fields: Mapping[str, Any], row_id: str, columns: Mapping[str, Any]) -> str:
+    """Write fields, among which are a row's columns, as one line of JSON. Raises NotJson where a column cannot be
+    carried."""
     try:
         return json.dumps(fields)
     except (TypeError, ValueError) as error:
-        for column, value in {"answer": sample.answer, **sample.columns}.items():
+        for column, value in columns.items():
             if not _is_json(value):
                 raise NotJson(
-                    f"row {sample.id}, column {column}: a {type(value).__name__} cannot be handed to a reward as JSON "
+                    f"row {row_id}, column {column}: a {type(value).__name__} cannot be handed to your code as JSON "
                     f"({error}); store it as text, a number or a list"
                 ) from error
         raise

@@ -2,6 +2,7 @@
 
 It reads one JSON line per batch from a socket of its own, answers that it has begun, and one JSON line per sample as
 soon as that sample is scored. Standard output and error belong to the user's code. Imports no torch unless that does.
+`serve` is the part that the process of an environment has too.
 """
 
 import asyncio
@@ -30,13 +31,34 @@ from tiercel.scoring.wire import LARGEST_VALUE, decode_sample
 
 TRACEBACK_LINES = 20
 MODULE_PREFIX = "tiercel_reward"
+_OWN_MODULES = (__name__, calls.__name__, forms.__name__, "tiercel.environments.worker")
 LONGEST_FAILURE = 4000  # characters
 
 Report = Callable[[int, Mapping[str, Any]], None]
+Reply = Callable[..., None]  # sends its keywords as one line
+Handle = Callable[[Any, Reply], None]  # answers one request
 
 
 def run(descriptor: int, call: str, file_mb: float) -> None:
-    """Load `call`, say so, then answer batches until the other side closes the socket."""
+    """Score batches of samples by the function that `call` names."""
+
+    def load() -> Handle:
+        function = load_function(call)
+        loop = asyncio.new_event_loop()  # one for the life of the worker, so that clients may keep connections
+
+        def handle(batch: Any, reply: Reply) -> None:
+            samples = [decode_sample(fields) for fields in batch]
+            reply(begun=True)
+            score_batch(function, samples, loop, lambda index, fields: reply(index=index, **fields))
+
+        return handle
+
+    serve(descriptor, load, file_mb)
+
+
+def serve(descriptor: int, load: Callable[[], Handle], file_mb: float) -> None:
+    """Load the user's code, say so, then answer requests until the other side closes the socket. `load` raises
+    CannotLoad."""
     _limit_files(file_mb)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # process.py asks where a hang is
@@ -50,17 +72,14 @@ def run(descriptor: int, call: str, file_mb: float) -> None:
         channel.sendall(json.dumps(fields).encode() + b"\n")
 
     try:
-        function = load_function(call)
+        handle = load()
     except CannotLoad as error:
         reply(problem=str(error))
         return
     reply(problem=None)
-    loop = asyncio.new_event_loop()  # one for the life of the worker, so that clients may keep connections
     with channel.makefile("rb") as requests:
         for request in requests:
-            samples = [decode_sample(fields) for fields in json.loads(request)]
-            reply(begun=True)
-            score_batch(function, samples, loop, lambda index, fields: reply(index=index, **fields))
+            handle(json.loads(request), reply)
 
 
 def _limit_files(file_mb: float) -> None:
@@ -74,7 +93,7 @@ def _limit_files(file_mb: float) -> None:
 
 def file_limit(file_mb: float) -> str:
     """Write what to say of a file that grew too large."""
-    return f"reliability.reward_file_mb = {file_mb:g} limits every file that a reward writes"
+    return f"reliability.reward_file_mb = {file_mb:g} limits every file that your code writes"
 
 
 def load_function(call: str) -> Callable[..., Any]:
@@ -82,11 +101,23 @@ def load_function(call: str) -> Callable[..., Any]:
 
     A file's own directory, or for a module the working directory, comes first on the import path.
     """
+    source, name, found = load_named(call, _load_with_stand_in)
+    try:
+        return forms.as_reward(found)
+    except forms.NoReward as error:
+        raise CannotLoad(f"{source}: {name} {error}") from error
+    except BaseException as error:  # of the constructor of a class
+        raise CannotLoad(f"{source}: {name} cannot be made:\n{failure_text(error)}") from error
+
+
+def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, Callable[..., Any]]:
+    """Return the source and the name in `call`, and what can be called there; `load` imports the source. Raises
+    CannotLoad."""
     source, _, name = call.rpartition(":")
     if not source or not name.isidentifier():
         raise CannotLoad(f"{call!r} given; write {CALL_FORM}")
     try:
-        module = _load_with_stand_in(source)
+        module = load(source)
     except CannotLoad:
         raise
     except BaseException as error:  # whatever the user's code raises
@@ -96,12 +127,7 @@ def load_function(call: str) -> Callable[..., Any]:
         there = ", ".join(functions_of(module)) or "none"
         kind = "no function" if found is None else "no function, but something else, called"
         raise CannotLoad(f"{source} has {kind} {name}; its functions are: {there}")
-    try:
-        return forms.as_reward(found)
-    except forms.NoReward as error:
-        raise CannotLoad(f"{source}: {name} {error}") from error
-    except BaseException as error:  # of the constructor of a class
-        raise CannotLoad(f"{source}: {name} cannot be made:\n{failure_text(error)}") from error
+    return source, name, found
 
 
 def _registered(module: ModuleType, name: str) -> Any:
@@ -140,7 +166,7 @@ def score_batch(
         try:
             values = function(list(samples))
             values = loop.run_until_complete(values) if inspect.isawaitable(values) else values
-            replies = [_checked(value) for value in _as_list(values, len(samples))]
+            replies = [checked_value(value) for value in _as_list(values, len(samples))]
         except BaseException as error:
             replies = [{"failure": failure_text(error)}] * len(samples)
         for index, fields in enumerate(replies):
@@ -151,7 +177,7 @@ def score_batch(
     else:
         for index, sample in enumerate(samples):
             try:
-                fields = _checked(function(sample))
+                fields = checked_value(function(sample))
             except BaseException as error:
                 fields = {"failure": failure_text(error)}
             report(index, fields)
@@ -163,7 +189,7 @@ async def _gather(calls: Iterator[Any]) -> None:
 
 async def _score_async(function: Callable[..., Any], index: int, sample: Sample, report: Report) -> None:
     try:
-        fields = _checked(await function(sample))
+        fields = checked_value(await function(sample))
     except BaseException as error:
         fields = {"failure": failure_text(error)}
     report(index, fields)
@@ -179,7 +205,7 @@ def _as_list(values: Any, expected: int) -> list[Any]:
     return list(values)
 
 
-def _checked(value: Any) -> dict[str, Any]:
+def checked_value(value: Any) -> dict[str, Any]:
     """Make the reply for an answer: a finite number (True is 1, False 0), None, or a failure that says what it is."""
     if value is None:
         return {"value": None}
@@ -207,9 +233,9 @@ def _brief(value: Any) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return the tail of an exception's traceback, without this file's frames and without secrets."""
+    """Return the tail of an exception's traceback, without the worker's own frames and without secrets."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, calls.__file__, forms.__file__):
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OWN_MODULES:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     text = redact("\n".join(text.splitlines()[-TRACEBACK_LINES:]))[-LONGEST_FAILURE:]
