@@ -1,0 +1,116 @@
+"""The built-in tools: they cut from the original pictures, in the coordinates in which the model writes boxes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Annotated, Any
+
+from PIL import Image, ImageDraw
+from pydantic import Field, FiniteFloat, ValidationError, validate_call
+
+from tiercel.geometry import from_original, to_original
+from tiercel.types import Box, CoordinateSpace, ImagePlan
+
+MARK_COLOUR = (255, 0, 0)
+MARK_SHARE = 0.03  # radius of a mark, of the longer side
+_DIGITS = 6  # of a pixel: what is beyond comes from rounding
+
+BoxArgument = Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
+PointArgument = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+
+
+class ToolProblem(ValueError):
+    """Raised where a tool has no answer; the policy is told the message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """Holds a picture that the policy saw. `original` decodes it in its own size; it raises DataError, or ToolProblem
+    for a video."""
+
+    original: Callable[[], Image.Image]
+    plan: ImagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class PictureTools:
+    """Answers with pictures of one trajectory. Each public method is a tool, whose hints and docstring make its schema.
+    Raises ToolProblem, and DataError where the original cannot be read."""
+
+    pictures: Sequence[Picture]
+    space: CoordinateSpace
+
+    def zoom(self, box: BoxArgument, label: str = "", image: int = 1) -> Image.Image:
+        """Look at a region of an image, enlarged, with all details of the original image.
+
+        Args:
+            box: The region as [x1, y1, x2, y2], in the coordinates in which you write boxes.
+            label: What the region shows, in a few words.
+            image: The number of the image, counted from 1. Images that tools return count on.
+        """
+        region, plan = self.crop(box, image), self._picture(image).plan
+        scale = min(plan.processed_size[0] / region.width, plan.processed_size[1] / region.height)
+        if scale <= 1:
+            return region
+        return region.resize(
+            (round(region.width * scale) or 1, round(region.height * scale) or 1), Image.Resampling.BICUBIC
+        )
+
+    def crop(self, box: BoxArgument, image: int = 1) -> Image.Image:
+        """Cut a region out of an image, in the resolution of the original image.
+
+        Args:
+            box: The region as [x1, y1, x2, y2], in the coordinates in which you write boxes.
+            image: The number of the image, counted from 1. Images that tools return count on.
+        """
+        x1, y1, x2, y2 = self._in_original(image, (box[0], box[1], box[2], box[3]))
+        if not (x1 < x2 and y1 < y2):
+            raise ToolProblem(f"the box {box} has no area; x1 must be less than x2, and y1 less than y2")
+        return self._picture(image).original().crop((floor(x1), floor(y1), ceil(x2), ceil(y2)))
+
+    def mark(self, point: PointArgument, image: int = 1) -> Image.Image:
+        """Look at an image with a red circle around a point.
+
+        Args:
+            point: The point as [x, y], in the coordinates in which you write boxes.
+            image: The number of the image, counted from 1. Images that tools return count on.
+        """
+        x, y, _, _ = self._in_original(image, (point[0], point[1], point[0], point[1]))
+        marked = self._picture(image).original().copy()
+        radius = max(MARK_SHARE * max(marked.size), 2.0)
+        outline = max(1, round(radius / 4))
+        ImageDraw.Draw(marked).ellipse(
+            (x - radius, y - radius, x + radius, y + radius), outline=MARK_COLOUR, width=outline
+        )
+        return marked
+
+    def _picture(self, number: int) -> Picture:
+        if not 1 <= number <= len(self.pictures):
+            raise ToolProblem(f"there is no image {number}; there are {len(self.pictures)}")
+        return self.pictures[number - 1]
+
+    def _in_original(self, number: int, box: Box) -> Box:
+        """Map a box or a point to pixels of the original. Raises ToolProblem where it is not in the picture."""
+        plan = self._picture(number).plan
+        x1, y1, x2, y2 = (
+            round(value, _DIGITS) for value in to_original(box, self.space, plan.original_size, plan.processed_size)
+        )
+        width, height = plan.original_size
+        if min(x1, x2, y1, y2) < 0 or max(x1, x2) > width or max(y1, y2) > height:
+            corner = from_original((0, 0, width, height), self.space, plan.original_size, plan.processed_size)[2:]
+            raise ToolProblem(f"{list(box)} is not inside image {number}, which ends at {[*corner]}")
+        return x1, y1, x2, y2
+
+
+BUILT_IN: Mapping[str, Callable[..., Image.Image]] = {
+    name: validate_call(getattr(PictureTools, name)) for name in ("crop", "mark", "zoom")
+}
+
+
+def use(name: str, tools: PictureTools, arguments: Mapping[str, Any]) -> Image.Image:
+    """Call a built-in tool with what the policy wrote. Raises ToolProblem, and DataError."""
+    try:
+        return BUILT_IN[name](tools, **arguments)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise ToolProblem("; ".join(wrong)) from error
