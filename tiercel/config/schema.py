@@ -183,11 +183,12 @@ class Reliability(Section):
     stall_timeout: PositiveFloat = 600.0
     """Seconds without progress before the run is diagnosed and ended."""
     reward_timeout: PositiveFloat = 60.0
-    """Seconds that your own reward may take for one batch."""
+    """Seconds that your own reward may take for one batch, and your environment or tool for one answer."""
     reward_memory_gb: PositiveFloat = 8.0
-    """Gigabytes of memory that your own reward and all processes that it starts may hold together; Linux only."""
+    """Gigabytes of memory that your own reward and all processes that it starts may hold together; each process of an
+    environment, too; Linux only."""
     reward_file_mb: PositiveFloat = 1024.0
-    """Largest size, in megabytes, of each file that your own reward writes."""
+    """Largest size, in megabytes, of each file that your own reward or environment writes."""
     max_failed_reward_fraction: Fraction = 0.1
     """The run stops when more than this share of a step's rewards failed."""
     max_skipped_updates: NonNegativeInt = 0

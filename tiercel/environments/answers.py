@@ -1,0 +1,87 @@
+"""What an environment or a tool answered, as text that is safe to render and pictures that are not decoded yet."""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiercel.data.images import resolve
+from tiercel.environments.processes import EnvironmentFailure
+from tiercel.models.family import Family
+from tiercel.models.prompts import prompt_messages
+from tiercel.scoring.process import FOREIGN_REPLY
+from tiercel.scoring.wire import NotJson, as_line
+from tiercel.types import ImageSource, Row
+
+_ROW_MARKS = ("<image>", "<video>", "<bbox>")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Holds an answer. `content`: as in a Message, `<image>` marks each picture."""
+
+    content: str
+    pictures: tuple[ImageSource, ...] = ()
+    is_done: bool = False  # the environment has ended the trajectory
+
+
+def harmless(family: Family) -> Callable[[str], str]:
+    """Make a function that takes the meaning from marks and special tokens in a text that the user's code made: it puts
+    a space after their first character, so that no token of the text is a placeholder or an end."""
+    tokenizer = family.tokenizer
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    placeholders = tokenizer.convert_ids_to_tokens(list(family.placeholder_ids))
+    markers = (family.image_marker, family.video_marker, *family.around_image)
+    texts = {*_ROW_MARKS, *special, *tokenizer.all_special_tokens, *placeholders, *markers}
+    longest_first = sorted((text for text in texts if text and len(text.strip()) > 1), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+    def written(text: str) -> str:
+        text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs cannot be tokenised
+        return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
+    return written
+
+
+def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer | None:
+    """Read the reply of a process; None where it has no answer. Raises EnvironmentFailure where it is not one of
+    ours."""
+    try:
+        if reply["parts"] is None:
+            return None
+        pictures: list[ImageSource] = []
+        texts = [""]  # before, between and after the pictures
+        for part in reply["parts"]:
+            if "image" in part:
+                pictures.append(ImageSource(data=base64.b64decode(part["image"], validate=True)))
+                texts.append("")
+            else:
+                texts[-1] += part["text"]
+        content = "<image>".join(map(written, texts))
+        return Answer(content=content, pictures=tuple(pictures), is_done=reply["is_done"])
+    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise EnvironmentFailure(FOREIGN_REPLY) from error
+
+
+def reset_fields(row: Row) -> dict[str, Any]:
+    """Return what `reset` gets of a row. Raises EnvironmentFailure where a column cannot be written as JSON, DataError
+    where a picture is missing."""
+    columns = {**row.columns, "answer": row.answer}
+    prompt = next(message.content for message in reversed(row.messages) if message.role == "user")
+    files = [None if each.path is None else str(resolve(each.path, row.image_roots)) for each in row.images]
+    fields = {**columns, "id": row.id, "prompt": prompt, "images": files}
+    try:
+        as_line(fields, row.id, columns)
+    except NotJson as error:
+        raise EnvironmentFailure(str(error)) from error
+    return fields
+
+
+def with_observation(row: Row, observation: Answer) -> Row:
+    """Return the row's prompt with what `reset` answered at the end of its last user turn."""
+    *before, last = prompt_messages(row, row.messages)
+    messages = (*before, replace(last, content=last.content + observation.content))
+    own = sum(message.content.count("<image>") for message in (*before, last))
+    return replace(row, messages=messages, images=(*row.images[:own], *observation.pictures))

@@ -1,0 +1,267 @@
+"""The dialogues of a policy with the user's environment, the user's tools and the built-in tools.
+
+Resets, answers and rewards run on threads, each of which waits for a process of the user's code. Nothing depends on the
+time at which they end.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+
+from tiercel.config.schema import Data, Reliability
+from tiercel.environments.answers import Answer, answer_of, harmless, with_observation
+from tiercel.environments.calls import CallReader, Malformed
+from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
+from tiercel.environments.setting import Setting
+from tiercel.environments.toolbox import Toolbox
+from tiercel.environments.tools import BUILT_IN, Picture, PictureTools, ToolProblem, use
+from tiercel.errors import DataError, RecipeError
+from tiercel.models.family import Family
+from tiercel.models.turns import encode_answer
+from tiercel.rollout.dialogue import Dialogue, Ending, Limits, Reply
+from tiercel.rollout.drawing import sampling_seed
+from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
+from tiercel.scoring.user import checked_reply, without_secrets_of
+from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
+
+THREADS = 64  # answers that are waited for at a time
+UNKNOWN = "unknown"  # the tool of an answer to a call of none of ours
+
+
+class EnvironmentDialogues:
+    """Makes the dialogues of a run. A context manager: closing it ends all processes."""
+
+    def __init__(
+        self, toolbox: Toolbox, family: Family, *, data: Data, reliability: Reliability, limits: Limits, seed: int
+    ):
+        """`seed`: of the run. Raises ModelError where the chat template writes no tool calls, and RecipeError where
+        built-in tools cannot know the coordinates of boxes."""
+        if family.coordinate_space is None and (cutting := [name for name in toolbox.names if name in BUILT_IN]):
+            why = "does not document how it writes boxes; set data.coordinates"
+            why = "reads no pictures; remove them" if family.image_marker is None else why
+            raise RecipeError([f"rollout.tools: {', '.join(cutting)} given, and {family.name} {why}"])
+        self.limits = limits
+        self._seed = seed
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
+        self._setting = Setting(
+            toolbox=toolbox,
+            family=family,
+            data=data,
+            processes=Processes(toolbox.code, reliability),
+            reader=CallReader(family, data.system, toolbox.schemas) if toolbox.schemas else None,
+            harmless=harmless(family),
+        )
+
+    def __enter__(self) -> "EnvironmentDialogues":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def prompts_of(self, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+        """Return the prompts with what the environment's `reset` answers for their first sample; their rows stay as
+        they are. A prompt whose reset fails is unchanged: its dialogues fail with the reason."""
+        if self._setting.toolbox.code.environment is None:
+            return list(prompts)
+        return list(self._threads.map(self._observed, prompts))
+
+    def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
+        """Begin a trajectory for each of these samples of a prompt that `prompts_of` returned."""
+        return [
+            EnvironmentDialogue(self._setting, self._threads, prompt, self._seed_of(prompt, sample))
+            for sample in samples
+        ]
+
+    def close(self) -> None:
+        """End all processes, whatever they do."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._setting.processes.close()
+        self._threads.shutdown()
+
+    def _observed(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        try:
+            with self._setting.processes.lent() as process:
+                observation = self._setting.reset(process, prompt.row, self._seed_of(prompt, 0))
+            encoded = self._setting.encode(with_observation(prompt.row, observation), prompt.index)
+        except (EnvironmentFailure, DataError):
+            return prompt
+        return replace(encoded, row=prompt.row)
+
+    def _seed_of(self, prompt: EncodedPrompt, sample: int) -> int:
+        return sampling_seed(self._seed, prompt.index) + sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Result:
+    """Holds what a tool, or `respond`, brought. `call`: None for `respond`."""
+
+    call: ToolCall | None
+    content: str
+    images: tuple[EncodedImage, ...] = ()
+    is_done: bool = False
+
+    @property
+    def message(self) -> Message:
+        """Write it as the chat template takes it."""
+        if self.call is None:
+            return Message(role="user", content=self.content)
+        tool = self.call.name if self.call.is_known else UNKNOWN  # the policy may have written anything
+        return Message(role="tool", content=self.content, tool=tool)
+
+
+class EnvironmentDialogue:
+    """Answers the turns of one trajectory. Its requests run on threads, one after the other."""
+
+    def __init__(self, setting: Setting, threads: ThreadPoolExecutor, prompt: EncodedPrompt, seed: int):
+        self._setting, self._threads, self._prompt, self._seed = setting, threads, prompt, seed
+        self._process: EnvironmentProcess | None = None
+        self._pictures: list[Picture] = []
+        self._ending: Ending | None = None
+        self._begun = threads.submit(self._begin)
+
+    def answer(self, text: str, token_count: int) -> "Future[Reply]":
+        """Answer a turn, as Dialogue says."""
+        return self._threads.submit(self._reply, PolicyTurn(text=text, token_count=token_count))
+
+    def end(self) -> Ending:
+        """End the trajectory, as Dialogue says."""
+        self._begun.result()
+        return self._finished()
+
+    def _begin(self) -> None:
+        setting, prompt = self._setting, self._prompt
+        with self._failing():
+            row = with_observation(prompt.row, Answer(content=""))
+            if setting.toolbox.code.exists:
+                self._process = setting.processes.take()
+            if setting.toolbox.code.environment is not None:
+                observation = setting.reset(self._asked, prompt.row, self._seed)
+                row = with_observation(prompt.row, observation)
+                setting.require_observation(prompt, row, observation)
+            self._see(row.visuals, prompt.images)
+
+    def _reply(self, turn: PolicyTurn) -> Reply:
+        self._begun.result()
+        reply = Reply(turn=turn, observation=None)
+        if self._ending is None:
+            with self._failing():
+                reply = self._answered(turn)
+        if reply.observation is None:
+            self._finished()  # here, so that `end` need not wait
+        return reply
+
+    def _answered(self, turn: PolicyTurn) -> Reply:
+        results = self._results(turn.text)
+        if not results:
+            return Reply(turn=turn, observation=None)
+        images = [image for result in results for image in result.images]
+        turn = replace(
+            turn,
+            calls=tuple(result.call for result in results if result.call is not None),
+            answer="\n".join(result.content for result in results),
+            images=tuple(
+                SampleImage(path=None, original_size=image.plan.original_size, processed_size=image.plan.processed_size)
+                for image in images
+            ),
+        )
+        if results[-1].is_done:
+            return Reply(turn=turn, observation=None)
+        observation = encode_answer(self._setting.family, [result.message for result in results], images)
+        return Reply(turn=turn, observation=observation)
+
+    def _results(self, text: str) -> list[_Result]:
+        """Make the calls of a turn; without a call, let the environment respond."""
+        try:
+            calls = self._setting.reader.read(text, self._prompt.text) if self._setting.reader is not None else ()
+        except Malformed as problem:
+            return [self._refused(ToolCall(name="", arguments={}, is_known=False), problem)]
+        results: list[_Result] = []
+        for call in calls:
+            results.append(self._called(call))
+            if results[-1].is_done:
+                break
+        if not calls and self._setting.toolbox.responds:
+            answer = answer_of(self._asked.ask("respond", completion=text), self._setting.harmless)
+            results += [] if answer is None else [self._shown(None, answer)]
+        return results
+
+    def _called(self, call: ToolCall) -> _Result:
+        names = self._setting.toolbox.names
+        if call.name not in names:
+            problem = f"there is no tool {call.name!r}; the tools are {', '.join(names)}"
+            return self._refused(replace(call, is_known=False), problem)
+        if call.name in BUILT_IN:
+            return self._by_built_in(call)
+        reply = self._asked.ask("call", name=call.name, arguments=dict(call.arguments))
+        if isinstance(error := reply.get("error"), str):
+            return replace(self._refused(call, error), is_done=reply.get("is_done") is True)
+        return self._shown(call, answer_of(reply, self._setting.harmless) or Answer(content=""))
+
+    def _by_built_in(self, call: ToolCall) -> _Result:
+        space, row = self._setting.family.coordinate_space, self._prompt.row
+        assert space is not None
+        try:
+            picture = use(call.name, PictureTools(self._pictures, space), call.arguments)
+            image = self._setting.family.encode_image(picture, row.pixels)
+        except (ToolProblem, DataError) as problem:
+            return self._refused(call, problem)
+        self._pictures.append(Picture(original=lambda: picture, plan=image.plan))
+        label = call.arguments.get("label")
+        text = f"image {len(self._pictures)}" + (f": {label}" if label else "")
+        return _Result(call=call, content=f"{self._setting.harmless(text)}\n<image>", images=(image,))
+
+    def _shown(self, call: ToolCall | None, answer: Answer) -> _Result:
+        """Take an answer of the user's code. Raises DataError for its pictures."""
+        images = self._setting.encode_pictures(self._prompt.row, answer.pictures)
+        self._see(answer.pictures, images)
+        return _Result(call=call, content=answer.content, images=images, is_done=answer.is_done)
+
+    def _see(self, sources: Sequence[ImageSource | VideoSource], images: Sequence[EncodedImage]) -> None:
+        """Let the built-in tools see pictures that the policy sees."""
+        row = self._prompt.row
+        self._pictures += [
+            Picture(original=partial(self._setting.original, row, source), plan=image.plan)
+            for source, image in zip(sources, images, strict=True)
+        ]
+
+    def _refused(self, call: ToolCall, problem: object) -> _Result:
+        """Tell the policy why a call has no result."""
+        return _Result(call=replace(call, failure=str(problem)), content=self._setting.harmless(f"error: {problem}"))
+
+    def _finished(self) -> Ending:
+        """Take the environment's reward and give its process back, once."""
+        if self._ending is None:
+            with self._failing():
+                outcome = None
+                if self._setting.toolbox.gives_reward:
+                    value, failure = checked_reply(self._asked.ask("get_reward"))
+                    if failure is not None:
+                        raise EnvironmentFailure(failure)
+                    outcome = RewardValue(value=value)
+                self._ending = Ending(outcome=outcome)
+                if self._process is not None:
+                    self._setting.processes.give_back(self._process)
+        assert self._ending is not None
+        return self._ending
+
+    @property
+    def _asked(self) -> EnvironmentProcess:
+        assert self._process is not None
+        return self._process
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """End the trajectory where the environment cannot go on."""
+        try:
+            yield
+        except (EnvironmentFailure, DataError) as error:
+            row = self._prompt.row
+            text = f"{self._setting.toolbox.code.name}, row {row.id}: {error}"
+            self._ending = Ending(outcome=None, failure=without_secrets_of(row.columns, text))
+            if self._process is not None:
+                self._setting.processes.end(self._process)

@@ -1,0 +1,145 @@
+"""The processes of a run's environments and tools: one for each trajectory in flight, started as needed and kept."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tiercel.config.schema import Reliability
+from tiercel.environments.worker import LARGEST_PICTURES
+from tiercel.scoring.process import FOREIGN_REPLY, Job, UserProcess
+
+WORKER = "tiercel.environments.worker:run"
+
+
+class EnvironmentFailure(Exception):
+    """Raised where the user's code cannot go on with a trajectory; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserCode:
+    """Names the user's own code, as `file.py:name` or `package.module:name`."""
+
+    environment: str | None  # a class
+    functions: tuple[str, ...]
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether there is any."""
+        return self.environment is not None or bool(self.functions)
+
+    @property
+    def name(self) -> str:
+        """Name it for messages."""
+        if self.environment is not None:
+            return f"environment {self.environment}"
+        return f"tools {', '.join(self.functions)}".rstrip()
+
+
+class EnvironmentProcess:
+    """Holds the user's code in a process, for one trajectory at a time."""
+
+    def __init__(self, code: UserCode, limits: Reliability):
+        """Start the process and wait until the code is imported. Raises EnvironmentFailure where it cannot be, and
+        EnvironmentProblem where no process can be started."""
+        self._timeout, self._number = limits.reward_timeout, 0
+        longest = 2 * LARGEST_PICTURES  # base64 and a text are less
+        self._process = UserProcess(
+            Job(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest), limits
+        )
+        try:
+            problem = self._process.load()
+        except BaseException:
+            self.close()
+            raise
+        if problem is not None:
+            self.close()
+            raise EnvironmentFailure(problem)
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether the process lives."""
+        return self._process.is_alive
+
+    def ask(self, ask: str, *, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
+        """Call one of worker.Host's methods. `seconds`: instead of `reliability.reward_timeout`. After an
+        EnvironmentFailure the process is to be closed."""
+        self._number += 1
+        self._process.printed()  # what came before this request
+        request = json.dumps({"number": self._number, "ask": ask, "fields": fields}).encode() + b"\n"
+        exchange = self._process.exchange(request, reply_count=1, timeout=seconds or self._timeout)
+        reply: Mapping[str, Any] = exchange.replies[-1] if exchange.replies else {"failure": exchange.interruption}
+        failure = reply.get("failure")
+        if exchange.replies and (len(exchange.replies) > 1 or reply.get("number") != self._number):
+            failure = FOREIGN_REPLY
+        if failure is not None:
+            raise EnvironmentFailure(f"{ask}: {failure}{self._process.printed_text()}")
+        return reply
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._process.close()
+
+
+class Processes:
+    """Hands out processes, and takes them back for the next trajectory. May be called by several threads."""
+
+    def __init__(self, code: UserCode, limits: Reliability):
+        self._code, self._limits = code, limits
+        self._lock = threading.Lock()
+        self._idle: list[EnvironmentProcess] = []
+        self._all: set[EnvironmentProcess] = set()
+        self._is_closed = False
+
+    def take(self) -> EnvironmentProcess:
+        """Give an idle process that lives, or a new one. Raises EnvironmentFailure."""
+        while (idle := self._pop()) is not None:
+            if idle.is_alive:
+                return idle
+            self.end(idle)
+        process = EnvironmentProcess(self._code, self._limits)
+        with self._lock:
+            self._all.add(process)
+            is_late = self._is_closed
+        if is_late:
+            self.end(process)
+            raise EnvironmentFailure("the run ends")
+        return process
+
+    @contextmanager
+    def lent(self) -> Iterator[EnvironmentProcess]:
+        """Give a process for a block of code, after which it is idle again, or at an end where the block fails."""
+        process = self.take()
+        try:
+            yield process
+        except BaseException:
+            self.end(process)
+            raise
+        self.give_back(process)
+
+    def _pop(self) -> EnvironmentProcess | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def give_back(self, process: EnvironmentProcess) -> None:
+        """Keep a process whose trajectory has ended well."""
+        with self._lock:
+            self._idle.append(process)
+
+    def end(self, process: EnvironmentProcess) -> None:
+        """End a process whose trajectory has failed."""
+        with self._lock:
+            if process not in self._all:
+                return
+            self._all.remove(process)
+        process.close()
+
+    def close(self) -> None:
+        """End all processes; a request that one is busy with fails."""
+        with self._lock:
+            self._is_closed = True
+            processes = list(self._all)
+        for process in processes:
+            self.end(process)
