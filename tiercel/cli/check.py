@@ -30,6 +30,7 @@ from tiercel.scoring.scorer import Scorer, dry_run, turns_of
 from tiercel.trackers.opening import require_packages
 from tiercel.training.build import training_device
 from tiercel.training.packages import require_installed
+from tiercel.training.turns import open_dialogues
 from tiercel.types import Row, Size
 
 REPORT_FILE = Path("rejected_rows.jsonl")
@@ -56,6 +57,8 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     if family.needs_proof:
         policy = load_for_inference(recipe, training_device(), None)
         console.print(f"  {prove(policy).line}", markup=False)
+    with open_dialogues(recipe, family, console.print):  # what it finds is enough; prompts name the tools from now on
+        pass
     purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
     rows = read_run_rows(recipe.data, purpose)
     train = rows.train

@@ -1,6 +1,7 @@
 """`tiercel eval`: score held-out rows with the prompt and parser of training: GRPO's greedy score, SFT's loss."""
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from tiercel.config import SftRecipe
@@ -19,6 +20,7 @@ from tiercel.training.build import passes_for_inference, training_device
 from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loss_in_words
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
+from tiercel.training.turns import Completer, open_dialogues
 
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
@@ -70,7 +72,11 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
         return loss_in_words(heldout_loss(passes_for_inference(policy, chosen, ranks), chosen, rows))
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
-    with Scorer(chosen.rewards, chosen.reliability, policy.family.coordinate_space) as scorer:
-        evaluation = evaluate(sampler, policy.family, chosen, scorer, ranks)
+    with (
+        Scorer(chosen.rewards, chosen.reliability, policy.family.coordinate_space) as scorer,
+        open_dialogues(chosen, policy.family, partial(_say, ranks)) as dialogues,
+    ):
+        completer = Completer(sampler=sampler, dialogues=dialogues)
+        evaluation = evaluate(completer, policy.family, chosen, scorer, ranks)
     assert evaluation is not None
     return evaluation.summary()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tiercel.cli.evaluate import trained_weights
 from tiercel.config.schema import GrpoRecipe, Rollout
-from tiercel.data.images import decode
+from tiercel.data.encoding import row_images
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import encode_prompt
@@ -15,7 +15,8 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recipe import Recipe, is_run
 from tiercel.training.build import training_device
-from tiercel.types import ImageRoots, ImageSource, Message, Row
+from tiercel.training.turns import Completer, open_dialogues
+from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
@@ -36,19 +37,29 @@ def predict(recipe: Recipe, prompt: str, images: Sequence[Path], adapter: Path |
     row = Row(
         id="predict",
         messages=(Message(role="user", content=content),),
-        images=tuple(ImageSource(path=image.name) for image in images),
+        images=tuple(ImageSource(path=str(image.absolute())) for image in images),
         columns={},
         file="command line",
         line=1,
+        image_roots=ImageRoots(base="/"),
     )
-    encoded = []
-    for image in images:
-        roots = ImageRoots(base=str(image.parent))
-        picture = decode(ImageSource(path=image.name), roots, recipe.data.max_image_pixels)
-        encoded.append(policy.family.encode_image(picture))
+    encoded = row_images(policy.family, recipe.data, row)
     limit = recipe.data.max_prompt_tokens
-    request = encode_prompt(policy.family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
     rollout = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
     sampler = LocalSampler(policy, VisionStore(policy, 0), prepacked_bytes=rollout.prepacked_bytes)
-    (group,) = sampler.sample([request], greedy_params(Rollout(max_new_tokens=max_new_tokens)), [0])
-    return group.completions[0].text
+    with open_dialogues(recipe, policy.family, print) as dialogues:
+        completer = Completer(sampler=sampler, dialogues=dialogues)
+        request = encode_prompt(policy.family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
+        params = greedy_params(Rollout(max_new_tokens=max_new_tokens))
+        (group,) = completer.sample(completer.begun([request]), params, [0])
+    return _in_words(group.completions[0])
+
+
+def _in_words(completion: Completion) -> str:
+    """Write a completion, turn by turn where there are several."""
+    if completion.trajectory is None:
+        return completion.text
+    lines = []
+    for turn in completion.trajectory.turns:
+        lines += [turn.text] if turn.answer is None else [turn.text, f"[came back] {turn.answer}"]
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """`tiercel data preview`: write a page of the first rows of a run as the model will see them. No weights are read."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.data.encoding import conversation_encoder, prompt_encoder
-from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.models.family import Family
@@ -20,6 +19,7 @@ from tiercel.models.loading import load_family
 from tiercel.report.pictures import Outline
 from tiercel.report.preview import Piece, PreviewPicture, PreviewRow, render
 from tiercel.rewards.boxes import is_proper
+from tiercel.training.turns import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
 from tiercel.writing import write_text
 
@@ -35,7 +35,10 @@ def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path)
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     table = read_training_rows(recipe.data, "grpo" if isinstance(recipe, GrpoRecipe) else "sft")
     order = table.order(recipe.train.seed, recipe.data.shuffle)
-    shown = [_preview_row(family, recipe, table.rows, order, index) for index in range(min(count, len(table.rows)))]
+    indices = range(min(count, len(table.rows)))
+    with open_dialogues(recipe, family, print) as dialogues:
+        begun = list if dialogues is None else dialogues.prompts_of
+        shown = [_preview_row(family, recipe, table.rows[order.row(index)], index, begun) for index in indices]
     notes = [
         f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",
         f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
@@ -45,13 +48,16 @@ def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path)
 
 
 def _preview_row(
-    family: Family, recipe: SftRecipe | GrpoRecipe, rows: Sequence[Row], order: RowOrder, index: int
+    family: Family,
+    recipe: SftRecipe | GrpoRecipe,
+    row: Row,
+    index: int,
+    begun: Callable[[Sequence[EncodedPrompt]], list[EncodedPrompt]],
 ) -> PreviewRow:
-    row = rows[order.row(index)]
     place = f"{row.file}:{row.line}"
     try:
         if isinstance(recipe, GrpoRecipe):
-            prompt = prompt_encoder(family, recipe.data)(row, index)
+            (prompt,) = begun([prompt_encoder(family, recipe.data)(row, index)])
             ids, is_learnt = prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool)
         else:
             conversation = conversation_encoder(family, recipe.data)(row, index)

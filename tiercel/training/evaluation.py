@@ -16,7 +16,7 @@ from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.models.family import Family
-from tiercel.rollout.sampler import Sampler, greedy_params
+from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recording import gathered_groups
 from tiercel.runs.waiting import waiting
 from tiercel.scoring.metrics import reward_statistics
@@ -26,6 +26,7 @@ from tiercel.training.rollouts import Rollouts
 from tiercel.training.session import Session
 from tiercel.training.step_rows import next_batch
 from tiercel.training.trainer import Passes, Trainer
+from tiercel.training.turns import Completer
 from tiercel.types import Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
@@ -80,9 +81,9 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
         return {}
     started = time.perf_counter()
     ranks.pulse.begin("evaluation", step)
-    sampler, family = rollouts.sampler, trainer.family
-    with waiting(session.say, "scoring the held-out rows"), sampler.awake():
-        scored, rejected = heldout_groups(sampler, family, rollouts.recipe, rollouts.scorer, ranks, table)
+    completer, family = rollouts.completer, trainer.family
+    with waiting(session.say, "scoring the held-out rows"), completer.sampler.awake():
+        scored, rejected = heldout_groups(completer, family, rollouts.recipe, rollouts.scorer, ranks, table)
     trainer.vision.end_step()
     no_advantages = [[None] for _ in scored]
     everyone = session.run.record_groups("evaluations", step, family, scored, no_advantages)
@@ -98,19 +99,19 @@ def evaluate_loss(session: Session, trainer: Trainer, recipe: SftRecipe, step: i
 
 
 def evaluate(
-    sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
+    completer: Completer, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
 ) -> Evaluation | None:
     """Greedy completions of every row of data.eval, scored; None where the recipe has no such rows. With ranks, each
     takes its share, and the first has the result."""
     table = heldout_rows(recipe, "grpo", ranks)
     if table is None:
         return None
-    scored, rejected = heldout_groups(sampler, family, recipe, scorer, ranks, table)
+    scored, rejected = heldout_groups(completer, family, recipe, scorer, ranks, table)
     return judge([group for group, _ in gathered_groups(ranks, scored, [[None]] * len(scored))], rejected)
 
 
 def heldout_groups(
-    sampler: Sampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks, table: RowTable
+    completer: Completer, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks, table: RowTable
 ) -> tuple[list[ScoredGroup], int]:
     """Complete and score this rank's share of the held-out rows; also return how many rows all ranks rejected."""
     params = greedy_params(recipe.rollout)
@@ -120,8 +121,8 @@ def heldout_groups(
     with _loader(table.rows, encode, recipe, ranks) as loader:
         for _ in range(loader.steps_left):
             batch = next_batch(loader, ranks)
-            seeds = [0] * len(batch.prompts)
-            groups = ranks.together(partial(sampler.sample, batch.prompts, params, seeds))
+            prompts = ranks.together(partial(completer.begun, batch.prompts))
+            groups = ranks.together(partial(completer.sample, prompts, params, [0] * len(prompts)))
             scored += ranks.together(partial(scorer.score, groups))
             rejected += batch.rejected
     ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))

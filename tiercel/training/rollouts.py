@@ -10,6 +10,7 @@ from functools import partial
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import Ranks
+from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
@@ -23,6 +24,7 @@ from tiercel.training.session import Session
 from tiercel.training.spreading import drawn_by_all
 from tiercel.training.step_rows import StepRows
 from tiercel.training.trainer import Trainer
+from tiercel.training.turns import Completer, open_dialogues
 from tiercel.types import EncodedPrompt, Group, ScoredGroup
 
 
@@ -35,10 +37,11 @@ def open_rollouts(
     sampling = open_sampler(recipe, trainer, session.run, session.read.every, session.say)
     with (
         entered(rewards, session.say, "starting the rewards") as scorer,
+        open_dialogues(recipe, trainer.family, session.say) as dialogues,
         StepRows(session, prompt_encoder(trainer.family, recipe.data)) as rows,
         entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
-        yield rows, Rollouts(recipe, session.ranks, sync, scorer, pending_of(session.found))
+        yield rows, Rollouts(recipe, session.ranks, sync, scorer, dialogues, pending_of(session.found))
 
 
 class Rollouts:
@@ -51,10 +54,12 @@ class Rollouts:
         ranks: Ranks,
         sync: PolicySync,
         scorer: Scorer,
+        dialogues: EnvironmentDialogues | None = None,
         restored: Mapping[int, PendingGroup] | None = None,
     ):
         self.sync = sync
         self.scorer = scorer
+        self.completer = Completer(sampler=sync.sampler, dialogues=dialogues)
         self.ranks = ranks
         self.recipe = recipe
         self._ahead = self.sampler if recipe.rollout.lookahead and isinstance(self.sampler, ServerSampler) else None
@@ -117,13 +122,15 @@ class Rollouts:
 
     def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """With an engine on each rank, all ranks draw, however few the prompts are."""
+        prompts = self.ranks.together(partial(self.completer.begun, prompts))
         if self._has_engine_per_rank:
             return drawn_by_all(self.ranks, prompts, self._params.group_size, self._draw)
         return self.ranks.together(partial(self._draw, prompts, range(self._params.group_size)))
 
     def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
         seeds = [seed + numbers.start for seed in self._seeds(prompts)]
-        return self.sampler.sample(prompts, replace(self._params, group_size=len(numbers)), seeds)
+        params = replace(self._params, group_size=len(numbers))
+        return self.completer.sample(prompts, params, seeds, first=numbers.start)
 
     def _seeds(self, prompts: Sequence[EncodedPrompt]) -> list[int]:
         return [sampling_seed(self.recipe.train.seed, prompt.index) for prompt in prompts]
