@@ -10,7 +10,7 @@ from typing import Any
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
 from tiercel.reliability.redaction import redact
-from tiercel.rollout.vllm_protocol import ChatAnswer, ModelList, Refusal, ServedModel
+from tiercel.rollout.vllm_protocol import ModelList, Refusal, ServedModel
 
 KEY_VARIABLE = "VLLM_API_KEY"  # the variable that vLLM itself uses
 HEALTH_SECONDS = 5.0
@@ -18,7 +18,7 @@ MODELS_SECONDS = 60.0
 ADAPTER_SECONDS = 60.0  # to load an adapter
 SHORT_ANSWER = 1 << 22  # bytes of any answer that is not a completion
 LONGEST_MESSAGE = 500  # characters of a server's message
-MODELS, CHAT = "/v1/models", "/v1/chat/completions"
+MODELS, CHAT, GENERATE = "/v1/models", "/v1/chat/completions", "/inference/v1/generate"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -85,14 +85,21 @@ class VllmServer:
         """Unload an adapter, if it is loaded."""
         await self._request("POST", UNLOAD, {"lora_name": name}, ADAPTER_SECONDS)
 
-    async def complete(self, body: dict[str, Any], most_bytes: int = SHORT_ANSWER) -> ChatAnswer:
-        """Request a chat completion and return the answer, which may have at most `most_bytes`."""
-        reply = await self._request("POST", CHAT, body, self._seconds, most_bytes)
+    async def complete(
+        self, path: str, form: type[AnswerType], body: dict[str, Any], most_bytes: int = SHORT_ANSWER
+    ) -> AnswerType:
+        """Request completions at a path and return the answer, which may have at most `most_bytes`."""
+        reply = await self._request("POST", path, body, self._seconds, most_bytes)
         if reply.status == 404 and "does not exist" in _message(reply):
             raise AdapterMissing(f"it does not know {body['model']}")
+        if reply.status == 404 and path == GENERATE:
+            raise EnvironmentProblem(
+                f"{self.url}: has no {GENERATE}, by which several turns are sampled; start vLLM 0.32 or newer with "
+                "--enable-scale-out"
+            )
         if reply.status >= 400:
             raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(reply))}")
-        return _read(CHAT, reply, ChatAnswer)
+        return _read(path, reply, form)
 
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float, most_bytes: int = SHORT_ANSWER

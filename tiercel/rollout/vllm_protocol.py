@@ -11,6 +11,7 @@ from tiercel.http_json import Answer
 
 Entry = TypeVar("Entry")
 Every = Annotated[tuple[Entry, ...], Field(fail_fast=True)]
+NAMED_ID = "token_id:"  # prefix of an id in vLLM's answers
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -34,6 +35,12 @@ class TokenLogprob(Answer):
 
     token: str | None = None
     logprob: float
+
+    @property
+    def named_id(self) -> str | None:
+        """Return the id that it names; None where it names none."""
+        token = self.token or ""
+        return token.removeprefix(NAMED_ID) if token.startswith(NAMED_ID) else None
 
 
 class Logprobs(Answer):
@@ -63,6 +70,41 @@ class ChatAnswer(Answer):
 
     model: str
     choices: Every[Choice]
+    prompt_token_ids: Every[TokenId] | None = None
+
+
+class GeneratedLogprob(Answer):
+    """Holds the logprob of a sampled token."""
+
+    token_id: TokenId
+    logprob: float
+
+    @property
+    def named_id(self) -> str:
+        """Return the id that it names."""
+        return str(self.token_id)
+
+
+class GeneratedLogprobs(Answer):
+    """Holds the logprobs of a completion's tokens."""
+
+    content: Every[GeneratedLogprob] | None = None
+
+
+class GeneratedChoice(Answer):
+    """Is one completion of a prompt of token ids."""
+
+    index: Annotated[int, Field(ge=0)]
+    finish_reason: str | None = None
+    token_ids: Every[TokenId] | None = None
+    logprobs: GeneratedLogprobs | None = None
+
+
+class GenerateAnswer(Answer):
+    """Is the answer of /inference/v1/generate."""
+
+    model: str
+    choices: Every[GeneratedChoice]
     prompt_token_ids: Every[TokenId] | None = None
 
 

@@ -5,8 +5,6 @@ its prompts go to the other servers. Before it gets requests again, it gets the 
 """
 
 import asyncio
-import base64
-import io
 import math
 import threading
 import time
@@ -22,17 +20,14 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief
 from tiercel.models.family import Family
-from tiercel.models.images import picture_image
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm_common import (
     ROUNDING,
     Impossible,
     make_completion,
     require_same_prompt,
-    sampling_fields,
 )
 from tiercel.rollout.vllm_http import (
-    CHAT,
     SHORT_ANSWER,
     AdapterMissing,
     Nonsense,
@@ -40,16 +35,24 @@ from tiercel.rollout.vllm_http import (
     VllmServer,
     servers_key,
 )
-from tiercel.rollout.vllm_protocol import ChatAnswer, Choice
-from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, Message
+from tiercel.rollout.vllm_protocol import (
+    ChatAnswer,
+    Choice,
+    GenerateAnswer,
+    GeneratedChoice,
+    GeneratedLogprob,
+    TokenLogprob,
+)
+from tiercel.rollout.vllm_routes import ChatRoute, Route, TokenRoute
+from tiercel.types import Completion, EncodedPrompt, Group
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 POLL_SECONDS = 0.05
 NONSENSE = 3  # invalid answers, with a pause after each, before a server is not used any more
 FORGIVEN = 1000  # good answers after which earlier invalid ones are forgotten
-SCORED_ID = "token_id:"  # prefix of an id in vLLM's answers
 BYTES_PER_TOKEN = 1024  # limit of an answer; vLLM needs about 150
+CHATS = ChatRoute()
 T = TypeVar("T")
 
 
@@ -104,11 +107,13 @@ class ServerSampler:
         servers: Sequence[VllmServer],
         needs: Needs,
         *,
+        route: Route = CHATS,
         patience_seconds: float,
         ranks: Ranks = ALONE,
         say: Callable[[str], None] = lambda text: None,
     ):
         self.family = family
+        self.route = route
         self.servers = [_ServerState(server=server) for server in servers]
         self.needs = needs
         self.patience_seconds = patience_seconds
@@ -240,7 +245,7 @@ class ServerSampler:
         version = self.policy.version
         state.in_flight += 1
         try:
-            answer = await state.server.complete(body, _most_bytes(prompt, params))
+            answer = await state.server.complete(self.route.path, self.route.answer, body, _most_bytes(prompt, params))
             completions = self._completions(prompt, params, seed, answer, state.server.url)
         finally:
             state.in_flight -= 1
@@ -252,23 +257,12 @@ class ServerSampler:
         self.ranks.pulse.beat()
         return Group(prompt=prompt, completions=completions, policy_version=version)
 
-    async def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> dict[str, Any]:
+    async def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any) -> dict[str, Any]:
         assert self.policy is not None
-        return {
-            "model": self.policy.name,
-            # In a thread, because the event loop would wait while pictures become PNG files.
-            "messages": await asyncio.to_thread(chat_messages, prompt),
-            "add_generation_prompt": True,
-            "max_completion_tokens": params.max_new_tokens,
-            "logprobs": True,
-            "top_logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # so that each logprob names its token
-            **sampling_fields(self.family, params, seed),
-        }
+        return await self.route.body(self.family, self.policy.name, prompt, params, seed, **fields)
 
     def _completions(
-        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: ChatAnswer, url: str
+        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: ChatAnswer | GenerateAnswer, url: str
     ) -> tuple[Completion, ...]:
         """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
         and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
@@ -278,25 +272,28 @@ class ServerSampler:
         if answer.prompt_token_ids is None:
             raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
         require_same_prompt(self.family, prompt, answer.prompt_token_ids, url)
-        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        every: tuple[Choice | GeneratedChoice, ...] = answer.choices
+        choices = sorted(every, key=lambda choice: choice.index)
         if (numbers := [choice.index for choice in choices]) != list(range(params.group_size)):
-            raise Nonsense(f"{CHAT}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for")
+            raise Nonsense(
+                f"{self.route.path}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for"
+            )
         return tuple(self._completion(choice, seed + choice.index, params) for choice in choices)
 
-    def _completion(self, choice: Choice, seed: int, params: SamplingParams) -> Completion:
-        field = f"{CHAT}: choices[{choice.index}]"
+    def _completion(self, choice: Choice | GeneratedChoice, seed: int, params: SamplingParams) -> Completion:
+        field = f"{self.route.path}: choices[{choice.index}]"
         if choice.finish_reason not in ("stop", "length"):
             raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
         token_ids = choice.token_ids or ()
-        entries = (choice.logprobs and choice.logprobs.content) or ()
+        entries: tuple[TokenLogprob | GeneratedLogprob, ...] = (choice.logprobs and choice.logprobs.content) or ()
         logprobs = [entry.logprob for entry in entries]
         try:
             completion = make_completion(self.family, token_ids, logprobs, choice.finish_reason, seed, params)
         except Impossible as error:
             raise Nonsense(f"{field}.{error}") from error
         for place, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
-            if (entry.token or "").startswith(SCORED_ID) and entry.token != f"{SCORED_ID}{token}":
-                raise Nonsense(f"{field}.logprobs[{place}]: {brief(entry.token)} came; token_ids has {token} there")
+            if entry.named_id not in (None, str(token)):
+                raise Nonsense(f"{field}.logprobs[{place}]: {brief(entry.named_id)} came; token_ids has {token} there")
         return completion
 
     async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _ServerState:
@@ -412,8 +409,8 @@ class ServerSampler:
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
-        body = (await self._request(prompt, _one_token(), 0)) | {"allowed_token_ids": [only], "min_tokens": 0}
-        answer = await state.server.complete(body)
+        body = await self._request(prompt, _one_token(), 0, allowed_token_ids=[only], min_tokens=0)
+        answer = await state.server.complete(self.route.path, self.route.answer, body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
             raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
@@ -436,36 +433,15 @@ def connect(
         [VllmServer(url, key, rollout.request_timeout) for url in rollout.urls],
         Needs(
             model_names=(recipe.model.path, family.checkpoint.path),
-            row_tokens=recipe.data.max_prompt_tokens + rollout.max_new_tokens,
+            row_tokens=recipe.data.max_prompt_tokens + rollout.longest,
         ),
+        route=TokenRoute() if rollout.has_turns else CHATS,
         patience_seconds=rollout.patience,
         ranks=ranks,
         say=say,
     )
     ranks.on_first(sampler.require_fit)
     return sampler
-
-
-def chat_messages(prompt: EncodedPrompt) -> list[dict[str, Any]]:
-    """Convert the prompt's turns to messages of OpenAI's protocol, with the pictures as the family resized them."""
-    pictures = iter(prompt.images)
-    return [{"role": message.role, "content": _parts(message, pictures)} for message in prompt.messages]
-
-
-def _parts(message: Message, pictures: Iterator[EncodedImage]) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
-    for number, text in enumerate(message.content.split("<image>")):
-        if number:
-            parts.append({"type": "image_url", "image_url": {"url": _data_url(next(pictures))}})
-        if text:
-            parts.append({"type": "text", "text": text})
-    return parts
-
-
-def _data_url(image: EncodedImage) -> str:
-    buffer = io.BytesIO()
-    picture_image(image.views[0]).save(buffer, format="PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _most_bytes(prompt: EncodedPrompt, params: SamplingParams) -> int:
