@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tiercel.config.schema import Rollout
+from tiercel.rollout.dialogue import Dialogues
 from tiercel.types import EncodedPrompt, Group
 
 
@@ -65,9 +66,14 @@ class Sampler(Protocol):
         """Wrap sampling. Outside, the engine may give its memory to the learner."""
 
     def sample(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+        self,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        dialogues: Dialogues | None = None,
     ) -> tuple[Group, ...]:
-        """Sample `params.group_size` completions of each prompt. Sample i of a prompt is drawn with its seed + i."""
+        """Sample `params.group_size` completions of each prompt. Sample i of a prompt is drawn with its seed + i.
+        `dialogues`: what answers after each turn; None: a completion has one turn."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the engine since the last call. They are summed over ranks."""

@@ -47,7 +47,8 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
         arguments["--mm-processor-kwargs"] = json.dumps(limits)
     if recipe.data.template is not None:
         arguments["--chat-template"] = os.path.abspath(recipe.data.template)
-    return ["--enable-lora", *(word for pair in arguments.items() for word in pair)]
+    switches = ["--enable-lora", *(["--enable-scale-out"] if recipe.rollout.has_turns else [])]
+    return [*switches, *(word for pair in arguments.items() for word in pair)]
 
 
 def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
@@ -60,7 +61,7 @@ def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -
 
 
 def _row_tokens(recipe: GrpoRecipe) -> int:
-    return recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    return recipe.data.max_prompt_tokens + recipe.rollout.longest
 
 
 def server_environment(key: str) -> dict[str, str]:

@@ -20,7 +20,9 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
+from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.trajectory import TrajectoryBuilder
 from tiercel.rollout.vllm_common import (
     Impossible,
     lora_rank_limit,
@@ -31,6 +33,7 @@ from tiercel.rollout.vllm_common import (
     scheduling,
 )
 from tiercel.rollout.vllm_shared_memory import meeting_by_name
+from tiercel.rollout.vllm_turns import add_sampled, begun_trajectories, turn_params, turn_seed
 from tiercel.types import Completion, EncodedPrompt, Group
 
 RELOADS_WITH_LORA = Version("0.33")
@@ -42,6 +45,16 @@ class _Request:
 
     token_ids: list[int]  # with one placeholder for each picture, which vLLM repeats as often as it needs
     pictures: list[Any]
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """Holds a prompt of this rank, and how to complete it."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
     seed: int
 
 
@@ -105,21 +118,50 @@ class ProcessSampler:
         self.engine.llm_engine.engine_core.shutdown()
 
     def sample(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+        self,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        dialogues: Dialogues | None = None,
     ) -> tuple[Group, ...]:
-        own = [self._request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-        every, start = self._of_engine(own)
-        if not every:
-            return ()
-        outputs = self._generate(every, params)[start : start + len(own)]
+        if dialogues is None:
+            asked = [_Asked(prompt=each, params=params, seed=seed) for each, seed in zip(prompts, seeds, strict=True)]
+            sampled = self._sampled(asked) or []
+        else:
+            sampled = self._trajectories(begun_trajectories(self.family, prompts, params, seeds, dialogues), params)
         return tuple(
-            Group(
-                prompt=prompt,
-                completions=self._completions(prompt, output, params, seed),
-                policy_version=self.version,
-            )
-            for prompt, output, seed in zip(prompts, outputs, seeds, strict=True)
+            Group(prompt=prompt, completions=completions, policy_version=self.version)
+            for prompt, completions in zip(prompts, sampled, strict=True)
         )
+
+    def _trajectories(
+        self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
+    ) -> list[tuple[Completion, ...]]:
+        """Sample turn by turn: a turn of all trajectories that go on is one call of the engine."""
+        open_ones = [builder for builders in begun for builder in builders]
+        while True:
+            asked = [
+                _Asked(prompt=each.so_far(), params=turn_params(params, each), seed=turn_seed(each))
+                for each in open_ones
+            ]
+            sampled = self._sampled(asked)
+            if sampled is None:
+                return [tuple(builder.completion() for builder in builders) for builders in begun]
+            replies = [add_sampled(builder, turn) for builder, (turn,) in zip(open_ones, sampled, strict=True)]
+            open_ones = [
+                builder
+                for builder, reply in zip(open_ones, replies, strict=True)
+                if reply is not None and builder.add_reply(reply.result())
+            ]
+
+    def _sampled(self, asked: Sequence["_Asked"]) -> list[tuple[Completion, ...]] | None:
+        """Sample what this rank asks for, with what the other ranks of the engine ask for; None where none of them asks
+        for anything."""
+        every, start = self._of_engine([self._request(each) for each in asked])
+        if not every:
+            return None
+        outputs = self._generate(every)[start : start + len(asked)]
+        return [self._completions(each, output) for each, output in zip(asked, outputs, strict=True)]
 
     def _of_engine(self, own: list[_Request]) -> tuple[list[_Request], int]:
         """Return the requests of all ranks that share the engine, in their order, and where this rank's begin."""
@@ -130,14 +172,16 @@ class ProcessSampler:
         place = dist.get_rank(self.group)
         return [request for share in shares for request in share], sum(len(share) for share in shares[:place])
 
-    def _request(self, prompt: EncodedPrompt, seed: int) -> _Request:
+    def _request(self, asked: _Asked) -> _Request:
+        prompt = asked.prompt
         return _Request(
             token_ids=self.family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
             pictures=[picture_image(image.views[0]) for image in prompt.images],
-            seed=seed,
+            params=asked.params,
+            seed=asked.seed,
         )
 
-    def _generate(self, requests: Sequence[_Request], params: SamplingParams) -> list[Any]:
+    def _generate(self, requests: Sequence[_Request]) -> list[Any]:
         from vllm import SamplingParams as VllmParams
 
         prompts = [
@@ -147,10 +191,10 @@ class ProcessSampler:
         ]
         asked = [
             VllmParams(
-                max_tokens=params.max_new_tokens,
+                max_tokens=request.params.max_new_tokens,
                 logprobs=0,
-                detokenize=bool(params.stop),
-                **_known(sampling_fields(self.family, params, request.seed), params),
+                detokenize=bool(request.params.stop),
+                **_known(sampling_fields(self.family, request.params, request.seed), request.params),
             )
             for request in requests
         ]
@@ -159,9 +203,8 @@ class ProcessSampler:
         except (ValueError, RuntimeError) as error:
             raise TrainingError(f"rollout.engine: vllm failed to sample: {error}") from error
 
-    def _completions(
-        self, prompt: EncodedPrompt, output: Any, params: SamplingParams, seed: int
-    ) -> tuple[Completion, ...]:
+    def _completions(self, asked: _Asked, output: Any) -> tuple[Completion, ...]:
+        prompt, params = asked.prompt, asked.params
         require_same_prompt(self.family, prompt, output.prompt_token_ids, "rollout.engine: vllm")
         completions = sorted(output.outputs, key=lambda each: each.index)
         try:
@@ -171,7 +214,7 @@ class ProcessSampler:
                     each.token_ids,
                     [step[token].logprob for token, step in zip(each.token_ids, each.logprobs, strict=True)],
                     each.finish_reason,
-                    seed + number,
+                    asked.seed + number,
                     params,
                 )
                 for number, each in islice(enumerate(completions), params.group_size)
@@ -203,7 +246,7 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
         raise EnvironmentProblem(f"rollout.engine: vllm needs the package vllm ({error}); pip install vllm") from error
     vllm = recipe.rollout.vllm
     _require_reload(Version(__version__), vllm.sleep_level)
-    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
     options: dict[str, Any] = dict(
         model=family.checkpoint.path,
         dtype=recipe.model.dtype,

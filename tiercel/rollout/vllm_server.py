@@ -20,7 +20,9 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief
 from tiercel.models.family import Family
+from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.trajectory import TrajectoryBuilder
 from tiercel.rollout.vllm_common import (
     ROUNDING,
     Impossible,
@@ -44,6 +46,7 @@ from tiercel.rollout.vllm_protocol import (
     TokenLogprob,
 )
 from tiercel.rollout.vllm_routes import ChatRoute, Route, TokenRoute
+from tiercel.rollout.vllm_turns import add_sampled, begun_trajectories, turn_params, turn_seed
 from tiercel.types import Completion, EncodedPrompt, Group
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
@@ -159,9 +162,16 @@ class ServerSampler:
         return self._run(self._sample_everywhere(prompts, params, seeds))
 
     def sample(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+        self,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        dialogues: Dialogues | None = None,
     ) -> tuple[Group, ...]:
-        return self.begin(prompts, params, seeds).result()
+        if dialogues is None:
+            return self.begin(prompts, params, seeds).result()
+        begun = begun_trajectories(self.family, prompts, params, seeds, dialogues)
+        return self._run(self._sample_trajectories(begun, params))
 
     def begin(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -206,6 +216,33 @@ class ServerSampler:
             return tuple(await asyncio.gather(*tasks))
         finally:
             for task in tasks:  # after a failure the others are not needed
+                task.cancel()
+
+    async def _sample_trajectories(
+        self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
+    ) -> tuple[Group, ...]:
+        """Sample all trajectories side by side; none waits for the answers of another."""
+        assert self.policy is not None
+        self._last_answer = time.monotonic()
+        room, version = asyncio.Semaphore(REQUESTS_IN_FLIGHT), self.policy.version
+
+        async def one(builder: TrajectoryBuilder) -> Completion:
+            while True:
+                async with room:
+                    group = await self._group(builder.so_far(), turn_params(params, builder), turn_seed(builder))
+                reply = add_sampled(builder, group.completions[0])
+                if reply is None or not builder.add_reply(await asyncio.wrap_future(reply)):
+                    return await asyncio.to_thread(builder.completion)
+
+        async def of_prompt(builders: Sequence[TrajectoryBuilder]) -> Group:
+            completions = await asyncio.gather(*map(one, builders))
+            return Group(prompt=builders[0].prompt, completions=tuple(completions), policy_version=version)
+
+        tasks = [asyncio.ensure_future(of_prompt(builders)) for builders in begun]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
                 task.cancel()
 
     async def _sample_everywhere(

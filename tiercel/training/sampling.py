@@ -81,16 +81,18 @@ def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Calla
 
 
 def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
-    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images_per_prompt(rows))
+    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images_per_completion(recipe, rows))
 
 
 def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
     return connect(recipe, trainer.policy.family, trainer.ranks, say)
 
 
-def images_per_prompt(rows: Sequence[Row]) -> int:
-    """Return the largest number of pictures in a row, at least 1."""
-    return max((len(row.images) for row in rows), default=1) or 1
+def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
+    """Return the largest number of pictures that an engine sees at a time, at least 1: those of a row, and one that
+    comes back after each turn."""
+    of_turns = recipe.rollout.max_turns if recipe.rollout.has_turns else 0
+    return max((len(row.images) for row in rows), default=0) + of_turns or 1
 
 
 def _has_room(trainer: Trainer) -> bool:
