@@ -18,7 +18,7 @@ from tiercel.rollout.serving import (
 )
 from tiercel.rollout.vllm_http import KEY_VARIABLE, servers_key
 from tiercel.runs.stopping import StopRequest
-from tiercel.training.sampling import images_per_prompt
+from tiercel.training.sampling import images_per_completion
 
 
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
@@ -26,7 +26,7 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     another machine and end."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     rows = read_run_rows(recipe.data, "grpo").every
-    images, port = images_per_prompt(rows), server_port(recipe, arguments.port)
+    images, port = images_per_completion(recipe, rows), server_port(recipe, arguments.port)
     if arguments.print:
         print(redact(shell_line([*server_arguments(recipe, family, images), *arguments.vllm], port)))
         return

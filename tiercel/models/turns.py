@@ -5,7 +5,7 @@ a turn that stands for the policy's, and only what follows that turn is taken. S
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
@@ -14,7 +14,7 @@ import torch
 from tiercel.errors import ModelError
 from tiercel.models.family import Family
 from tiercel.models.prompts import apply_template, render, template_messages, token_ids
-from tiercel.types import EncodedImage, Message, Observation
+from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
 
 ASKED = Message(role="user", content="What is it?")
 WRITTEN = Message(role="assistant", content="I look.")  # stands for the policy's turn
@@ -36,6 +36,26 @@ def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[
     after = _pieces(family, messages).after
     ids = token_ids(family, after, [image.plan for image in images])
     return Observation(token_ids_L=torch.tensor(ids, dtype=torch.int64), images=tuple(images))
+
+
+def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
+    """Continue a prompt with a turn and an answer that shows the prompt's first picture again, where it has one, to
+    compare engines by."""
+    shown = [image for image in prompt.images[:1] if image.plan.fps is None]
+    role: Literal["tool", "user"] = "tool" if family.tools else "user"
+    tool = family.tools[0]["function"]["name"] if family.tools else None
+    answer = Message(role=role, content="<image>" * len(shown) + "It is a seven.", tool=tool)
+    written = family.tokenizer(WRITTEN.content, add_special_tokens=False)["input_ids"]
+    turn = torch.tensor([*written, family.checkpoint.end_token_ids[0]])
+    token_ids_P = torch.cat([prompt.token_ids_P, turn, encode_answer(family, [answer], shown).token_ids_L])
+    images = (*prompt.images, *shown)
+    return replace(
+        prompt,
+        token_ids_P=token_ids_P,
+        positions_DP=family.positions(token_ids_P, [image.plan for image in images]),
+        images=images,
+        picture_spans=family.picture_spans(token_ids_P),
+    )
 
 
 def require_joining(family: Family, role: Literal["tool", "user"]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.learner.batch import AdvantageGroup, group_item
+from tiercel.models.turns import second_turn
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
 from tiercel.training.engine_gap import engine_name, parity_tolerance
@@ -97,6 +98,8 @@ def check_parity(
     if not isinstance(sampler, GatedSampler):
         return
     some = _with_pictures_first(step.prompts)[:PROMPTS]
+    if recipe.rollout.has_turns:
+        some += [second_turn(trainer.family, prompt) for prompt in some[:1]]
     params = replace(
         sampling_params(recipe.rollout),
         group_size=COMPLETIONS,
