@@ -3,7 +3,7 @@
 Sizes are (width, height) in pixels, boxes are (x1, y1, x2, y2).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,3 +77,21 @@ class Sample:
         PolicyTurn, ...
     ] = ()  # with tools or an environment: what the policy did; `completion` is the last text
     outcome: RewardValue | None = None  # what the environment's get_reward answered; None where it has none
+
+
+def decode_turn(fields: Mapping[str, Any]) -> PolicyTurn:
+    """Read a turn that `dataclasses.asdict` wrote and JSON carried."""
+    calls = tuple(ToolCall(**call) for call in fields["calls"])
+    return PolicyTurn(**{**fields, "calls": calls, "images": images_of(fields["images"])})
+
+
+def images_of(listed: Sequence[Mapping[str, Any]]) -> tuple[SampleImage, ...]:
+    """Read images in the same way; their lists of sizes are tuples again."""
+    return tuple(
+        SampleImage(
+            path=image["path"],
+            original_size=tuple(image["original_size"]),
+            processed_size=tuple(image["processed_size"]),
+        )
+        for image in listed
+    )

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from tests.trajectories import TURNS, trajectory_group
 from tiercel.errors import ModelError, RunError
 from tiercel.rollout.pending import GROUPS, TENSORS, PendingGroup, load_pending, save_pending
-from tiercel.types import Completion
+from tiercel.types import Completion, RewardValue
 
 
 @pytest.fixture
@@ -35,3 +36,16 @@ def test_other_tensors_are_refused(kept):
     (kept / TENSORS).write_bytes(b"\x80\x02" * 50)
     with pytest.raises(ModelError, match=r"pending\.safetensors cannot be read as a safetensors file"):
         load_pending(kept)
+
+
+def test_trajectories_come_back_with_their_pictures(tmp_path):
+    (completion,) = trajectory_group(outcome=RewardValue(value=0.5)).completions
+    groups = [PendingGroup(index=index, policy_version=1, completions=(completion, completion)) for index in (3, 4)]
+    save_pending(tmp_path, groups)
+    found = load_pending(tmp_path)[4].completions[1].trajectory
+    assert completion.trajectory is not None and found is not None
+    assert torch.equal(found.is_sampled_L, completion.trajectory.is_sampled_L)
+    assert torch.equal(found.positions_DL, completion.trajectory.positions_DL)
+    assert torch.equal(found.images[0].views[0], completion.trajectory.images[0].views[0])
+    assert found.images[0].plan == completion.trajectory.images[0].plan
+    assert (found.turns, found.outcome, found.failure) == (TURNS, RewardValue(value=0.5), None)

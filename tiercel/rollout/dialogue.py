@@ -51,7 +51,9 @@ class Dialogue(Protocol):
 class Dialogues(Protocol):
     """Makes the dialogues of prompts."""
 
-    limits: Limits
+    @property
+    def limits(self) -> Limits:
+        """Return the limits of a trajectory."""
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
         """Begin a trajectory for each of these samples of a prompt, given by their numbers in the group."""

@@ -2,8 +2,8 @@
 JSON. A prompt is stored as its index in the global order, so that any number of ranks can continue."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from tiercel.errors import RunError
 from tiercel.models.loading import read_tensors
-from tiercel.types import Completion, EncodedPrompt, Group
+from tiercel.samples import decode_turn
+from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, RewardValue, Trajectory
 
 TENSORS = "pending.safetensors"
 GROUPS = "pending.json"
+PICTURE = "picture"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +46,16 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
     for group in groups:
         completions: list[dict[str, Any]] = []
         for number, completion in enumerate(group.completions):
-            tensors[f"{group.index}.{number}.token_ids"] = completion.token_ids_L.contiguous()
-            tensors[f"{group.index}.{number}.logprobs"] = completion.logprobs_L.contiguous()
-            completions.append(
-                {"text": completion.text, "is_truncated": completion.is_truncated, "seed": completion.seed}
-            )
+            name = f"{group.index}.{number}"
+            tensors[f"{name}.token_ids"] = completion.token_ids_L.contiguous()
+            tensors[f"{name}.logprobs"] = completion.logprobs_L.contiguous()
+            entry = {"text": completion.text, "is_truncated": completion.is_truncated, "seed": completion.seed}
+            if completion.trajectory is not None:
+                tensors[f"{name}.is_sampled"] = completion.trajectory.is_sampled_L
+                tensors[f"{name}.positions"] = completion.trajectory.positions_DL.contiguous()
+                tensors |= _picture_tensors(completion.trajectory.images)
+                entry["trajectory"] = _trajectory_entry(completion.trajectory)
+            completions.append(entry)
         described.append({"index": group.index, "policy_version": group.policy_version, "completions": completions})
     save_file(tensors, directory / TENSORS)
     (directory / GROUPS).write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
@@ -68,19 +75,67 @@ def load_pending(directory: Path) -> dict[int, PendingGroup]:
     return {group.index: group for group in groups}
 
 
+def _picture_tensors(images: Sequence[EncodedImage]) -> dict[str, Tensor]:
+    """Name the pixels by the hash of their picture, so that each picture is written once."""
+    return {
+        f"{PICTURE}.{image.sha256}.{view}": pixels.contiguous()
+        for image in images
+        for view, pixels in enumerate(image.views)
+    }
+
+
+def _trajectory_entry(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "images": [
+            {"sha256": image.sha256, "plan": asdict(image.plan), "views": len(image.views)}
+            for image in trajectory.images
+        ],
+        "picture_spans": trajectory.picture_spans,
+        "turns": [asdict(turn) for turn in trajectory.turns],
+        "outcome": None if trajectory.outcome is None else asdict(trajectory.outcome),
+        "failure": trajectory.failure,
+    }
+
+
+def _image(entry: dict[str, Any], tensors: Mapping[str, Tensor]) -> EncodedImage:
+    plan: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry["plan"].items()
+    }
+    sha256 = entry["sha256"]
+    views = tuple(tensors[f"{PICTURE}.{sha256}.{view}"] for view in range(entry["views"]))
+    return EncodedImage(sha256=sha256, plan=ImagePlan(**plan), views=views)
+
+
+def _trajectory(entry: dict[str, Any], name: str, tensors: Mapping[str, Tensor]) -> Trajectory:
+    return Trajectory(
+        is_sampled_L=tensors[f"{name}.is_sampled"],
+        positions_DL=tensors[f"{name}.positions"],
+        images=tuple(_image(image, tensors) for image in entry["images"]),
+        picture_spans=tuple((start, stop) for start, stop in entry["picture_spans"]),
+        turns=tuple(decode_turn(turn) for turn in entry["turns"]),
+        outcome=None if entry["outcome"] is None else RewardValue(**entry["outcome"]),
+        failure=entry["failure"],
+    )
+
+
 def _pending_group(entry: dict[str, Any], tensors: dict[str, Tensor]) -> PendingGroup:
     index = entry["index"]
     return PendingGroup(
         index=index,
         policy_version=entry["policy_version"],
         completions=tuple(
-            Completion(
-                token_ids_L=tensors[f"{index}.{number}.token_ids"],
-                logprobs_L=tensors[f"{index}.{number}.logprobs"],
-                text=completion["text"],
-                is_truncated=completion["is_truncated"],
-                seed=completion["seed"],
-            )
+            _completion(completion, f"{index}.{number}", tensors)
             for number, completion in enumerate(entry["completions"])
         ),
+    )
+
+
+def _completion(entry: dict[str, Any], name: str, tensors: Mapping[str, Tensor]) -> Completion:
+    return Completion(
+        token_ids_L=tensors[f"{name}.token_ids"],
+        logprobs_L=tensors[f"{name}.logprobs"],
+        text=entry["text"],
+        is_truncated=entry["is_truncated"],
+        seed=entry["seed"],
+        trajectory=_trajectory(entry["trajectory"], name, tensors) if "trajectory" in entry else None,
     )

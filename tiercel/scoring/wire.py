@@ -1,11 +1,11 @@
 """Samples as JSON lines, on their way to a reward's own process. Imports no torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tiercel.samples import PolicyTurn, RewardValue, Sample, SampleImage, ToolCall, Turn
+from tiercel.samples import RewardValue, Sample, Turn, decode_turn, images_of
 
 LARGEST_VALUE = 3.4e38  # of a reward: advantages are computed in fp32
 
@@ -52,28 +52,12 @@ def decode_sample(fields: Mapping[str, Any]) -> Sample:
     """Read the sample that `encode_sample` wrote; its lists of sizes are tuples again."""
     outcome = fields["outcome"]
     decoded = {
-        "images": _images(fields["images"]),
+        "images": images_of(fields["images"]),
         "messages": tuple(Turn(**turn) for turn in fields["messages"]),
-        "turns": tuple(_turn(turn) for turn in fields["turns"]),
+        "turns": tuple(decode_turn(turn) for turn in fields["turns"]),
         "outcome": None if outcome is None else RewardValue(**outcome),
     }
     return Sample(**{**fields, **decoded})
-
-
-def _turn(fields: Mapping[str, Any]) -> PolicyTurn:
-    calls = tuple(ToolCall(**call) for call in fields["calls"])
-    return PolicyTurn(**{**fields, "calls": calls, "images": _images(fields["images"])})
-
-
-def _images(listed: Sequence[Mapping[str, Any]]) -> tuple[SampleImage, ...]:
-    return tuple(
-        SampleImage(
-            path=image["path"],
-            original_size=tuple(image["original_size"]),
-            processed_size=tuple(image["processed_size"]),
-        )
-        for image in listed
-    )
 
 
 def _is_json(value: Any) -> bool:
