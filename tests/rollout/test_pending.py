@@ -39,9 +39,12 @@ def test_other_tensors_are_refused(kept):
 
 
 def test_trajectories_come_back_with_their_pictures(tmp_path):
-    (completion,) = trajectory_group(outcome=RewardValue(value=0.5)).completions
-    groups = [PendingGroup(index=index, policy_version=1, completions=(completion, completion)) for index in (3, 4)]
-    save_pending(tmp_path, groups)
+    def completions():
+        return trajectory_group(outcome=RewardValue(value=0.5)).completions
+
+    both = [PendingGroup(index=index, policy_version=1, completions=completions() + completions()) for index in (3, 4)]
+    save_pending(tmp_path, both)
+    (completion,) = completions()
     found = load_pending(tmp_path)[4].completions[1].trajectory
     assert completion.trajectory is not None and found is not None
     assert torch.equal(found.is_sampled_L, completion.trajectory.is_sampled_L)

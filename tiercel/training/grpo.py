@@ -52,6 +52,7 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
     recipe, ranks, run = rollouts.recipe, session.ranks, session.run
     with step.phase("rollout"):
         groups = rollouts.of(step.prompts)
+        rollouts.keep(run, step.number, groups)
         rollouts.begin(step.upcoming)
     with step.phase("reward"):
         scored = rollouts.scored(groups)

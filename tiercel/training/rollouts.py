@@ -15,10 +15,12 @@ from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
 from tiercel.rollout.vllm_server import ServerSampler
+from tiercel.runs.directory import RunDirectory
 from tiercel.runs.waiting import entered
 from tiercel.scoring.metrics import FailureStats, count_failures
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.checkpointing import pending_of
+from tiercel.training.journal import journal_of, keep_in_journal
 from tiercel.training.sampling import PolicySync, open_sampler
 from tiercel.training.session import Session
 from tiercel.training.spreading import drawn_by_all
@@ -41,7 +43,8 @@ def open_rollouts(
         StepRows(session, prompt_encoder(trainer.family, recipe.data)) as rows,
         entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
-        yield rows, Rollouts(recipe, session.ranks, sync, scorer, dialogues, pending_of(session.found))
+        restored = pending_of(session.found) | journal_of(session.run.path, session.start)
+        yield rows, Rollouts(recipe, session.ranks, sync, scorer, dialogues, restored)
 
 
 class Rollouts:
@@ -81,6 +84,7 @@ class Rollouts:
 
     def of(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """Give the groups of a step's prompts, sampled now where they were not before."""
+        prompts = self.ranks.together(partial(self.completer.begun, prompts))
         for prompt in prompts:
             if (kept := self._restored.pop(prompt.index, None)) is not None:
                 self._ready[prompt.index] = kept.with_prompt(prompt)
@@ -92,6 +96,11 @@ class Rollouts:
         groups = tuple(self._ready[prompt.index] for prompt in prompts)
         self._ready.clear()
         return groups
+
+    def keep(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
+        """Keep the groups of a step whose turns were answered, for a run that is killed before it has learnt them."""
+        if self.recipe.rollout.has_turns:
+            self.ranks.together(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
 
     def begin(self, prompts: Sequence[EncodedPrompt]) -> None:
         """Sample the next step's groups in the background, where the recipe says so."""
@@ -122,7 +131,6 @@ class Rollouts:
 
     def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """With an engine on each rank, all ranks draw, however few the prompts are."""
-        prompts = self.ranks.together(partial(self.completer.begun, prompts))
         if self._has_engine_per_rank:
             return drawn_by_all(self.ranks, prompts, self._params.group_size, self._draw)
         return self.ranks.together(partial(self._draw, prompts, range(self._params.group_size)))

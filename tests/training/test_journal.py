@@ -1,0 +1,31 @@
+"""The groups of one step, kept beside a run until the next."""
+
+from dataclasses import replace
+
+from tests.trajectories import trajectory_group
+from tiercel.training.journal import FOLDER, journal_of, keep_in_journal
+from tiercel.types import Group
+
+
+def group_at(index: int) -> Group:
+    group = trajectory_group()
+    return replace(group, prompt=replace(group.prompt, index=index))
+
+
+def test_a_steps_groups_of_all_ranks_come_back_until_the_next_step(tmp_path):
+    assert journal_of(tmp_path, 0) == {}
+    keep_in_journal(tmp_path, 0, 5, [group_at(40), group_at(41)])
+    keep_in_journal(tmp_path, 1, 5, [group_at(42)])
+    assert sorted(journal_of(tmp_path, 5)) == [40, 41, 42]
+    assert journal_of(tmp_path, 4) == {}
+    keep_in_journal(tmp_path, 0, 6, [group_at(50)])
+    assert sorted(journal_of(tmp_path, 5)) == [42] and sorted(journal_of(tmp_path, 6)) == [50]
+
+
+def test_what_a_kill_left_unfinished_is_not_read(tmp_path):
+    keep_in_journal(tmp_path, 0, 5, [group_at(40)])
+    (tmp_path / FOLDER / "rank-0.tmp").mkdir()
+    (tmp_path / FOLDER / "rank-0.tmp" / "pending.json").write_text("[")
+    assert sorted(journal_of(tmp_path, 5)) == [40]
+    keep_in_journal(tmp_path, 0, 5, [group_at(41)])
+    assert sorted(journal_of(tmp_path, 5)) == [41]

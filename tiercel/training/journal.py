@@ -1,0 +1,39 @@
+"""The groups of the newest step of a run with tools or an environment, whole as they were sampled.
+
+Answers of tools cost time and may not come twice, so a run that is killed while it learns goes on from them. They are
+used only where the run resumes at the very step, so that the policy is the one that sampled. Each rank keeps its own.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
+from tiercel.types import Group
+from tiercel.writing import GO_ON, writing
+
+FOLDER = "journal"
+
+
+def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) -> None:
+    """Keep a rank's groups of a step in place of those of an earlier step."""
+    folder = run / FOLDER
+    place, temporary = folder / f"step-{step:06d}" / f"rank-{rank}", folder / f"rank-{rank}.tmp"
+    with writing(place, GO_ON):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_pending(temporary, [PendingGroup.of(group) for group in groups])
+        place.parent.mkdir(exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        temporary.rename(place)
+        for older in folder.glob(f"step-*/rank-{rank}"):
+            if older != place:
+                shutil.rmtree(older)
+
+
+def journal_of(run: Path, step: int) -> dict[int, PendingGroup]:
+    """Return the groups that all ranks kept of a step, by their prompt's global index."""
+    found: dict[int, PendingGroup] = {}
+    for place in sorted((run / FOLDER).glob(f"step-{step:06d}/rank-*")):
+        found |= load_pending(place)
+    return found
