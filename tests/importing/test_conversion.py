@@ -171,7 +171,7 @@ def test_a_recipe_whose_files_are_there_loads(tmp_path, capsys, monkeypatch):
         ("swift rlhf --rlhf_type grpo --model m --dataset_shuffle maybe", "dataset_shuffle maybe is neither true nor"),
         ("accelerate launch x/dpo_vlm.py --model_name_or_path m", "dpo_vlm.py is no method of this version"),
         ("swift rlhf --rlhf_type grpo --model m --loss_type fipo", "--loss_type fipo .*nearest: algorithm.loss"),
-        ("swift rlhf --rlhf_type grpo --model m --max_turns 3", "--max_turns 3: .*nearest: one turn"),
+        ("swift rlhf --rlhf_type grpo --model m --max_turns 3", "--max_turns 3: .*nearest: rollout.max_turns beside"),
         ("swift rlhf --rlhf_type grpo --model m --teacher_model t", "--teacher_model t: .*nearest: tiercel sft"),
         ("swift sft --model m --task_type seq_cls --num_labels 3", "--num_labels 3: .*nearest: tiercel sft on class"),
         ("swift sft --model m --tuner_type adalora", "--tuner_type adalora .*nearest: the section lora"),
