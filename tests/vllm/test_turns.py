@@ -1,0 +1,70 @@
+"""Trajectories that a real vLLM samples: pictures come back between the turns, and the trainer's logprobs agree."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.servers import KEY
+from tests.vllm.test_runs import by_server, finished, require_small_gaps
+from tiercel.runs.directory import read_metrics
+
+pytestmark = pytest.mark.vllm
+STEPS = 2
+TURNS = {"max_turns": 3, "max_new_tokens": 40, "max_trajectory_tokens": 260, "stop": ["e", "a"], "group_size": 6}
+SHOW = '''
+from PIL import Image
+
+
+class Show:
+    """Answers each turn with a picture whose size follows from what was written."""
+
+    def reset(self, **row):
+        return None
+
+    def respond(self, completion: str):
+        size = (56 + len(completion) % 40, 70)
+        return [{"type": "text", "text": "Look."}, {"type": "image", "image": Image.new("RGB", size, (200, 30, 90))}]
+
+    def get_reward(self) -> float:
+        return 0.5
+'''
+
+
+@pytest.fixture
+def environment(rows: Path, monkeypatch) -> dict:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    (rows.parent / "show.py").write_text(SHOW)
+    return {"environment": f"{rows.parent}/show.py:Show", **TURNS}
+
+
+def require_turns(run: Path) -> None:
+    """Turns were sampled, with pictures between them, and what came back is no sampled token."""
+    require_small_gaps(run, STEPS)
+    rows = [row for row in read_metrics(run) if "loss" in row]
+    assert all(row["turns/mean"] > 1 and row["environment/failed"] == 0 for row in rows)
+    records = [
+        json.loads(line) for file in sorted((run / "rollouts").iterdir()) for line in file.read_text().splitlines()
+    ]
+    completions = [completion for record in records for completion in record["completions"]]
+    assert max(len(completion["turns"]) for completion in completions) == TURNS["max_turns"]
+    assert sum(len(turn["images"]) for completion in completions for turn in completion["turns"]) > 10
+
+
+def test_by_server(server_of, fleet, write_recipe, environment):
+    server = fleet.started("qwen2_5_vl turns", write_recipe("qwen2_5_vl", rollout=environment)).wait()
+    recipe = write_recipe("qwen2_5_vl", rollout=by_server(server.url, **environment), train={"steps": STEPS})
+    require_turns(finished(recipe))
+
+
+def test_a_server_without_the_route_is_named(server_of, write_recipe, environment):
+    server = server_of("qwen2_5_vl").wait()
+    recipe = write_recipe("qwen2_5_vl", rollout=by_server(server.url, **environment), train={"steps": STEPS})
+    with pytest.raises(AssertionError, match="--enable-scale-out"):
+        finished(recipe)
+
+
+@pytest.mark.parametrize("model", ("qwen2_5_vl", "qwen3_vl"))
+def test_in_process(write_recipe, environment, model):
+    recipe = write_recipe(model, rollout={"engine": "vllm", **environment}, train={"steps": STEPS})
+    require_turns(finished(recipe))
