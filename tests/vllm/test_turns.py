@@ -59,7 +59,8 @@ def test_by_server(server_of, fleet, write_recipe, environment):
 
 def test_a_server_without_the_route_is_named(server_of, write_recipe, environment):
     server = server_of("qwen2_5_vl").wait()
-    recipe = write_recipe("qwen2_5_vl", rollout=by_server(server.url, **environment), train={"steps": STEPS})
+    short = {**environment, "max_new_tokens": 16, "max_trajectory_tokens": 16}  # as many tokens as it was started for
+    recipe = write_recipe("qwen2_5_vl", rollout=by_server(server.url, **short), train={"steps": STEPS})
     with pytest.raises(AssertionError, match="--enable-scale-out"):
         finished(recipe)
 
