@@ -1,8 +1,9 @@
 """Trajectories as lines of a run directory."""
 
 import json
+from dataclasses import replace
 
-from tests.trajectories import trajectory_group
+from tests.trajectories import picture, trajectory_group
 from tiercel.distributed.ranks import ALONE
 from tiercel.runs.group_records import GroupRecord
 from tiercel.runs.recording import gathered_groups, group_record, images_of
@@ -26,6 +27,14 @@ def test_turns_their_calls_and_their_pictures_are_recorded_and_read_again():
     assert [call.failure for call in first.calls] == [None, "there is no tool peek"]
     assert last.answer is None and last.images == ()
     assert GroupRecord.from_json(json.loads(json.dumps(record.as_json()))) == record
+
+
+def test_pictures_that_an_environment_adds_to_the_prompt_are_recorded():
+    group = scored()
+    prompt = replace(group.group.prompt, images=(picture(), picture()))
+    assert len(prompt.row.visuals) < 2
+    record = group_record(replace(group, group=replace(group.group, prompt=prompt)), [0.5], None)
+    assert len(record.images) == 2 and record.images[1].path is None
 
 
 def test_pictures_that_came_back_are_saved_and_do_not_travel():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, repeat
 
 from tiercel.distributed.ranks import Ranks
 from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord
@@ -46,6 +46,7 @@ def _bare(images: Sequence[EncodedImage]) -> tuple[EncodedImage, ...]:
 def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
     """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
     prompt = group.group.prompt
+    paths = chain((source.path for source in prompt.row.visuals), repeat(None))  # an environment may add pictures
     return GroupRecord(
         coordinate_space=space,
         id=prompt.row.id,
@@ -54,9 +55,7 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: 
         prompt=prompt.text,
         question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
         answer=prompt.row.answer,
-        images=tuple(
-            _image_record(image, source.path) for image, source in zip(prompt.images, prompt.row.visuals, strict=False)
-        ),
+        images=tuple(_image_record(image, path) for image, path in zip(prompt.images, paths, strict=False)),
         completions=tuple(
             CompletionRecord(
                 text=scored.completion.text,
