@@ -2,12 +2,13 @@ import pytest
 from PIL import Image
 
 from tests.report.fake_runs import completion, group, make_empty, write_lines
+from tiercel.report import pictures as report_pictures
 from tiercel.report.cards import box_cell, overlap
-from tiercel.report.pictures import Album, Outline, pictures, predicted_box, true_box
+from tiercel.report.pictures import Album, Outline, box_of, figure, pictures, predicted_box, true_box
 from tiercel.report.reading import read_groups, read_run
 from tiercel.runs.group_records import GroupRecord
 
-SHA = "ab" * 32
+SHA, OTHER = "ab" * 32, "cd" * 32
 
 
 def record(
@@ -49,23 +50,51 @@ def test_true_boxes(tmp_path):
         assert true_box(record(tmp_path / str(number), "", answer=other)) is None
 
 
+def test_boxes_and_points_of_json():
+    assert box_of([1, 2.5, 3, 4]) == (1, 2.5, 3, 4) and box_of([7, 8]) == (7, 8, 7, 8)
+    for other in ([1, 2, 3], [1, 2, 3, None], [True, 1, 2, 3], "1234", {"x1": 1}, None, []):
+        assert box_of(other) is None
+
+
 def test_large_pictures_shrink_and_small_ones_stay(tmp_path):
     noise = Image.effect_noise((2000, 1000), 90).convert("RGB")
     noise.save(tmp_path / f"{SHA}.png")
-    uri, is_small = Album(tmp_path).take(SHA) or ("", False)
-    assert uri.startswith("data:image/jpeg;base64,") and len(uri) < 200_000 and not is_small
+    taken = Album(tmp_path).take(SHA)
+    assert taken is not None and not taken.is_small
+    assert taken.href.startswith("data:image/jpeg;base64,") and len(taken.href) < 200_000
     Image.new("RGB", (28, 28), (1, 2, 3)).save(tmp_path / f"{SHA}.png")
-    uri, is_small = Album(tmp_path).take(SHA) or ("", False)
-    assert uri.startswith("data:image/png;base64,") and is_small
+    taken = Album(tmp_path).take(SHA)
+    assert taken is not None and taken.is_small and taken.href.startswith("data:image/png;base64,")
 
 
 def test_the_page_takes_so_many_images_and_no_more(tmp_path):
-    Image.new("RGB", (28, 28)).save(tmp_path / f"{SHA}.png")
+    for sha256 in (SHA, OTHER):
+        Image.new("RGB", (28, 28)).save(tmp_path / f"{sha256}.png")
     album = Album(tmp_path, most_images=1)
     assert album.take(SHA) is not None
-    assert album.take(SHA) is None
+    assert album.take(OTHER) is None
     assert (album.left_out, album.missing) == (1, {})
     assert Album(tmp_path, most_bytes=10).take(SHA) is None
+
+
+def test_a_picture_that_is_shown_again_is_embedded_once(tmp_path):
+    Image.new("RGB", (28, 28)).save(tmp_path / f"{SHA}.png")
+    album = Album(tmp_path, most_images=1)
+    first, second = (figure(album.take(SHA), "a", "a", (28, 28), []) for _ in range(2))
+    assert first.count("data:image/png") == 1 and f'id="image-{SHA}"' in first
+    assert f'<use href="#image-{SHA}">' in second and "data:" not in second and album.left_out == 0
+
+
+def test_what_came_back_leaves_room_for_prompts_and_for_later_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(report_pictures, "MOST_IMAGES", 1)
+    for digit in "1234":
+        Image.new("RGB", (28, 28)).save(tmp_path / f"{digit * 64}.png")
+    album = Album(tmp_path, most_images=1)
+    assert album.take("1" * 64, came_back=True) is not None
+    assert album.take("2" * 64, came_back=True) is None
+    assert album.take("3" * 64) is not None
+    album.begin_part()
+    assert album.take("4" * 64, came_back=True) is not None
 
 
 def test_a_missing_or_broken_image_is_named(tmp_path):

@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -17,6 +18,7 @@ from tiercel.samples import Box, Size
 
 MOST_IMAGES = 60
 MOST_IMAGE_BYTES = 4_000_000  # in the page, as base64
+PART_IMAGE_BYTES = 600_000  # of the pictures that came back between turns, in each part of the page
 
 _LONGEST_SIDE = 480  # pixels embedded
 _SHOWN = (336, 272)  # pixels on the page, at most
@@ -34,6 +36,7 @@ class Outline:
     style: str  # class of the style sheet
     label: str  # for readers who cannot see the picture
     tag: str = ""  # written at the box's corner
+    image: int = 0  # among the prompt's images, then those that came back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,42 +47,68 @@ class Prediction:
     missing: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedded:
+    """A picture as it is on the page."""
+
+    href: str  # a data: URI, or "#id" of the place that has it already
+    is_small: bool  # shown with visible pixels
+    id: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Room:
+    """What the page may still take."""
+
+    images: int
+    size: int  # characters
+
+
 class Album:
-    """The run's images as data: URIs. It counts how much the page may still take."""
+    """The run's images as data: URIs, each once on the page. It counts how much the page may still take."""
 
     def __init__(self, folder: Path, most_images: int = MOST_IMAGES, most_bytes: int = MOST_IMAGE_BYTES):
         self._folder = folder
-        self._images_left = most_images
-        self._bytes_left = most_bytes
+        self._room = _Room(images=most_images, size=most_bytes)
+        self._taken: dict[str, Embedded] = {}
         self.left_out = 0
         self.missing: dict[str, str] = {}  # reason by file name
+        self.begin_part()
 
-    def take(self, sha256: str) -> tuple[str, bool] | None:
-        """Return a data: URI, and whether to show it with visible pixels; None where the file is missing or the page is
-        full."""
-        file = self._folder / f"{sha256}.png"
-        if self._images_left < 1:
+    def begin_part(self) -> None:
+        """Give the next part of the page its own room for pictures that came back between turns. So they take no room
+        from those of prompts and of later parts."""
+        self._part = _Room(images=MOST_IMAGES, size=PART_IMAGE_BYTES)
+
+    def take(self, sha256: str, came_back: bool = False) -> Embedded | None:
+        """Return a picture for the page; None where the file is missing or the page is full."""
+        if (taken := self._taken.get(sha256)) is not None:
+            return Embedded(href=f"#{taken.id}", is_small=taken.is_small)
+        file, room = self._folder / f"{sha256}.png", self._part if came_back else self._room
+        if room.images < 1:
             self.left_out += 1
             return None
         try:
             with Image.open(file, formats=("PNG",)) as image:
-                text, is_small = embedded(image.convert("RGB"))
+                found = embedded(image.convert("RGB"), id=f"image-{sha256}")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             self.missing[file.name] = type(error).__name__
             return None
-        if len(text) > self._bytes_left:
+        if len(found.href) > room.size:
             self.left_out += 1
             return None
-        self._images_left -= 1
-        self._bytes_left -= len(text)
-        return text, is_small
+        room.images -= 1
+        room.size -= len(found.href)
+        self._taken[sha256] = found
+        return found
 
 
-def embedded(image: Image.Image) -> tuple[str, bool]:
-    """Return an RGB picture as a data: URI, and whether to show it with visible pixels."""
+def embedded(image: Image.Image, id: str | None = None) -> Embedded:
+    """Embed an RGB picture as a data: URI."""
     is_small = max(image.size) < _PIXELATED_BELOW
     kind, data = _small(image)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", is_small
+    href = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    return Embedded(href=href, is_small=is_small, id=id)
 
 
 def _small(image: Image.Image) -> tuple[str, bytes]:
@@ -99,14 +128,18 @@ def true_box(group: GroupRecord) -> Box | None:
     answer = group.answer
     if not group.images:
         return None
-    if isinstance(answer, str) and _is_scored_by_iou(group):
-        box = parse_box(extract_answer(answer))
-    elif isinstance(answer, list | tuple) and len(answer) == 4:
-        sides = [side for side in map(finite, answer) if side is not None]
-        box = (sides[0], sides[1], sides[2], sides[3]) if len(sides) == 4 else None
-    else:
-        box = None
+    is_written = isinstance(answer, str) and _is_scored_by_iou(group)
+    box = parse_box(extract_answer(answer)) if is_written else box_of(answer)
     return box if box is not None and is_proper(box) else None
+
+
+def box_of(value: Any) -> Box | None:
+    """Read a box, or a point as a box without an area, from JSON; None where it is neither."""
+    sides = [finite(side) for side in value] if isinstance(value, list | tuple) else []
+    known = [side for side in sides if side is not None]
+    if len(known) != len(sides) or len(known) not in (2, 4):
+        return None
+    return known[0], known[1], known[-2], known[-1]
 
 
 def has_boxes(group: GroupRecord) -> bool:
@@ -136,21 +169,25 @@ def box_text(box: Box) -> str:
 
 
 def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most: int = 4) -> Html | None:
-    """Show the prompt's images, with boxes over the first; None for a prompt without images."""
+    """Show the prompt's images, with boxes over them; None for a prompt without images."""
     if not group.images:
         return None
-    shown = [
-        _picture(album, image, outlines if number == 0 else ()) for number, image in enumerate(group.images[:most])
-    ]
+    shown = [picture(album, image, on(outlines, number)) for number, image in enumerate(group.images[:most])]
     more = len(group.images) - most
     rest = element("p", f"and {more} more image{'s' if more > 1 else ''}", class_="aside") if more > 0 else None
     return element("div", shown, rest, class_="pictures")
 
 
-def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> Html:
-    name = image.path or f"{image.sha256[:12]}.png"
+def on(outlines: Sequence[Outline], image: int) -> list[Outline]:
+    """Choose the boxes that lie on one image."""
+    return [outline for outline in outlines if outline.image == image]
+
+
+def picture(album: Album, image: ImageRecord, outlines: Sequence[Outline], number: int | None = None) -> Html:
+    """Show an image with boxes over it. `number`: of one that came back, counted from 1 with the prompt's."""
+    name = f"image {number}" if number is not None else image.path or f"{image.sha256[:12]}.png"
     caption = f"{name}, {image.original_size[0]} {TIMES} {image.original_size[1]}"
-    taken = album.take(image.sha256)
+    taken = album.take(image.sha256, came_back=number is not None)
     if taken is None:
         is_lost = f"{image.sha256}.png" in album.missing
         reason = "images/ has no readable file for it" if is_lost else "left out: the page's share of images is used up"
@@ -159,23 +196,15 @@ def _picture(album: Album, image: ImageRecord, outlines: Sequence[Outline]) -> H
     return figure(taken, name, caption, image.original_size, outlines)
 
 
-def figure(taken: tuple[str, bool], name: str, caption: str, original: Size, outlines: Sequence[Outline]) -> Html:
+def figure(taken: Embedded, name: str, caption: str, original: Size, outlines: Sequence[Outline]) -> Html:
     """Show an embedded picture with boxes over it; boxes are in pixels of the original."""
-    uri, is_small = taken
     size = _shown_size(original)
     boxes = ", ".join(f"{outline.label} [{box_text(outline.box)}]" for outline in outlines)
     return element(
         "figure",
         element(
             "svg",
-            element(
-                "image",
-                href=uri,
-                width=size[0],
-                height=size[1],
-                preserveAspectRatio="none",
-                class_="squares" if is_small else None,
-            ),
+            _pixels(taken),
             [_drawn(outline, original, size) for outline in outlines],
             viewBox=f"0 0 {size[0]} {size[1]}",
             width=size[0],
@@ -186,6 +215,15 @@ def figure(taken: tuple[str, bool], name: str, caption: str, original: Size, out
         element("figcaption", caption),
         class_="picture",
     )
+
+
+def _pixels(taken: Embedded) -> Html:
+    if taken.href.startswith("#"):
+        return element("use", href=taken.href)
+    style = "squares" if taken.is_small else None
+    # Of the <svg> around it, so that another one can use it too.
+    whole = {"width": "100%", "height": "100%", "preserveAspectRatio": "none"}
+    return element("image", href=taken.href, id=taken.id, class_=style, **whole)
 
 
 def _shown_size(original: Size) -> Size:
