@@ -21,6 +21,8 @@ def row(step: int, **changes) -> dict:
         "gap": "sampler/logprob_gap_mean",
         "skipped": "loss_scale/skipped",
         "left_out": "update/left_out",
+        "turns": "turns/mean",
+        "failed_calls": "tools/failed_fraction",
     }
     healthy = {
         "reward": 0.2 + 0.001 * step + 0.02 * math.sin(step),
@@ -55,6 +57,8 @@ def test_a_healthy_run_shows_nothing():
     (
         ({"equal": 0.97}, "equal rewards", 10, "97 % of the groups", "rollout.temperature"),
         ({"truncated": 1.0}, "truncated", 5, "100 % of the completions", "rollout.max_new_tokens"),
+        ({"truncated": 1.0, "turns": 6.0}, "truncated", 5, "100 % of the completions", "rollout.max_turns"),
+        ({"failed_calls": 0.75}, "failed calls", 3, "75 % of the tool calls", "rollout.tools"),
         ({"format": 0.0}, "format", 10, "last 10 steps the reward format was 0", "data.system"),
         ({"gradient": 0.0}, "no gradient", 5, "last 5 steps the gradient was exactly 0", "lora.targets"),
         ({"failed": 0.6}, "failed rewards", 3, "60 % of the completions", "rewards"),

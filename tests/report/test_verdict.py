@@ -88,6 +88,27 @@ def test_truncation_gap_entropy_and_rejected_rows(tmp_path):
     assert "2 rows of the data could not be used" in said
 
 
+def test_turns_that_run_out_and_calls_that_fail(tmp_path):
+    rows = grpo_rows(400, **{"completion/truncated_fraction": 0.75, "turns/mean": 3.5, "tools/failed_fraction": 0.625})
+    path = run_with(tmp_path, rows)
+    config = (path / "config.yaml").read_text().replace("max_new_tokens: 64", "max_turns: 6, max_trajectory_tokens: 99")
+    (path / "config.yaml").write_text(config)
+    said = texts(path)
+    assert (
+        "truncated: their turns or their tokens ran out (rollout.max_turns = 6, rollout.max_trajectory_tokens = 99)"
+        in said
+    )
+    assert "Over the last 20 steps 62 % of the tool calls failed" in said
+    assert "tool calls" not in texts(run_with(tmp_path / "b", grpo_rows(400, **{"tools/failed_fraction": 0.5})))
+
+
+def test_a_failed_environment_is_named_beside_rewards(tmp_path):
+    path = run_with(tmp_path, grpo_rows(400, **{"reward/masked": 1, "environment/failed": 1}))
+    assert "were masked: a reward or the environment failed" in texts(path)
+    path = run_with(tmp_path / "b", grpo_rows(400, **{"reward/masked": 1, "environment/failed": 0}))
+    assert "were masked: a reward failed" in texts(path)
+
+
 def test_a_fall_of_accuracy_is_a_warning(tmp_path):
     rows = [{"step": 0, **evaluation(0.5, 0.47, 0.53)}, {"step": 400, **evaluation(0.4, 0.37, 0.43)}]
     assert "Held-out accuracy fell" in texts(run_with(tmp_path, rows))

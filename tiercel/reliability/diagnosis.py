@@ -18,7 +18,7 @@ TRUNCATED_FRACTION = 0.95  # of the completions
 FORMAT_STEPS = 10
 STILL_STEPS = 5
 FAILED_STEPS = 3
-FAILED_FRACTION = 0.5  # of the completions
+FAILED_FRACTION = 0.5  # of the completions, and of the tool calls
 ENTROPY_STEPS = 3
 ENTROPY_SHARE = 0.05  # of the first value
 GAP_STEPS = 3
@@ -133,11 +133,23 @@ def _all_truncated(window: Window) -> Symptom | None:
     values = window.last("completion/truncated_fraction", TRUNCATED_STEPS)
     if not values or min(values) < TRUNCATED_FRACTION:
         return None
+    cause, recipe_key = "they have too few tokens for an answer, or the model does not end its turn", "max_new_tokens"
+    if "turns/mean" in window.rows[-1]:
+        cause = "they have too few turns or tokens (rollout.max_trajectory_tokens), or the model does not end its turns"
+        recipe_key = "max_turns"
+    text = f"Over the last {TRUNCATED_STEPS} steps {_percent(values)} of the completions were truncated."
+    return window.symptom("truncated", text, cause, f"rollout.{recipe_key}")
+
+
+def _failed_calls(window: Window) -> Symptom | None:
+    values = window.last("tools/failed_fraction", FAILED_STEPS)
+    if not values or min(values) <= FAILED_FRACTION:
+        return None
     return window.symptom(
-        "truncated",
-        f"Over the last {TRUNCATED_STEPS} steps {_percent(values)} of the completions were truncated.",
-        "they have too few tokens for an answer, or the model does not end its turn",
-        "rollout.max_new_tokens",
+        "failed calls",
+        f"Over the last {FAILED_STEPS} steps {_percent(values)} of the tool calls failed.",
+        "the policy writes them wrongly, or the tools raise errors; rollouts/ has the reasons",
+        "rollout.tools",
     )
 
 
@@ -213,6 +225,7 @@ def _logprob_gap(window: Window) -> Symptom | None:
 
 CHECKS: tuple[Callable[[Window], Symptom | None], ...] = (
     _failed_rewards,
+    _failed_calls,
     _all_truncated,
     _format_never_met,
     _equal_rewards,

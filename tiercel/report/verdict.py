@@ -20,6 +20,7 @@ TITLES = {"grpo": "GRPO", "sft": "SFT"}
 _MANY_MASKED = 0.02
 _MANY_TRUNCATED = 0.5
 _MANY_FLAT = 0.8
+_MANY_FAILED_CALLS = 0.5
 _LARGE_LOGPROB_GAP = 0.1
 _LOW_ENTROPY = 0.1  # of the first value
 _OVERFIT = 0.02  # held-out loss above its lowest, relative
@@ -155,9 +156,11 @@ def _reward_notices(run: Run) -> Iterator[Notice]:
     sampled = completions_sampled(run)
     masked = int(sum(value for _, value in run.series("reward/masked")))
     if sampled and masked / sampled > _MANY_MASKED:
+        environment = any(value for _, value in run.series("environment/failed"))
+        at_fault = "a reward or the environment" if environment else "a reward"
         text = (
-            f"{masked:,} of {sampled:,} sampled completions ({share(masked / sampled)}) were masked: a reward failed, "
-            "or none applied. They taught nothing."
+            f"{masked:,} of {sampled:,} sampled completions ({share(masked / sampled)}) were masked: {at_fault} "
+            "failed, or no reward applied. They taught nothing."
         )
         yield Notice(level="warning", text=text)
     elif masked:
@@ -178,9 +181,14 @@ def _reward_notices(run: Run) -> Iterator[Notice]:
 def _learning_notices(run: Run) -> Iterator[Notice]:
     cut = run.series("completion/truncated_fraction")
     if cut and (recent := _recent(cut)) > _MANY_TRUNCATED:
-        limit = run.setting("rollout", "max_new_tokens")
-        at = f" at rollout.max_new_tokens = {limit}" if isinstance(limit, int) else ""
-        text = f"Over the last {min(len(cut), WINDOW)} steps {share(recent)} of the completions were truncated{at}."
+        text = f"Over the last {min(len(cut), WINDOW)} steps {share(recent)} of the completions were truncated"
+        yield Notice(level="warning", text=f"{text}{_truncated_at(run)}.")
+    failed = run.series("tools/failed_fraction")
+    if failed and (recent := _recent(failed)) > _MANY_FAILED_CALLS:
+        text = (
+            f"Over the last {min(len(failed), WINDOW)} steps {share(recent)} of the tool calls failed: the policy "
+            "writes them wrongly, or the tools raise errors. The rollouts below have the reasons."
+        )
         yield Notice(level="warning", text=text)
     gap = run.series("sampler/logprob_gap_mean")
     if gap and (recent := _recent(gap)) > _LARGE_LOGPROB_GAP:
@@ -196,6 +204,17 @@ def _learning_notices(run: Run) -> Iterator[Notice]:
         if 0 < last < _LOW_ENTROPY * first:
             text = f"Entropy fell from {short(first)} to {short(last)}: there is little left to explore."
             yield Notice(level="note", text=text)
+
+
+def _truncated_at(run: Run) -> str:
+    """Name the limits that end completions, with their values where the recipe has them."""
+    has_turns = bool(run.series("turns/mean"))
+    keys = ("max_turns", "max_trajectory_tokens", "max_new_tokens") if has_turns else ("max_new_tokens",)
+    limits = {key: run.setting("rollout", key) for key in keys}
+    named = ", ".join(f"rollout.{key} = {limit}" for key, limit in limits.items() if isinstance(limit, int))
+    if has_turns:
+        return f": their turns or their tokens ran out ({named or 'rollout.max_turns, rollout.max_trajectory_tokens'})"
+    return f" at {named}" if named else ""
 
 
 def _held_out_notices(run: Run) -> Iterator[Notice]:
