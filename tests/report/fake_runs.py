@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,106 @@ def make_text(path: Path) -> Path:
     return run
 
 
+def call(name: str, failure: str | None = None, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments, "failure": failure, "is_known": True}
+
+
+def turn(
+    text: str, calls: Sequence[dict] = (), answer: str | None = None, images: Sequence[dict] = ()
+) -> dict[str, Any]:
+    return {"start": 0, "stop": 1, "text": text, "calls": list(calls), "answer": answer, "images": list(images)}
+
+
+def zoomed(run: Path, scene: Scene, box: list[int]) -> dict[str, Any]:
+    """What zoom answers: the record of the region, enlarged to the size of the picture. `box`: in thousandths."""
+    picture = Image.open(run / "images" / f"{scene.sha256}.png")
+    sides = [side * picture.size[axis % 2] / 1000 for axis, side in enumerate(box)]
+    size = [round(56 * (box[2] - box[0]) / (box[3] - box[1]) + 28), 84]
+    sha256 = hashlib.sha256(f"{scene.sha256}{box}".encode()).hexdigest()
+    picture.crop((sides[0], sides[1], sides[2], sides[3])).resize((size[0], size[1])).save(
+        run / "images" / f"{sha256}.png"
+    )
+    return {"sha256": sha256, "path": None, "original_size": size, "processed_size": size}
+
+
+def trajectory(run: Path, scene: Scene, dice: random.Random, skill: float) -> dict[str, Any]:
+    """Zoom towards the thing, look closer or mark a point, answer."""
+    box = []
+    for axis, side in enumerate(scene.box):
+        place = 1000 * side / scene.original[axis % 2] + dice.gauss(0, 250 * (1 - skill)) + (-40 if axis < 2 else 40)
+        box.append(min(max(round(place), 0 if axis < 2 else 600), 400 if axis < 2 else 1000))
+    first = zoomed(run, scene, box)
+    written = json.dumps({"name": "zoom", "arguments": {"box": box, "label": "the dark box"}})
+    turns = [
+        turn(
+            f"The dark box is small.\n<tool_call>{written}</tool_call>",
+            [call("zoom", box=box, label="the dark box")],
+            "image 2: the dark box\n<image>",
+            [first],
+        )
+    ]
+    if dice.random() < 0.5:
+        turns.append(turn("Where?", [call("mark", point=[500, 400], image=2)], "image 3\n<image>", [first]))
+    if dice.random() > skill:
+        problem = "the box [900, 0, 100, 9] has no area"
+        turns.append(turn("And there?", [call("crop", problem, box=[900, 0, 100, 9])], f"error: {problem}"))
+    is_right = dice.random() < skill
+    turns.append(turn("dark" if is_right else "light"))
+    return completion(turns[-1]["text"], {"exact": float(is_right), "environment": 0.5}, is_right, turns=turns)
+
+
+def make_turns(path: Path, steps: int = 12) -> Path:
+    """GRPO with tools: pictures that come back, failed calls, hostile answers, an environment that failed."""
+    dice = random.Random(4)
+    config = CONFIG.replace("STEPS", str(steps)).replace("name: iou", "name: exact")
+    run = new_run(path, config.replace("max_new_tokens: 64", "max_new_tokens: 64, tools: [zoom, mark], max_turns: 6"))
+    scenes = [Scene(run, f"turns-{number}", dice, SHAPES[number % len(SHAPES)]) for number in range(8)]
+
+    def lines(prefix: str, count: int, skill: float) -> list[dict[str, Any]]:
+        return [
+            group(
+                f"{prefix}-{number}",
+                "<image>Is the box dark or light?",
+                "dark",
+                [scene.record()],
+                [trajectory(run, scene, dice, skill) for _ in range(count)],
+                "thousandths",
+            )
+            for number, scene in enumerate(scenes[:4])
+        ]
+
+    for step in (0, steps):
+        write_lines(run / "evaluations" / f"step-{step:06d}.jsonl", lines("val", 1, 0.3 + 0.5 * step / steps))
+    for step in range(1, steps + 1):
+        made = lines(f"train-{step}", 6, 0.3 + 0.5 * step / steps)
+        if step == steps:
+            made[0] = with_trouble_in_turns(made[0])
+        write_lines(run / "rollouts" / f"step-{step:06d}.jsonl", made)
+    rows = grpo_metrics(dice, steps, steps, {0: (1, 4, 0.3), steps: (3, 4, 0.9)})
+    for row in rows[1:]:
+        row |= {"turns/mean": 2 + dice.random(), "tokens/observed": 900, "tools/zoom/calls": 24, "tools/mark/calls": 11}
+        row |= {"tools/failed_fraction": dice.uniform(0.5, 0.7), "environment/failed": int(row["step"] == steps)}
+    write_lines(run / "metrics.jsonl", rows)
+    return run
+
+
+def with_trouble_in_turns(record: dict[str, Any]) -> dict[str, Any]:
+    """The group with hostile answers, a picture that is lost, a picture that was not observed, and a failed
+    environment."""
+    made = list(record["completions"])
+    lost = {"sha256": "0" * 64, "path": None, "original_size": [30, 20], "processed_size": [30, 20]}
+    hostile = call(HOSTILE, f"no tool {HOSTILE}", **{HOSTILE: HOSTILE, "box": [1, "2", None, 4], "image": -1})
+    turns = [
+        turn("Look.", [hostile], f"{HOSTILE}<image>{HOSTILE}", [lost]),
+        turn("", [{**call("", "cannot be read"), "is_known": False}], ""),
+        turn("Again.", [call("zoom", box=[0, 0, 1e308, -5], image=2)], "image 3<image>"),
+    ]
+    made[0] = completion("Again.", {"exact": 0.0, "environment": 0.0}, False, truncated=True, turns=turns)
+    made[1] = completion("Ask.", {"exact": None, "environment": None}, None, turns=[turn("Ask.")])
+    made[1]["failures"] = dict.fromkeys(("exact", "environment"), f"mine.py:Env, row 7: step: {TRACEBACK}")
+    return group(record["id"], record["question"], record["answer"], record["images"], made, "thousandths")
+
+
 def make_empty(path: Path) -> Path:
     """A run that has just been started."""
     return new_run(path, CONFIG.replace("STEPS", "400"))
@@ -333,7 +433,8 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     first = make_grounding(root / "grounding")
     other = make_grounding(root / "other-seed", seed=7, gain=0.3)
-    for made in (make_sft(root / "sft"), make_text(root / "text"), make_empty(root / "empty")):
+    others = [make_turns(root / "turns"), make_sft(root / "sft"), make_text(root / "text"), make_empty(root / "empty")]
+    for made in others:
         print(write_report(made))
     print(write_report(first, compare=other))
     unfinished = make_grounding(root / "cut", seed=3, done=37)

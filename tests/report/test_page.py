@@ -13,6 +13,7 @@ from tests.report.fake_runs import (
     make_grounding,
     make_sft,
     make_text,
+    make_turns,
     write_lines,
 )
 from tiercel.report import write_report
@@ -77,6 +78,7 @@ def test_everything_is_on_the_page(page):
     assert "GRPO, 10 steps: held-out accuracy" in page.text
     assert "ZeroDivisionError: division by <zero>" in page.text
     assert "masked" in page.text and "truncated" in page.text
+    assert "right box" in page.text and "asked of a tool" not in page.text
     assert "characters left out here" in page.text
     assert "and 5 rows more in bad_rows.jsonl" in page.text
     assert "tiercel grpo config.yaml" in page.text
@@ -90,7 +92,7 @@ def test_nothing_hostile_gets_through(page):
 
 def test_the_page_loads_nothing_from_elsewhere(grounding, page):
     links = [value for name, value in page.attributes if name in ("src", "href", "xlink:href", "srcset", "action")]
-    assert links and all(link.startswith("data:image/") for link in links)
+    assert links and all(link.startswith(("data:image/", "#image-")) for link in links)
     assert len(links) <= 60
     text = (grounding / "report.html").read_text(encoding="utf-8")
     assert any(value.startswith("default-src 'none'; img-src data:;") for _, value in page.attributes)
@@ -162,6 +164,42 @@ def test_many_completions_show_the_ends(tmp_path):
     page = page_of(run)
     assert "The best and the worst 8 of 40 completions." in page.text
     assert "number 39" in page.text and "number 0" in page.text and "number 20" not in page.text
+
+
+@pytest.fixture(scope="module")
+def turns_run(tmp_path_factory):
+    return make_turns(tmp_path_factory.mktemp("runs") / "turns")
+
+
+def test_trajectories_are_on_the_page(turns_run):
+    page = page_of(turns_run)
+    for chart in (
+        "Turns per completion",
+        "Calls of zoom",
+        "Calls of mark",
+        "Failed tool calls",
+        "Tokens that came back",
+    ):
+        assert chart in page.text
+    assert "A turn is what the policy writes before a tool or the environment answers." in page.text
+    assert "of the tool calls failed" in page.text
+    assert "crop(box=[900, 0, 100, 9]) failed: the box [900, 0, 100, 9] has no area" in page.text
+    assert "thin: asked of a tool" in page.text and "right box" not in page.text and "image 2, " in page.text
+    assert page.text.count("mine.py:Env, row 7: step: Traceback") == 1  # of two rewards
+    assert "images/ has no readable file for it" in page.text
+    assert "a picture that is not kept" in page.text
+
+
+def test_nothing_hostile_gets_through_the_answers_of_tools(turns_run):
+    page = page_of(turns_run)
+    assert page.tags.count("script") == 1 and "img" not in page.tags
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    assert page.text.count("<script>document.title='owned'</script>") >= 5  # a name, a key, a reason, two texts
+    links = [value for name, value in page.attributes if name == "href"]
+    assert all(link.startswith(("data:image/", "#image-")) for link in links)
+    ids = [value for name, value in page.attributes if name == "id" and value.startswith("image-")]
+    assert len(set(ids)) == len(ids) == sum(link.startswith("data:") for link in links)
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
 
 
 def test_the_report_needs_no_torch():

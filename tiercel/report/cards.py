@@ -76,9 +76,12 @@ def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
 
 
 def failures_block(completion: CompletionRecord) -> Html | None:
-    """Show what each failed reward said, in a closed <details>."""
+    """Show what each failed reward said, in a <details>: open with turns, whose environment may have failed for all."""
     if not completion.failures:
         return None
-    said = [[element("b", name), text_block(reason)] for name, reason in completion.failures.items()]
-    names = ", ".join(completion.failures)
-    return element("details", element("summary", f"{names}: failed", class_="bad"), said, class_="failures")
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in completion.failures.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    said = [[element("b", ", ".join(names)), text_block(reason)] for reason, names in names_by_reason.items()]
+    summary = element("summary", f"{', '.join(completion.failures)}: failed", class_="bad")
+    return element("details", summary, said, class_="failures", open=bool(completion.turns))

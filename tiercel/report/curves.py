@@ -11,6 +11,10 @@ from tiercel.runs.group_records import finite
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
 _MOST_AREAS = 120  # stretches of a stacked chart
+_OF_TURNS = (
+    " A turn is what the policy writes before a tool or the environment answers. Tokens that came back are read, not "
+    "learnt from. A failed tool call was answered with an error."
+)
 
 
 def curves_section(run: Run, other: Run | None) -> Html:
@@ -23,6 +27,8 @@ def curves_section(run: Run, other: Run | None) -> Html:
     size = smoothing(run.last_step)
     thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
     said = [f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."]
+    if run.series("turns/mean"):
+        said.append(_OF_TURNS)
     if other is not None:
         said.append(f" Dashed: {other.name}, smoothed alike.")
     return element(
@@ -64,6 +70,9 @@ def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
         "entropy/mean": "Entropy per token",
         "completion/tokens_mean": "Completion tokens",
         "completion/truncated_fraction": "Truncated, fraction",
+        "turns/mean": "Turns per completion",
+        "tokens/observed": "Tokens that came back",
+        **{key: f"Calls of {key.split('/')[1]}" for key in run.metric_names() if _is_tool_calls(key)},
         "group/zero_std_fraction": "Equal-reward groups, fraction",
         "sampler/logprob_gap_mean": "Sampler's logprob gap",
     }
@@ -73,6 +82,8 @@ def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
         "kl/mean": "KL from the reference",
         "clip/low_fraction": "Ratios clipped below, fraction",
         "clip/high_fraction": "Ratios clipped above, fraction",
+        "tools/failed_fraction": "Failed tool calls, fraction",
+        "environment/failed": "Trajectories whose environment failed",
         "reward/masked": "Masked completions",
         "group/dropped": "Dropped groups",
         "rows/rejected": "Rejected rows",
@@ -119,6 +130,10 @@ def _other(other: Run | None, key: str) -> Series | None:
 
 def _is_single_reward(key: str) -> bool:
     return key.startswith("reward/") and key.endswith("/mean") and key.count("/") >= 2
+
+
+def _is_tool_calls(key: str) -> bool:
+    return key.startswith("tools/") and key.endswith("/calls")
 
 
 def _time_chart(run: Run) -> Html | None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiercel.plurals import counted
-from tiercel.report.cards import box_cell, failures_block, overlap, prompt_block, text_block, value_text
+from tiercel.report.cards import box_cell, failures_block, overlap, prompt_block, value_text
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import evenly_spaced, share, sign_test
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
 from tiercel.report.reading import GroupFile
+from tiercel.report.turns import ASKED, asked_outlines, completion_block, is_asked
 from tiercel.runs.group_records import GroupRecord
 
 Fate = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
@@ -88,6 +89,7 @@ def _greedy(group: GroupRecord):
 
 def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
     """Make the section: counts of all rows, then cards of examples."""
+    album.begin_part()
     if first.step == last.step:
         return _single_section(last, album)
     pairs = pairs_of(first, last)
@@ -152,9 +154,12 @@ def _chance(gained: int, lost: int, words: Mapping[Fate, str]) -> str:
 
 
 def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:
-    if not any(has_boxes(pair.after) for pair in pairs):
+    boxed = any(has_boxes(pair.after) for pair in pairs)
+    asked = any(is_asked(group) for pair in pairs for group in (pair.before, pair.after))
+    if not boxed and not asked:
         return None
-    keys = [("truth", "right box"), ("before", f"box {names[0]}"), ("after", f"box {names[1]}")]
+    keys = [("before", f"box {names[0]}"), ("after", f"box {names[1]}")]
+    keys = [*([("truth", "right box")] if boxed else []), *keys, *([ASKED] if asked else [])]
     items = [element("li", element("i", class_=f"key {style}"), text) for style, text in keys]
     return element("ul", items, class_="legend")
 
@@ -168,7 +173,7 @@ def _fate_block(fate: Fate, chosen: Sequence[Pair], names: tuple[str, str], albu
 
 def _card(pair: Pair, names: tuple[str, str], album: Album) -> Html:
     columns = [(names[0], pair.before, "before"), (names[1], pair.after, "after")]
-    answers = [_answer(name, group, style) for name, group, style in columns]
+    answers = [_answer(name, group, style, album) for name, group, style in columns]
     picture = pictures(album, pair.after, _outlines(columns))
     return element(
         "article",
@@ -180,18 +185,17 @@ def _card(pair: Pair, names: tuple[str, str], album: Album) -> Html:
 
 def _outlines(columns: Sequence[tuple[str, GroupRecord, str]]) -> list[Outline]:
     group = columns[-1][1]
-    if not has_boxes(group):
-        return []
     truth = true_box(group)
     outlines = [Outline(box=truth, style="truth", label="right")] if truth is not None else []
     for name, each, style in columns:
-        given = predicted_box(each, _greedy(each)).box
+        given = predicted_box(each, _greedy(each)).box if has_boxes(group) else None
         if given is not None:
             outlines.append(Outline(box=given, style=style, label=name))
+        outlines += asked_outlines(each, _greedy(each), style, name)
     return outlines
 
 
-def _answer(name: str, group: GroupRecord, style: str) -> Html:
+def _answer(name: str, group: GroupRecord, style: str, album: Album) -> Html:
     completion = _greedy(group)
     verdict = {True: "right", False: "wrong", None: ""}[completion.is_correct]
     facts = [("reward", value_text(completion.total))]
@@ -205,7 +209,7 @@ def _answer(name: str, group: GroupRecord, style: str) -> Html:
         "div",
         element(
             "h5",
-            element("i", class_=f"key {style}") if has_boxes(group) else None,
+            element("i", class_=f"key {style}") if has_boxes(group) or is_asked(group) else None,
             name,
             " ",
             element("span", verdict, class_=f"verdict {verdict}") if verdict else None,
@@ -215,7 +219,7 @@ def _answer(name: str, group: GroupRecord, style: str) -> Html:
             [element("div", element("dt", key), " ", element("dd", value)) for key, value in facts],
             class_="facts",
         ),
-        text_block(completion.text),
+        completion_block(album, group, completion, style),
         failures_block(completion),
         class_="given",
     )
@@ -234,7 +238,7 @@ def _single_section(only: GroupFile, album: Album) -> Html:
         for index in evenly_spaced(len(groups), 4):
             group = groups[index]
             columns = [(name, group, "after")]
-            words = element("div", prompt_block(group), _answer(name, group, "after"), class_="words")
+            words = element("div", prompt_block(group), _answer(name, group, "after", album), class_="words")
             picture = pictures(album, group, _outlines(columns))
             cards.append(element("article", picture, words, class_="card" if picture else "card text-only"))
         if cards:

@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Sequence
 
 from tiercel.plurals import counted
-from tiercel.report.cards import box_cell, failures_block, prompt_block, text_block, value_text
+from tiercel.report.cards import box_cell, failures_block, prompt_block, value_text
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import evenly_spaced, share
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
 from tiercel.report.reading import GroupFile
+from tiercel.report.turns import ASKED, asked_outlines, completion_block, is_asked
 from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 MOST_STEPS = 6
@@ -28,16 +29,18 @@ def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) 
         f"{counted(len(files), 'step')} of {step_count:,}. Of each: the prompt whose rewards spread most, and others "
         "spread evenly. Completions by reward, best first."
     )
-    drawn = [group for file in files for group in file.groups if has_boxes(group)]
+    groups = [group for file in files for group in file.groups]
+    boxed, asked = any(map(has_boxes, groups)), any(map(is_asked, groups))
+    keys = [*(_LEGEND if boxed else _LEGEND[1:]), *([ASKED] if asked else [])]
     legend = element(
-        "ul", [element("li", element("i", class_=f"key {style}"), text) for style, text in _LEGEND], class_="legend"
+        "ul", [element("li", element("i", class_=f"key {style}"), text) for style, text in keys], class_="legend"
     )
     last = len(files) - 1
     return element(
         "section",
         element("h2", "Rollouts"),
         element("p", intro, class_="aside"),
-        legend if drawn else None,
+        legend if boxed or asked else None,
         [_step(file, album, is_open=number in (0, last)) for number, file in enumerate(files)],
         id="rollouts",
     )
@@ -61,6 +64,7 @@ def _spread(group: GroupRecord) -> float:
 
 
 def _step(file: GroupFile, album: Album, is_open: bool) -> Html:
+    album.begin_part()
     totals = [total for group in file.groups for total in _totals(group)]
     judged = [c.is_correct for group in file.groups for c in group.completions if c.is_correct is not None]
     said = [counted(len(file.groups), "prompt")]
@@ -86,7 +90,7 @@ def _group(group: GroupRecord, album: Album) -> Html:
         picture,
         element("div", prompt_block(group), class_="words"),
         element("p", note, class_="aside wide") if left_out > 0 else None,
-        _table(group, ranked),
+        _table(group, ranked, album),
         class_="card rollout" if picture is not None else "card rollout text-only",
     )
 
@@ -103,19 +107,18 @@ def _style(completion: CompletionRecord) -> str:
 
 
 def _outlines(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]]) -> list[Outline]:
-    if not has_boxes(group):
-        return []
     outlines = []
     for number, completion in reversed(numbered):  # the best lie on top
-        box = predicted_box(group, completion).box
+        style, label, tag = _style(completion), f"completion {number}", str(number)
+        box = predicted_box(group, completion).box if has_boxes(group) else None
         if box is not None:
-            label = f"completion {number}"
-            outlines.append(Outline(box=box, style=_style(completion), label=label, tag=str(number)))
+            outlines.append(Outline(box=box, style=style, label=label, tag=tag))
+        outlines += asked_outlines(group, completion, style, label, tag)
     truth = true_box(group)
     return [*outlines, Outline(box=truth, style="truth", label="right")] if truth is not None else outlines
 
 
-def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]]) -> Html:
+def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]], album: Album) -> Html:
     names = list(dict.fromkeys(name for completion in group.completions for name in completion.rewards))
     shows_box = has_boxes(group)
     shows_total = len(names) != 1 or any(c.total != c.rewards.get(names[0]) for c in group.completions)
@@ -133,8 +136,9 @@ def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]])
         if shows_box:
             values.append(("box", box_cell(group, completion)))
         cells = [element("td", value, class_="number", data_label=label) for label, value in values]
-        text = element("td", text_block(completion.text), failures_block(completion), class_="text")
+        said = completion_block(album, group, completion, _style(completion))
+        text = element("td", said, failures_block(completion), class_="text")
         mark = element("th", element("i", class_=f"key {_style(completion)}"), str(number), scope="row")
-        rows.append(element("tr", mark, cells, text, data_box=str(number) if shows_box else None))
+        rows.append(element("tr", mark, cells, text, data_box=str(number) if shows_box or completion.turns else None))
     table = element("table", element("thead", header), element("tbody", rows), class_="completions")
     return element("div", table, class_="scroll wide")
