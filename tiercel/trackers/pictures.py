@@ -51,9 +51,12 @@ def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tu
 
 
 def caption(group: GroupRecord, completion: CompletionRecord) -> str:
-    """Write the prompt, the completion and its reward, without secrets and control characters."""
+    """Write the prompt, the completion, by turns where it has several, and its reward, without secrets and control
+    characters."""
     reward = "masked" if completion.total is None else f"{completion.total:.4g}"
-    return f"prompt: {_shown(group.question)}\ncompletion: {_shown(completion.text)}\nreward: {reward}"
+    texts = [_shown(turn.text) for turn in completion.turns]
+    said = "\n".join(f"turn {number}: {text}" for number, text in enumerate(texts, start=1))
+    return f"prompt: {_shown(group.question)}\n{said or f'completion: {_shown(completion.text)}'}\nreward: {reward}"
 
 
 def _shown(text: str) -> str:
