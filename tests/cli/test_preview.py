@@ -14,6 +14,7 @@ from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Model
 from tiercel.models.loading import load_family
 from tiercel.models.prompts import encode_prompt
+from tiercel.report.preview import PreviewRow, render
 from tiercel.types import PixelLimits, VideoSource
 
 
@@ -57,6 +58,23 @@ def test_images_side_by_side_are_pieces_of_their_own(tiny_checkpoints):
     found = pieces(family, prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), images)
     shown = [piece.text for piece in found if piece.kind == "image"]
     assert shown == [f"[image: {image.plan.token_count} tokens]" for image in images] and len(MIXED_PICTURES) == 3
+
+
+def test_tools_of_the_policy_are_in_the_prompt_as_the_model_sees_it(tiny_checkpoints):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    listed = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}" + family.checkpoint.chat_template
+    family.checkpoint = replace(family.checkpoint, chat_template=listed)
+    described = {"name": "zoom", "description": "Look <b>closer</b>.", "parameters": {"type": "object"}}
+    family.tools = ({"type": "function", "function": described},)
+    row, images = mixed_rows(family)[2]
+    prompt = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=800)
+    found = pieces(family, prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), images)
+    shown = PreviewRow(
+        index=0, id="a", place="rows:1", pieces=found, pictures=(), token_count=len(prompt.token_ids_P), answer=""
+    )
+    page = render([shown], "rows", [])
+    assert "&quot;name&quot;: &quot;zoom&quot;" in page and "Look &lt;b&gt;closer&lt;/b&gt;." in page
+    assert "<b>closer" not in page and page.count("[image: ") == len(images)
 
 
 def test_the_fix_report_is_written_though_the_check_fails(tiny_checkpoints, tmp_path, capsys):

@@ -22,6 +22,12 @@ def clock(monkeypatch):
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: float(next(now)))
 
 
+def test_turns_and_failed_calls_are_in_the_line(tmp_path, capsys, clock):
+    with Progress(tmp_path / "log.txt", total_steps=1, log_every=1) as progress:
+        progress.step({"step": 1, "loss": 0.5, "turns/mean": 2.25, "tools/failed_fraction": 0.125})
+    assert capsys.readouterr().err == "step 1/1  loss +0.5000  turns 2.2  failed calls 0.12\n"
+
+
 def test_plain_lines_off_a_terminal(tmp_path, capsys, clock):
     log = tmp_path / "log.txt"
     with Progress(log, total_steps=5, log_every=2) as progress:

@@ -22,6 +22,8 @@ SHOWN = (
     ("eval/reward/mean", "eval reward", "{:.3f}"),
     ("eval/loss", "eval loss", "{:.4f}"),
     ("completion/tokens_mean", "tokens", "{:.0f}"),
+    ("turns/mean", "turns", "{:.1f}"),
+    ("tools/failed_fraction", "failed calls", "{:.2f}"),
     ("grad_norm", "grad", "{:.2f}"),
     ("time/step", "step", "{:.2f}s"),
 )
