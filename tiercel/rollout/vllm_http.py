@@ -92,7 +92,7 @@ class VllmServer:
         reply = await self._request("POST", path, body, self._seconds, most_bytes)
         if reply.status == 404 and "does not exist" in _message(reply):
             raise AdapterMissing(f"it does not know {body['model']}")
-        if reply.status == 404 and path == GENERATE:
+        if reply.status in (403, 404) and path == GENERATE:
             raise EnvironmentProblem(
                 f"{self.url}: has no {GENERATE}, by which several turns are sampled; start vLLM 0.32 or newer with "
                 "--enable-scale-out"
@@ -111,7 +111,7 @@ class VllmServer:
             raise ServerFault(f"{path}: {error}") from error
         except WrongAnswer as error:
             raise Nonsense(f"{path}: {error}") from error
-        if reply.status in (401, 403):
+        if reply.status == 401 or (reply.status == 403 and path != GENERATE):  # 403: vLLM has no such path
             raise EnvironmentProblem(
                 f"{self.url}: refuses the key ({reply.status}); set {KEY_VARIABLE} to the server's --api-key"
             )
