@@ -19,7 +19,7 @@ LIMITS = Limits(max_turns=3, max_tokens=400)
 
 
 def observation(family: Family, text: str, pictures: int = 0, seed: int = 0) -> Observation:
-    """Text, and pictures of odd sizes after it."""
+    """Text, and pictures of odd sizes after it, each with a word behind it."""
     images = tuple(
         family.encode_image(noise_image(40 + 17 * (seed % 5), 90 - 13 * n, seed + n)) for n in range(pictures)
     )
@@ -28,8 +28,7 @@ def observation(family: Family, text: str, pictures: int = 0, seed: int = 0) -> 
     for image in images:
         ids += family.tokenizer(before, add_special_tokens=False)["input_ids"] if before else []
         ids += family.image_token_ids(image.plan)
-        ids += family.tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
-    ids += family.tokenizer(" Where", add_special_tokens=False)["input_ids"]
+        ids += family.tokenizer(after + " Where", add_special_tokens=False)["input_ids"]
     return Observation(token_ids_L=torch.tensor(ids), images=images)
 
 

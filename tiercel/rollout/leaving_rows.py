@@ -86,13 +86,14 @@ class RowMemory:
         lengths += [row.length for row in rows]
         self.length = max(lengths)
         self.make_room(len(lengths), self.length)
-        for keys_and_values in self.own().values():
+        own = self.own()
+        for keys_and_values in own.values():
             for own_RJLE in keys_and_values:
                 own_RJLE[:present, :, self.length - used : self.length] = own_RJLE[:present, :, newest].clone()
                 own_RJLE[:present, :, : self.length - used] = 0.0  # what is not used must be finite
         for place, row in enumerate(rows, present):
             for layer, fresh in row.own.items():
-                for own_RJLE, fresh_JLE in zip(self.own()[layer], fresh, strict=True):
+                for own_RJLE, fresh_JLE in zip(own[layer], fresh, strict=True):
                     own_RJLE[place, :, self.length - row.length : self.length] = fresh_JLE
             for layer, state in row.deltas.items():
                 self.states[layer].recent[place] = state.recent[0]

@@ -57,9 +57,10 @@ class _Row:
 
     def continuation(self) -> Continuation:
         """Return the tokens that the row has not run."""
-        assert self.state is not None
+        state, self.state = self.state, None
+        assert state is not None
         whole = self.builder.so_far()
-        start = len(self.builder.prompt.token_ids_P) + self.state.length
+        start = len(self.builder.prompt.token_ids_P) + state.length
         tokens = replace(
             whole,
             token_ids_P=whole.token_ids_P[start:],
@@ -67,7 +68,7 @@ class _Row:
             images=self.builder.observed,
             picture_spans=self.builder.family.picture_spans(whole.token_ids_P[start:]),
         )
-        return Continuation(state=self.state, tokens=tokens)
+        return Continuation(state=state, tokens=tokens)
 
 
 class _Turns:
