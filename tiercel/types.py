@@ -139,6 +139,12 @@ class EncodedPrompt:
     messages: tuple[Message, ...] = ()  # the rendered turns, for engines that render them themselves
     picture_spans: tuple[tuple[int, int], ...] = ()  # start and stop of tokens that see each other in both directions
 
+    @property
+    def image_paths(self) -> tuple[str | None, ...]:
+        """Return the file of each image; None for one in the row itself, and for one that an environment added."""
+        visuals = self.row.visuals  # may have images of later turns too
+        return tuple(visuals[i].path if i < len(visuals) else None for i in range(len(self.images)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedConversation:

@@ -1,13 +1,13 @@
-import math
+from dataclasses import replace
 
 import pytest
 
-from tests.rewards.samples import group, reward, sample
+from tests.rewards.samples import group, reward
 from tests.trajectories import TURNS, trajectory_group
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.samples import RewardValue, SampleImage
-from tiercel.scoring.scorer import Scorer, dry_run, judge, make_sample, reward_names, weighted_sum
+from tiercel.scoring.scorer import Scorer, judge, make_sample, reward_names, weighted_sum
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 
@@ -63,6 +63,12 @@ def test_a_sample_has_the_last_user_turn_the_rows_columns_and_both_sizes():
     assert (made.token_count, made.is_truncated, made.answer, made.columns) == (18, False, 7, {"level": 2})
     assert made.images == (SampleImage(path="a.png", original_size=(200, 100), processed_size=(400, 50)),)
     assert made.coordinate_space == "thousandths"
+
+
+def test_a_sample_has_the_pictures_that_an_environment_added_to_the_prompt():
+    whole = group("<answer>7</answer>")
+    prompt = replace(whole.prompt, images=whole.prompt.images * 2)
+    assert [image.path for image in make_sample(prompt, whole.completions[0], None).images] == ["a.png", None]
 
 
 def test_built_ins_score_groups_in_order():
@@ -121,15 +127,6 @@ def test_all_functions_that_cannot_be_loaded_are_reported_at_once_and_nothing_is
     first, second = caught.value.problems
     assert first.startswith("rewards.1.call: no_such_module:a: ")
     assert second.startswith(f"rewards.3.call: {good}s: ") and "its functions are: score" in second
-
-
-def test_a_dry_run_asks_every_reward_once_on_the_row(reward_file):
-    call = reward_file("def score(sample):\n    return sample.columns['level']\n")
-    with scorer(reward(name="exact"), reward(call=call)) as open_scorer:
-        values = dry_run(open_scorer, sample(answer=None, columns={"level": 2}))
-        assert values == {"exact": ABSENT, "score": RewardValue(value=2.0)}
-        assert "KeyError: 'level'" in dry_run(open_scorer, sample(answer="0"))["score"].failure
-    assert math.isfinite(values["score"].value)
 
 
 def test_no_groups_give_none():

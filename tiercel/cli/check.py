@@ -2,7 +2,6 @@
 those of a model whose family is proved on each checkpoint."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,23 +9,22 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.algorithms.trial import try_own_functions
+from tiercel.cli.dry_run import dry_run
 from tiercel.config import GrpoRecipe
-from tiercel.data.encoding import decode_videos, require_readable, row_images, row_plans
+from tiercel.data.encoding import decode_videos, require_readable, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.rows import Purpose
 from tiercel.data.scan import ScanReport, decoded_size, scan
-from tiercel.errors import DataError, EnvironmentProblem, TrainingError
+from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.learner.proof import prove
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.policy import load_for_inference
-from tiercel.models.prompts import conversation_length, prompt_length, prompt_messages, with_boxes, with_system
+from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_server import connect
 from tiercel.runs.recipe import Recipe
-from tiercel.samples import Sample, SampleImage
-from tiercel.scoring.scorer import Scorer, dry_run, turns_of
 from tiercel.trackers.opening import require_packages
 from tiercel.training.build import training_device
 from tiercel.training.packages import require_installed
@@ -57,26 +55,24 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     if family.needs_proof:
         policy = load_for_inference(recipe, training_device(), None)
         console.print(f"  {prove(policy).line}", markup=False)
-    with open_dialogues(recipe, family, console.print):  # what it finds is enough; prompts name the tools from now on
-        pass
-    purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
-    rows = read_run_rows(recipe.data, purpose)
-    train = rows.train
-    for table in rows.tables:
-        require_readable(recipe, table)
-    reports = [_scanned(recipe, family, table, console, decodes) for table in rows.tables]
-    if fix_report is not None:
-        count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
-        console.print(f"{fix_report}: {count:,} rejected rows with their reasons")
-    for report in reports:
-        require_few_bad(len(report.rejected), report.total, recipe.data, report.rejected)
-    report = reports[0]
-    if isinstance(recipe, GrpoRecipe):
-        _dry_reward(recipe, family, train.rows, console)
-        _try_own_functions(recipe, console)
-        if recipe.rollout.engine_kind.is_served:
-            _ask_servers(recipe, family, console)
-    console.print(token_table(recipe, report, len(train.rows)))
+    with open_dialogues(recipe, family, console.print) as dialogues:
+        purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
+        rows = read_run_rows(recipe.data, purpose)
+        train = rows.train
+        for table in rows.tables:
+            require_readable(recipe, table)
+        reports = [_scanned(recipe, family, table, console, decodes) for table in rows.tables]
+        if fix_report is not None:
+            count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
+            console.print(f"{fix_report}: {count:,} rejected rows with their reasons")
+        for report in reports:
+            require_few_bad(len(report.rejected), report.total, recipe.data, report.rejected)
+        if isinstance(recipe, GrpoRecipe):
+            dry_run(recipe, family, dialogues, train.rows[0], console)
+            _try_own_functions(recipe, console)
+            if recipe.rollout.engine_kind.is_served:
+                _ask_servers(recipe, family, console)
+    console.print(token_table(recipe, reports[0], len(train.rows)))
     console.print("check passed")
 
 
@@ -106,35 +102,6 @@ def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console, 
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
     return report
-
-
-def _dry_reward(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: Console) -> None:
-    """Call every reward once on a real row. Raises TrainingError where one fails."""
-    row = rows[0]
-    plans = [image.plan for image in row_images(family, recipe.data, row)]
-    images = [
-        SampleImage(path=source.path, original_size=plan.original_size, processed_size=plan.processed_size)
-        for source, plan in zip(row.visuals, plans, strict=True)
-    ]
-    sample = Sample(
-        id=row.id,
-        prompt=next(message.content for message in reversed(row.messages) if message.role == "user"),
-        completion="",
-        token_count=0,
-        is_truncated=False,
-        answer=row.answer,
-        columns=row.columns,
-        images=tuple(images),
-        coordinate_space=family.coordinate_space,
-        messages=turns_of(prompt_messages(row, with_system(with_boxes(row, plans, family), recipe.data.system))),
-    )
-    with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
-        values = dry_run(scorer, sample)
-    for name, value in values.items():
-        if value.failure is not None:
-            raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
-        shown = "does not apply" if value.value is None else f"{value.value:g}"
-        console.print(f"reward {name}: {shown} for a made-up completion of row {row.id}")
 
 
 def _try_own_functions(recipe: GrpoRecipe, console: Console) -> None:

@@ -41,7 +41,7 @@ def predict(recipe: Recipe, prompt: str, images: Sequence[Path], adapter: Path |
         columns={},
         file="command line",
         line=1,
-        image_roots=ImageRoots(base="/"),
+        image_roots=ImageRoots(more=tuple(str(image.absolute().parent) for image in images)),
     )
     encoded = row_images(policy.family, recipe.data, row)
     limit = recipe.data.max_prompt_tokens

@@ -120,7 +120,7 @@ def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
         shown.append(
             PreviewPicture(
                 image=_whole(image),
-                name=row.visuals[number].path or "(embedded image)",
+                name=prompt.image_paths[number] or "(embedded image)",
                 original_size=image.plan.original_size,
                 processed_size=image.plan.processed_size,
                 token_count=image.plan.token_count,

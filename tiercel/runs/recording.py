@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, islice, repeat
+from itertools import islice
 
 from tiercel.distributed.ranks import Ranks
 from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord
@@ -46,7 +46,6 @@ def _bare(images: Sequence[EncodedImage]) -> tuple[EncodedImage, ...]:
 def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
     """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
     prompt = group.group.prompt
-    paths = chain((source.path for source in prompt.row.visuals), repeat(None))  # an environment may add pictures
     return GroupRecord(
         coordinate_space=space,
         id=prompt.row.id,
@@ -55,7 +54,7 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: 
         prompt=prompt.text,
         question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
         answer=prompt.row.answer,
-        images=tuple(_image_record(image, path) for image, path in zip(prompt.images, paths, strict=False)),
+        images=tuple(_image_record(image, path) for image, path in zip(prompt.images, prompt.image_paths, strict=True)),
         completions=tuple(
             CompletionRecord(
                 text=scored.completion.text,

@@ -7,7 +7,7 @@ failed reward, or with none that applies, is masked: its total is None.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 
 from tiercel.config.schema import Reliability
@@ -31,8 +31,6 @@ from tiercel.types import (
     ScoredGroup,
 )
 
-DRY_RUN_COMPLETION = "<answer>0</answer>"
-
 
 def reward_names(rewards: Sequence[Entry]) -> tuple[str, ...]:
     """Name the rewards for metrics and rollouts: the built-in's or the function's name; from its second use on,
@@ -55,14 +53,8 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
     """Make what the rewards see of one completion; `prompt.row` has at least one user turn."""
     row = prompt.row
     images = tuple(
-        SampleImage(
-            path=source.path,
-            original_size=image.plan.original_size,
-            processed_size=image.plan.processed_size,
-        )
-        for source, image in zip(
-            row.visuals, prompt.images, strict=False
-        )  # a later turn's images are no part of the prompt
+        SampleImage(path=path, original_size=image.plan.original_size, processed_size=image.plan.processed_size)
+        for path, image in zip(prompt.image_paths, prompt.images, strict=True)
     )
     return Sample(
         id=row.id,
@@ -253,12 +245,3 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
 def column_text(value: object) -> str:
     """Write a column's value as recipes do."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def dry_run(scorer: Scorer, sample: Sample) -> dict[str, RewardValue]:
-    """Ask every reward once on a real row, with a completion that is made up; for `tiercel check`.
-
-    A failure here would fail in training too; None means that the reward does not apply to this row.
-    """
-    made_up = replace(sample, completion=DRY_RUN_COMPLETION, token_count=1, is_truncated=False)
-    return scorer.score_samples([made_up])[0]

@@ -22,6 +22,7 @@ from tiercel.types import Row
 
 MEMORY = Path("/dev/shm")
 VERSIONS_AT_A_TIME = 3  # the old one, the new one, one unfinished
+ANY_NUMBER = 999  # of pictures, as vLLM writes it
 PROBE = 2**30  # the number of weights that are no version: engines tell adapters apart by it
 Build = Callable[[GrpoRecipe, Trainer, Sequence[Row], Callable[[str], None]], Sampler]
 
@@ -89,10 +90,10 @@ def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Call
 
 
 def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
-    """Return the largest number of pictures that an engine sees at a time, at least 1: those of a row, and one that
-    comes back after each turn."""
-    of_turns = recipe.rollout.max_turns if recipe.rollout.has_turns else 0
-    return max((len(row.images) for row in rows), default=0) + of_turns or 1
+    """Return the largest number of pictures that an engine is told to expect in a sequence, at least 1."""
+    if recipe.rollout.has_turns:
+        return ANY_NUMBER  # turns bring as many as their tokens leave room for
+    return max((len(row.images) for row in rows), default=0) or 1
 
 
 def _has_room(trainer: Trainer) -> bool:
