@@ -70,7 +70,7 @@ def _logprobs() -> dict[str, HostileAnswer]:
             lambda answer: _at(answer, path[:4]).append({"logprob": -1.0}), "choices[1].logprobs: "
         ),
         "other token ids than were scored": _set(
-            (*path[:5], "token"), "token_id:3", "choices[1].logprobs[0]: 'token_id:3' came; token_ids has"
+            (*path[:5], "token"), "token_id:3", "choices[1].logprobs[0]: '3' came; token_ids has"
         ),
     }
 

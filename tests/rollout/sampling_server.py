@@ -14,7 +14,7 @@ from tiercel.models.saving import restore_adapter
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.vllm_server import chat_messages
+from tiercel.rollout.vllm_routes import chat_messages
 from tiercel.types import EncodedPrompt
 
 FIRST_PROBE = 2**30  # numbers of weights from here on are no versions

@@ -12,7 +12,7 @@ from tests.tiny_models import tiny_prompts, tiny_recipe
 from tiercel.errors import TiercelError
 from tiercel.models.loading import load_family
 from tiercel.rollout import vllm_server
-from tiercel.rollout.vllm_server import chat_messages
+from tiercel.rollout.vllm_routes import chat_messages
 
 TOKENS = Tokens(vocabulary=77, placeholder=5, end=2)  # for the names alone; the fixture has the checkpoint's
 GOOD_ROLLOUTS = 4

@@ -10,7 +10,7 @@ from typing import Any
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
 from tiercel.reliability.redaction import redact
-from tiercel.rollout.vllm_protocol import ModelList, Refusal, ServedModel
+from tiercel.rollout.vllm_protocol import Completions, ModelList, Refusal, ServedModel
 
 KEY_VARIABLE = "VLLM_API_KEY"  # the variable that vLLM itself uses
 HEALTH_SECONDS = 5.0
@@ -85,9 +85,7 @@ class VllmServer:
         """Unload an adapter, if it is loaded."""
         await self._request("POST", UNLOAD, {"lora_name": name}, ADAPTER_SECONDS)
 
-    async def complete(
-        self, path: str, form: type[AnswerType], body: dict[str, Any], most_bytes: int = SHORT_ANSWER
-    ) -> AnswerType:
+    async def complete(self, path: str, body: dict[str, Any], most_bytes: int = SHORT_ANSWER) -> Completions:
         """Request completions at a path and return the answer, which may have at most `most_bytes`."""
         reply = await self._request("POST", path, body, self._seconds, most_bytes)
         if reply.status == 404 and "does not exist" in _message(reply):
@@ -99,7 +97,7 @@ class VllmServer:
             )
         if reply.status >= 400:
             raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(reply))}")
-        return _read(path, reply, form)
+        return _read(path, reply, Completions)
 
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float, most_bytes: int = SHORT_ANSWER

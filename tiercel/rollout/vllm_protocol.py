@@ -31,14 +31,17 @@ class ModelList(Answer):
 
 class TokenLogprob(Answer):
     """Holds the logprob of a sampled token. `token` is `token_id:N`, as requested; old servers write the token's
-    text."""
+    text. The route of token ids gives `token_id`."""
 
     token: str | None = None
+    token_id: TokenId | None = None
     logprob: float
 
     @property
     def named_id(self) -> str | None:
         """Return the id that it names; None where it names none."""
+        if self.token_id is not None:
+            return str(self.token_id)
         token = self.token or ""
         return token.removeprefix(NAMED_ID) if token.startswith(NAMED_ID) else None
 
@@ -65,46 +68,11 @@ class Choice(Answer):
     logprobs: Logprobs | None = None
 
 
-class ChatAnswer(Answer):
-    """Is the answer of /v1/chat/completions."""
+class Completions(Answer):
+    """Is the answer of /v1/chat/completions, and of /inference/v1/generate."""
 
     model: str
     choices: Every[Choice]
-    prompt_token_ids: Every[TokenId] | None = None
-
-
-class GeneratedLogprob(Answer):
-    """Holds the logprob of a sampled token."""
-
-    token_id: TokenId
-    logprob: float
-
-    @property
-    def named_id(self) -> str:
-        """Return the id that it names."""
-        return str(self.token_id)
-
-
-class GeneratedLogprobs(Answer):
-    """Holds the logprobs of a completion's tokens."""
-
-    content: Every[GeneratedLogprob] | None = None
-
-
-class GeneratedChoice(Answer):
-    """Is one completion of a prompt of token ids."""
-
-    index: Annotated[int, Field(ge=0)]
-    finish_reason: str | None = None
-    token_ids: Every[TokenId] | None = None
-    logprobs: GeneratedLogprobs | None = None
-
-
-class GenerateAnswer(Answer):
-    """Is the answer of /inference/v1/generate."""
-
-    model: str
-    choices: Every[GeneratedChoice]
     prompt_token_ids: Every[TokenId] | None = None
 
 

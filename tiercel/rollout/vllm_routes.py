@@ -1,4 +1,4 @@
-"""What a vLLM server is asked for, and how its answer is read: a chat, or the tokens themselves.
+"""What a vLLM server is asked: a chat, or the tokens themselves.
 
 A prompt of one turn is asked for as a chat, which every vLLM since 0.11 answers. What follows a sampled turn is never
 rendered again, so turns go by their token ids; vLLM since 0.32 has that route where it was started with
@@ -16,7 +16,6 @@ from tiercel.models.images import picture_image
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm_common import sampling_fields
 from tiercel.rollout.vllm_http import CHAT, GENERATE
-from tiercel.rollout.vllm_protocol import ChatAnswer, GenerateAnswer
 from tiercel.types import EncodedImage, EncodedPrompt, Message
 
 
@@ -26,10 +25,6 @@ class Route(Protocol):
     @property
     def path(self) -> str:
         """Return the path of the request."""
-
-    @property
-    def answer(self) -> type[ChatAnswer] | type[GenerateAnswer]:
-        """Return the form of the answer."""
 
     async def body(
         self, family: Family, model: str, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any
@@ -41,7 +36,6 @@ class ChatRoute:
     """Asks for completions of messages, which the server renders."""
 
     path = CHAT
-    answer = ChatAnswer
 
     async def body(
         self, family: Family, model: str, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any
@@ -65,7 +59,6 @@ class TokenRoute:
     """Asks for completions of token ids and pictures."""
 
     path = GENERATE
-    answer = GenerateAnswer
 
     async def body(
         self, family: Family, model: str, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any

@@ -8,7 +8,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,14 +37,7 @@ from tiercel.rollout.vllm_http import (
     VllmServer,
     servers_key,
 )
-from tiercel.rollout.vllm_protocol import (
-    ChatAnswer,
-    Choice,
-    GenerateAnswer,
-    GeneratedChoice,
-    GeneratedLogprob,
-    TokenLogprob,
-)
+from tiercel.rollout.vllm_protocol import Choice, Completions
 from tiercel.rollout.vllm_routes import ChatRoute, Route, TokenRoute
 from tiercel.rollout.vllm_turns import add_sampled, begun_trajectories, turn_params, turn_seed
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -211,12 +204,7 @@ class ServerSampler:
             async with room:
                 return await self._group(prompt, params, seed)
 
-        tasks = [asyncio.ensure_future(one(prompt, seed)) for prompt, seed in zip(prompts, seeds, strict=True)]
-        try:
-            return tuple(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:  # after a failure the others are not needed
-                task.cancel()
+        return await _together(one(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True))
 
     async def _sample_trajectories(
         self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
@@ -238,12 +226,7 @@ class ServerSampler:
             completions = await asyncio.gather(*map(one, builders))
             return Group(prompt=builders[0].prompt, completions=tuple(completions), policy_version=version)
 
-        tasks = [asyncio.ensure_future(of_prompt(builders)) for builders in begun]
-        try:
-            return tuple(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await _together(map(of_prompt, begun))
 
     async def _sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -282,7 +265,7 @@ class ServerSampler:
         version = self.policy.version
         state.in_flight += 1
         try:
-            answer = await state.server.complete(self.route.path, self.route.answer, body, _most_bytes(prompt, params))
+            answer = await state.server.complete(self.route.path, body, _most_bytes(prompt, params))
             completions = self._completions(prompt, params, seed, answer, state.server.url)
         finally:
             state.in_flight -= 1
@@ -299,7 +282,7 @@ class ServerSampler:
         return await self.route.body(self.family, self.policy.name, prompt, params, seed, **fields)
 
     def _completions(
-        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: ChatAnswer | GenerateAnswer, url: str
+        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: Completions, url: str
     ) -> tuple[Completion, ...]:
         """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
         and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
@@ -309,20 +292,19 @@ class ServerSampler:
         if answer.prompt_token_ids is None:
             raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
         require_same_prompt(self.family, prompt, answer.prompt_token_ids, url)
-        every: tuple[Choice | GeneratedChoice, ...] = answer.choices
-        choices = sorted(every, key=lambda choice: choice.index)
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
         if (numbers := [choice.index for choice in choices]) != list(range(params.group_size)):
             raise Nonsense(
                 f"{self.route.path}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for"
             )
         return tuple(self._completion(choice, seed + choice.index, params) for choice in choices)
 
-    def _completion(self, choice: Choice | GeneratedChoice, seed: int, params: SamplingParams) -> Completion:
+    def _completion(self, choice: Choice, seed: int, params: SamplingParams) -> Completion:
         field = f"{self.route.path}: choices[{choice.index}]"
         if choice.finish_reason not in ("stop", "length"):
             raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
         token_ids = choice.token_ids or ()
-        entries: tuple[TokenLogprob | GeneratedLogprob, ...] = (choice.logprobs and choice.logprobs.content) or ()
+        entries = (choice.logprobs and choice.logprobs.content) or ()
         logprobs = [entry.logprob for entry in entries]
         try:
             completion = make_completion(self.family, token_ids, logprobs, choice.finish_reason, seed, params)
@@ -447,7 +429,7 @@ class ServerSampler:
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
         body = await self._request(prompt, _one_token(), 0, allowed_token_ids=[only], min_tokens=0)
-        answer = await state.server.complete(self.route.path, self.route.answer, body)
+        answer = await state.server.complete(self.route.path, body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
             raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
@@ -456,6 +438,15 @@ class ServerSampler:
                 f"{state.server.url}: gives logprobs of the raw logits; "
                 "start it with --logprobs-mode processed_logprobs"
             )
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, Group]]) -> tuple[Group, ...]:
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # after a failure the others are not needed
+            task.cancel()
 
 
 def connect(
