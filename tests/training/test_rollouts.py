@@ -50,7 +50,7 @@ def rollouts(sampler, tmp_path, lookahead, restored=None) -> Rollouts:
     recipe = grpo_recipe(
         tmp_path, tmp_path / "rows.jsonl", tmp_path, rollout={"engine": "vllm-server", "lookahead": lookahead}
     )
-    return Rollouts(recipe, ALONE, SimpleNamespace(sampler=sampler), None, restored)
+    return Rollouts(recipe, ALONE, SimpleNamespace(sampler=sampler), None, restored=restored)
 
 
 def test_without_lookahead_a_steps_prompts_are_asked_for_when_it_is_their_turn(prompts, tmp_path):
