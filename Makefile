@@ -141,6 +141,7 @@ test-vllm: vllm-env
 
 bench-exact: venv
 	.venv/bin/python -m benchmarks.exact
+	.venv/bin/python -m benchmarks.trajectories
 
 bench-learner: venv
 	.venv/bin/python -m benchmarks.learner

@@ -7,13 +7,29 @@ Shape suffixes: docs/shapes.md, and A the heads of the values, as in tiercel/mod
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, einsum, nn
 
+from tests.tiny_models import tiny_policy
+from tiercel.models.experts import mixtures
+from tiercel.models.policy import Policy
+
 CHUNKED_RULE = "torch_chunk_gated_delta_rule"  # the name by which transformers' models call it
+
+
+def in_float64(policy: Policy, checkpoint: Path) -> Policy:
+    """Return a policy with the same weights in float64. `checkpoint`: of the base model."""
+    double = tiny_policy(checkpoint, dtype="float32")
+    double = replace(double, model=double.model.double(), compute_dtype=torch.float64)
+    if mixtures(double.model):
+        double.model.set_experts_implementation("eager")  # grouped products know no float64
+    double.model.load_state_dict(policy.model.state_dict())
+    return double
 
 
 @contextmanager

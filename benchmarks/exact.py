@@ -30,14 +30,13 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from benchmarks.delta_rule import rule_in_float64
+from benchmarks.delta_rule import in_float64, rule_in_float64
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, random_ids, save_tiny_checkpoint, tiny_policy, tiny_prompts
 from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
-from tiercel.models.experts import mixtures
 from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions
 from tiercel.models.vision import VisionStore
@@ -219,11 +218,7 @@ def compare(family: str, seed: int, device: torch.device, directory: Path) -> li
     case = make_case(single, seed)
     found = []
     for weights, precisions in ((single, ("float64", "float32")), (half, ("bfloat16",))):
-        double = tiny_policy(checkpoint, dtype="float32")
-        double = replace(double, model=double.model.double(), compute_dtype=torch.float64)
-        if mixtures(double.model):
-            double.model.set_experts_implementation("eager")  # grouped products know no float64
-        double.model.load_state_dict(weights.model.state_dict())
+        double = in_float64(weights, checkpoint)
         with rule_in_float64(double.model):
             reference = outcome(double, case, Computation(label=PLAIN, form=None))
         for precision in precisions:

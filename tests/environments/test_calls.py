@@ -96,6 +96,7 @@ def test_thoughts_hold_no_calls():
         (HERMES, "<tool_call>[1]</tool_call>", 'an object "arguments"'),
         (HERMES, "<tool_call></tool_call>", "Expecting value"),
         (HERMES, '<tool_call>{"name": "zoom", "arguments": {"x": NaN}}</tool_call>', "not JSON compliant"),
+        (HERMES, '<tool_call>{"name": "zoom", "arguments": {"x": "\\ud800"}}</tool_call>', "surrogates not allowed"),
         (HERMES, "<tool_call>" + "[" * 100_000, "recursion"),
         (QWEN35, "<tool_call>\nzoom(1)\n</tool_call>", "what follows <tool_call> is no tool call"),
         (GEMMA4, "<|tool_call>zoom{box:[1]}<tool_call|>", r"what follows <\|tool_call> is no tool call"),

@@ -125,5 +125,5 @@ def _tool_call(call: Any) -> ToolCall:
     name, arguments = (function.get(key) if isinstance(function, dict) else None for key in ("name", "arguments"))
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError('it must be an object with a text "name" and an object "arguments"')
-    json.dumps(arguments, allow_nan=False)
+    json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()  # no NaN, no halves of surrogate pairs
     return ToolCall(name=name.strip(), arguments=arguments)

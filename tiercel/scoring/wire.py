@@ -16,21 +16,7 @@ class NotJson(ValueError):
 
 def encode_sample(sample: Sample) -> str:
     """Write a sample as one line of JSON. Raises NotJson where a column of the row cannot be carried."""
-    fields = {
-        "id": sample.id,
-        "prompt": sample.prompt,
-        "completion": sample.completion,
-        "token_count": sample.token_count,
-        "is_truncated": sample.is_truncated,
-        "answer": sample.answer,
-        "columns": dict(sample.columns),
-        "images": [asdict(image) for image in sample.images],
-        "coordinate_space": sample.coordinate_space,
-        "messages": [{"role": turn.role, "content": turn.content} for turn in sample.messages],
-        "turns": [asdict(turn) for turn in sample.turns],
-        "outcome": None if sample.outcome is None else asdict(sample.outcome),
-    }
-    return as_line(fields, sample.id, {"answer": sample.answer, **sample.columns})
+    return as_line(asdict(sample), sample.id, {"answer": sample.answer, **sample.columns})
 
 
 def as_line(fields: Mapping[str, Any], row_id: str, columns: Mapping[str, Any]) -> str:
