@@ -167,7 +167,7 @@ class Observation:
     """Holds what follows a turn of the policy: the answer of a tool or of an environment, up to where the policy writes
     again."""
 
-    token_ids_L: Tensor  # int64
+    token_ids_L: Tensor  # int64; the first is the token by which the chat template ends the turn
     images: tuple[EncodedImage, ...] = ()  # in the order of their placeholders
 
 

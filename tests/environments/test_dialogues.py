@@ -70,7 +70,7 @@ def test_a_text_game_with_state(write, opened, prompt, tool_family):
             answer="higher",
         )
         assert text_of(tool_family, first.observation) == (
-            "\n<|im_start|>user\n<tool_response>higher</tool_response><|im_end|>\n<|im_start|>assistant\n"
+            "<|im_end|>\n<|im_start|>user\n<tool_response>higher</tool_response><|im_end|>\n<|im_start|>assistant\n"
         )
         assert second.observation is None and second.turn.answer == "right"  # done
         assert right.end().outcome == RewardValue(value=1.0)
@@ -218,7 +218,7 @@ def test_a_dialogue_without_tools(write, opened, prompt, tool_family):
         first, last = play(dialogue, "5", "7")
         assert first.turn.answer == "Not 5. Again?" and first.turn.calls == ()
         assert text_of(tool_family, first.observation) == (
-            "\n<|im_start|>user\nNot 5. Again?<|im_end|>\n<|im_start|>assistant\n"
+            "<|im_end|>\n<|im_start|>user\nNot 5. Again?<|im_end|>\n<|im_start|>assistant\n"
         )
         assert last.observation is None and last.turn.answer is None
         dialogue.end()
@@ -330,7 +330,7 @@ def test_answers_cannot_smuggle_placeholders_or_ends(write, opened, prompt, tool
         (dialogue,) = dialogues.open(begun, [0])
         for reply in play(dialogue, call("say"), call("fail"), call(text.encode().decode("unicode_escape", "ignore"))):
             observed = [token for token in reply.observation.token_ids_L.tolist() if token in special]
-            bare = "\n<|im_start|>user\n<tool_response></tool_response><|im_end|>\n<|im_start|>assistant\n"
+            bare = "<|im_end|>\n<|im_start|>user\n<tool_response></tool_response><|im_end|>\n<|im_start|>assistant\n"
             assert observed == [token for token in token_ids(tool_family, bare, ()) if token in special]
             assert reply.observation.images == ()
         assert dialogue.end().failure is None

@@ -33,6 +33,16 @@ FORGETS_THOUGHTS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
 )
 
+# An answer is a part of the turn that asked for it, as Gemma 4 writes it; a token of its own ends the call.
+INSIDE_THE_TURN = (
+    "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"
+    "{% else %}<|endoftext|>{% endif %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}MARKER{% endif %}{% endfor %}"
+    "{% if m.tool_calls %}{% if loop.last %}<|endoftext|>{% endif %}{% elif m.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 def family_of(checkpoint, template: str | None = None) -> Family:
     family = load_family(Model(path=str(checkpoint)))
@@ -54,9 +64,9 @@ def test_turns_one_after_the_other_are_the_whole_conversation(tiny_checkpoints, 
     answer = Message(role="user", content="See <image> this.")
     observation = encode_answer(family, [answer], [picture])
     start = token_ids(family, render(family, [asked], True), ())
-    ended = family.tokenizer("Here.")["input_ids"] + [family.tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    written = family.tokenizer("Here.")["input_ids"]
     whole = token_ids(family, render(family, [asked, said, answer], True), [picture.plan])
-    assert start + ended + observation.token_ids_L.tolist() == whole
+    assert start + written + observation.token_ids_L.tolist() == whole
     assert int(family.is_placeholder(observation.token_ids_L).sum()) == family.feature_count(picture.plan)
     assert observation.images == (picture,)
 
@@ -66,9 +76,22 @@ def test_an_answer_of_a_tool_follows_the_call_that_it_belongs_to(tiny_checkpoint
     answers = [Message(role="tool", content=text, tool=text) for text in ("one", "two")]
     text = family.tokenizer.decode(encode_answer(family, answers, ()).token_ids_L)
     assert text == (
-        "\n<|im_start|>user\n<tool_response>one</tool_response><|im_end|>\n"
+        "<|im_end|>\n<|im_start|>user\n<tool_response>one</tool_response><|im_end|>\n"
         "<|im_start|>user\n<tool_response>two</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_an_answer_may_be_a_part_of_the_turn_that_asked_for_it(tiny_checkpoints):
+    family = family_of(tiny_checkpoints["qwen3_vl"], INSIDE_THE_TURN)
+    ends = family.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    family.checkpoint = replace(family.checkpoint, end_token_ids=tuple(ends))
+    require_joining(family, "tool", has_pictures=True)
+    require_joining(family, "user")
+    observation = encode_answer(family, [Message(role="tool", content="seven", tool="look")], ())
+    assert family.tokenizer.decode(observation.token_ids_L) == "<|endoftext|>seven"
+    observation = encode_answer(family, [Message(role="user", content="Why?")], ())
+    text = "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert family.tokenizer.decode(observation.token_ids_L) == text
 
 
 def test_the_template_gets_the_tools(tiny_checkpoints):
@@ -90,6 +113,9 @@ def test_a_picture_that_the_template_does_not_show_is_refused(tiny_checkpoints):
     picture = family.encode_image(noise_image(84, 56, 1))
     with pytest.raises(DataError, match="0 places for 1 images"):
         encode_answer(family, [Message(role="tool", content="<image>", tool="look")], [picture])
+    require_joining(family, "tool")
+    with pytest.raises(ModelError, match=r"cannot write what comes back.*0 places for 1 images.*set data\.template"):
+        require_joining(family, "tool", has_pictures=True)
 
 
 def test_an_answer_without_pictures_has_none(tiny_checkpoints):

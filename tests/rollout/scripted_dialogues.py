@@ -24,7 +24,7 @@ def observation(family: Family, text: str, pictures: int = 0, seed: int = 0) -> 
         family.encode_image(noise_image(40 + 17 * (seed % 5), 90 - 13 * n, seed + n)) for n in range(pictures)
     )
     before, after = family.around_image
-    ids = family.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [family.checkpoint.end_token_ids[0], *family.tokenizer(text, add_special_tokens=False)["input_ids"]]
     for image in images:
         ids += family.tokenizer(before, add_special_tokens=False)["input_ids"] if before else []
         ids += family.image_token_ids(image.plan)

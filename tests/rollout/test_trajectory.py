@@ -50,7 +50,7 @@ def test_a_completion_has_what_was_sampled_and_what_was_observed(family):
     assert write(builder, " the seven") and not write(builder, " the 7")
     completion = builder.completion()
     first, last = ids_of(family, " the seven"), ids_of(family, " the 7")
-    shown = seen.token_ids_L.tolist()
+    shown = seen.token_ids_L.tolist()[1:]  # the turn has its end token
     assert completion.token_ids_L.tolist() == first + shown + last
     assert completion.is_sampled_L.tolist() == [True] * len(first) + [False] * len(shown) + [True] * len(last)
     assert completion.logprobs_L.tolist() == [-1.0] * len(first) + [0.0] * len(shown) + [-1.0] * len(last)
@@ -109,7 +109,7 @@ def test_turns_that_run_out_at_the_end_are_not_truncated(family):
 def test_an_observation_leaves_room_for_a_token_or_is_dropped(family):
     seen = observation(family, " is", pictures=1)
     first = ids_of(family, " the")
-    needed = len(first) + len(seen.token_ids_L) + 1
+    needed = len(first) + len(seen.token_ids_L)
     builder = builder_of(family, [seen], max_tokens=needed)
     assert write(builder, " the") and builder.budget == 1
     builder = builder_of(family, [seen], max_tokens=needed - 1)
@@ -132,9 +132,8 @@ def test_a_turn_without_an_end_token_is_closed_before_what_comes_back(family):
     ids = ids_of(family, " the seven", has_end=False)
     reply = builder.add_turn(ids, [-1.0] * len(ids), is_truncated=False)  # a stop string ended it
     assert builder.add_reply(reply.result())
-    end = family.checkpoint.end_token_ids[0]
-    assert builder.token_ids == [*ids, end, *seen.token_ids_L.tolist()]
-    assert builder.is_sampled == [True] * len(ids) + [False] * (1 + len(seen.token_ids_L))
+    assert builder.token_ids == [*ids, *seen.token_ids_L.tolist()]
+    assert builder.is_sampled == [True] * len(ids) + [False] * len(seen.token_ids_L)
 
 
 def test_texts_and_stops(family):

@@ -10,8 +10,9 @@ from itertools import zip_longest
 from typing import Literal
 
 import torch
+from PIL import Image
 
-from tiercel.errors import ModelError
+from tiercel.errors import DataError, ModelError
 from tiercel.models.family import Family
 from tiercel.models.prompts import apply_template, render, template_messages, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
@@ -19,6 +20,7 @@ from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
 ASKED = Message(role="user", content="What is it?")
 WRITTEN = Message(role="assistant", content="I look.")  # stands for the policy's turn
 SHOWN = 40  # tokens or characters of a difference
+PICTURE_SIZE = (56, 56)  # of a picture that stands for what comes back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +35,9 @@ class Pieces:
 def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[EncodedImage]) -> Observation:
     """Encode messages that follow a turn of the policy, up to where it writes again. `<image>` in their contents marks
     each picture. Raises DataError where the template refuses them, ModelError where it has no end after a turn."""
-    after = _pieces(family, messages).after
-    ids = token_ids(family, after, [image.plan for image in images])
+    pieces = _pieces(family, messages)
+    after = token_ids(family, pieces.after, [image.plan for image in images])
+    ids = [family.tokenizer.convert_tokens_to_ids(pieces.end), *after]
     return Observation(token_ids_L=torch.tensor(ids, dtype=torch.int64), images=tuple(images))
 
 
@@ -46,7 +49,7 @@ def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
     tool = family.tools[0]["function"]["name"] if family.tools else None
     answer = Message(role=role, content="<image>" * len(shown) + "It is a seven.", tool=tool)
     written = family.tokenizer(WRITTEN.content, add_special_tokens=False)["input_ids"]
-    turn = torch.tensor([*written, family.checkpoint.end_token_ids[0]])
+    turn = torch.tensor(written)
     token_ids_P = torch.cat([prompt.token_ids_P, turn, encode_answer(family, [answer], shown).token_ids_L])
     images = (*prompt.images, *shown)
     return replace(
@@ -58,11 +61,20 @@ def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
     )
 
 
-def require_joining(family: Family, role: Literal["tool", "user"]) -> None:
-    """Raise ModelError where the tokens of turns, joined one after the other, are not those of the whole conversation.
-    `role`: of what comes back."""
+def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictures: bool = False) -> None:
+    """Raise ModelError where the tokens of turns, joined one after the other, are not those of the whole conversation,
+    or where the template cannot write what comes back. `role`: of what comes back."""
     answer = Message(role=role, content="It is a seven.", tool="look" if role == "tool" else None)
-    pieces = _pieces(family, [answer])
+    try:
+        pieces = _pieces(family, [answer])
+        if has_pictures:
+            picture = family.encode_image(Image.new("RGB", PICTURE_SIZE))
+            encode_answer(family, [replace(answer, content="<image>")], [picture])
+    except DataError as error:
+        raise ModelError(
+            f"{family.checkpoint.path}: its chat template cannot write what comes back to the policy: {error}; set "
+            "data.template to a newer one of the model, or to one of your own"
+        ) from error
     asked = render(family, [ASKED], True)
     if not pieces.before.startswith(asked):
         raise _not_joined(family, pieces.before, asked)
@@ -87,9 +99,10 @@ def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> 
 
 def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
     """Render the messages after the turn that stands for the policy's."""
-    turns = template_messages(family, [ASKED, WRITTEN])
-    if called := [message.tool for message in messages if message.role == "tool"]:
-        # Some templates write an answer only beside the call that it belongs to.
+    called = [message.tool for message in messages if message.role == "tool"]
+    turns = template_messages(family, [ASKED, replace(WRITTEN, content="") if called else WRITTEN])
+    if called:
+        # Some templates write an answer only beside the call that it belongs to, and a text of the same turn after it.
         turns[-1]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in called]
     alone = apply_template(family, turns, False)
     whole = apply_template(family, [*turns, *template_messages(family, messages)], True)

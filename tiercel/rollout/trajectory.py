@@ -81,9 +81,8 @@ class TrajectoryBuilder:
         if reply.observation is None:
             return False
         token_ids = reply.observation.token_ids_L.tolist()
-        ends = self.family.checkpoint.end_token_ids
-        if self.token_ids[-1] not in ends:  # the turn ended with one of rollout.stop, and the template closes each turn
-            token_ids = [ends[0], *token_ids]
+        if self.token_ids[-1] == token_ids[0]:  # else a stop string, or another end token, ended the turn
+            del token_ids[0]
         has_room = len(self.token_ids) + len(token_ids) < self.limits.max_tokens
         self.is_truncated = len(self.turns) == self.limits.max_turns or not has_room
         if not self.is_truncated:

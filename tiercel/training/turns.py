@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.toolbox import Toolbox, load_toolbox
+from tiercel.environments.tools import BUILT_IN
 from tiercel.errors import RecipeError
 from tiercel.models.family import Family
 from tiercel.models.turns import require_joining
@@ -65,7 +66,7 @@ def open_dialogues(
     _require_reward(recipe, toolbox, say)
     family.tools = toolbox.schemas
     if toolbox.schemas:
-        require_joining(family, "tool")
+        require_joining(family, "tool", has_pictures=not BUILT_IN.keys().isdisjoint(toolbox.names))
     if toolbox.responds:
         require_joining(family, "user")
     limits = Limits(max_turns=rollout.max_turns, max_tokens=rollout.max_trajectory_tokens)
