@@ -1,7 +1,8 @@
 """How exact trajectories are: completions of three turns, with pictures in the prompt and between the turns.
 
 Every form of the learner in float32, and transformers' own forward pass, are compared with transformers' forward pass
-of each whole sequence in float64. No gradient is asked to be nearer to it than that of transformers' own pass.
+of each whole sequence in float64. The rule of delta nets rounds in float32, so where
+transformers' own gradient errs by more than the limit, that of a form may err by a tenth more than it.
 
     make bench-exact
     python -m benchmarks.trajectories --families qwen2_5_vl --seeds 2
@@ -24,7 +25,8 @@ from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
 
 PER_SEED = 6  # trajectories
 LOGPROB_LIMIT = 1e-4  # nats
-GRADIENT_LIMIT = 1e-5  # relative; where transformers' own pass errs more, its error
+GRADIENT_LIMIT = 1e-5  # relative
+BESIDE_PLAIN = 1.1  # times the error of transformers' own gradient, where that is larger
 
 
 def main() -> int:
@@ -51,7 +53,7 @@ def main() -> int:
     write_results(arguments.output, {"versions": versions(), "trajectories": PER_SEED * arguments.seeds, **plain}, text)
     return int(
         any(
-            each.logprob > LOGPROB_LIMIT or each.gradient > max(GRADIENT_LIMIT, forms[PLAIN].gradient)
+            each.logprob > LOGPROB_LIMIT or each.gradient > max(GRADIENT_LIMIT, BESIDE_PLAIN * forms[PLAIN].gradient)
             for forms in worst.values()
             for each in forms.values()
         )
