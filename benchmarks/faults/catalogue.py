@@ -21,11 +21,13 @@ from benchmarks.faults.secrets import secrets
 from benchmarks.faults.stalls import stalls
 from benchmarks.faults.start_hangs import start_hangs
 from benchmarks.faults.terminations import terminations
+from benchmarks.faults.turn_kills import turn_kills
 from benchmarks.faults.wrong_recipes import wrong_recipes
 
 # (size, seed, an empty directory of its own) -> Figure
 FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "SIGKILL at random moments": kills,
+    "SIGKILL between turns": turn_kills,
     "crash at every file operation of a save": crashes,
     "disk full at every file of a save": full_disks,
     "damaged checkpoint files": damage,

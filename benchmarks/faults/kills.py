@@ -4,14 +4,16 @@ interrupted.
 The runs are forks of this process, which has imported everything, so that the moments fall into the run itself.
 """
 
+import json
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import tiercel.training.grpo
@@ -27,6 +29,7 @@ STEPS = 6
 SAVE_EVERY = 2
 KILLS = {"short": 4, "full": 60}  # of each kind of run; every second one inside a save
 LONGEST_RUN_SECONDS = 120.0
+VARYING = ("time/", "memory/")  # metrics that no two runs have alike
 SAVE_SECONDS = 0.03  # about what a save takes; the moments inside it are drawn from this
 
 
@@ -49,13 +52,18 @@ class Victim:
         self.unproven.clear()
 
 
+Moment = Callable[[Victim, int, random.Random], bool]  # waits in a run's process; False where the run ended before
+
+
 def kills(size: Size, seed: int, work: Path) -> Figure:
     started = time.perf_counter()
     draw = random.Random(seed)
     runs = TinyRuns(work)
-    victims = [_victim(runs, kind) for kind in ("grpo", "sft")]
+    changes = {"data": {"workers": 0}, "train": {"steps": STEPS, "save_every": SAVE_EVERY, "threads": 1}}
+    victims = [victim_of(kind, partial(runs.recipe, kind, **changes)) for kind in ("grpo", "sft")]
     for victim in victims:
-        _kill_again_and_again(victim, KILLS[size], draw)
+        at_any_time = partial(_at_any_time, _seconds_of_a_run(victim))
+        kill_again_and_again(victim, KILLS[size], draw, (at_any_time, _inside_a_save))
     outcomes = [outcome for victim in victims for outcome in victim.kills]
     return figure_of(
         "SIGKILL at random moments",
@@ -70,26 +78,24 @@ def kills(size: Size, seed: int, work: Path) -> Figure:
     )
 
 
-def _victim(runs: TinyRuns, kind: str) -> Victim:
-    changes = {"data": {"workers": 0}, "train": {"steps": STEPS, "save_every": SAVE_EVERY, "threads": 1}}
-    whole = runs.recipe(kind, f"{kind}-whole", **changes)
-    code = _wait(_fork(kind, whole, runs.work / "log.txt"), LONGEST_RUN_SECONDS)
+def victim_of(kind: str, recipe_of: Callable[[str], Path]) -> Victim:
+    """A run to kill, and the bytes of one that nothing interrupts. `recipe_of` writes the recipe of a run by name."""
+    whole = recipe_of(f"{kind}-whole")
+    log = whole.with_suffix(".log")
+    code = _wait(_fork(kind, whole, log), LONGEST_RUN_SECONDS)
     if code != 0:
-        raise RuntimeError(f"the uninterrupted run ended with {code}: {(runs.work / 'log.txt').read_text()[-800:]}")
-    recipe = runs.recipe(kind, f"{kind}-killed", **changes)
-    directory = runs.work / f"{kind}-killed"
-    return Victim(kind=kind, recipe=recipe, directory=directory, expected=_bytes(runs.work / f"{kind}-whole"))
+        raise RuntimeError(f"the uninterrupted run ended with {code}: {log.read_text()[-800:]}")
+    recipe, expected = recipe_of(f"{kind}-killed"), _bytes(whole.with_suffix(""))
+    return Victim(kind=kind, recipe=recipe, directory=recipe.with_suffix(""), expected=expected)
 
 
-def _kill_again_and_again(victim: Victim, count: int, draw: random.Random) -> None:
+def kill_again_and_again(victim: Victim, count: int, draw: random.Random, moments: Sequence[Moment]) -> None:
+    """Kill the run at these kinds of moments in turn, and let it go on each time."""
     log = victim.directory.with_suffix(".log")
-    seconds = _seconds_of_a_run(victim, log)
     done = 0
     while done < count:
-        in_save = done % 2 == 1
         process = _fork(victim.kind, victim.recipe, log)
-        is_time = _inside_a_save(victim, process, draw) if in_save else _after(seconds * draw.random(), process)
-        if not is_time:
+        if not moments[done % len(moments)](victim, process, draw):
             _come_to_an_end(victim, process, log)
             continue
         os.kill(process, signal.SIGKILL)
@@ -124,10 +130,13 @@ def _come_to_an_end(victim: Victim, process: int, log: Path) -> None:
 
 
 def _bytes(run_directory: Path) -> dict[str, str]:
-    """Weights and moments of the last checkpoint, and all rollouts."""
+    """Weights and moments of the last checkpoint, all rollouts, and metrics but for times and memory."""
     last = run_directory / f"checkpoints/step-{STEPS:06d}"
     files = [*last.rglob("*.safetensors"), *run_directory.glob("rollouts/*.jsonl")]
-    return {path.relative_to(run_directory).as_posix(): file_sha256(path) for path in files}
+    rows = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: value for name, value in row.items() if not name.startswith(VARYING)} for row in rows]
+    hashes = {path.relative_to(run_directory).as_posix(): file_sha256(path) for path in files}
+    return {**hashes, "metrics.jsonl": json.dumps(metrics)}
 
 
 def _steps_lost(victim: Victim) -> int:
@@ -136,15 +145,15 @@ def _steps_lost(victim: Victim) -> int:
     return max(steps_recorded(victim.directory), default=0) - (found.step if found else 0)
 
 
-def _seconds_of_a_run(victim: Victim, log: Path) -> float:
-    started = time.monotonic()
+def _seconds_of_a_run(victim: Victim) -> float:
+    started, log = time.monotonic(), victim.directory.with_suffix(".log")
     _come_to_an_end(victim, _fork(victim.kind, victim.recipe, log), log)
     return time.monotonic() - started
 
 
-def _after(seconds: float, process: int) -> bool:
-    """Whether the run still lives after so long."""
-    return not _until(lambda: False, process, seconds)
+def _at_any_time(seconds: float, victim: Victim, process: int, draw: random.Random) -> bool:
+    """Wait for a random part of the seconds that a whole run takes. False where the run ended before."""
+    return not until(lambda: False, process, seconds * draw.random())
 
 
 def _inside_a_save(victim: Victim, process: int, draw: random.Random) -> bool:
@@ -160,13 +169,13 @@ def _inside_a_save(victim: Victim, process: int, draw: random.Random) -> bool:
             seen.update(path.name for path in root.glob(".step-*.tmp"))
         return len(seen) >= wanted
 
-    if _until(is_saving, process, LONGEST_RUN_SECONDS, pause=0.0005):
+    if until(is_saving, process, LONGEST_RUN_SECONDS, pause=0.0005):
         return False
     time.sleep(SAVE_SECONDS * draw.random())
     return _lives(process)
 
 
-def _until(is_time: Callable[[], bool], process: int, seconds: float, pause: float = 0.005) -> bool:
+def until(is_time: Callable[[], bool], process: int, seconds: float, pause: float = 0.005) -> bool:
     """Whether the process ended before it was time, or before so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not is_time():
