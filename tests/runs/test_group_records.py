@@ -53,7 +53,7 @@ def test_a_line_is_read_back_as_the_record():
 def test_a_line_that_lacks_a_field_is_refused(key):
     fields = json.loads(LINE)
     del fields[key]
-    with pytest.raises(KeyError, match=key):
+    with pytest.raises(ValueError, match=key):
         GroupRecord.from_json(fields)
 
 

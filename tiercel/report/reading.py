@@ -131,7 +131,7 @@ def group_file(file: Path, step: int) -> GroupFile:
     for record in records:
         try:
             groups.append(GroupRecord.from_json(record))
-        except (KeyError, TypeError, ValueError):
+        except ValueError:
             unreadable += 1
     return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
 
