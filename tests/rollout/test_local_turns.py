@@ -53,8 +53,8 @@ def policy(policies) -> Policy:
 class Repeating:
     """A decoder of which rows cannot come back, so that all tokens of a row are run again before each turn."""
 
-    def __init__(self, policy: Policy):
-        self.decoder = SharedDecoder(policy, VisionStore(policy, 0))
+    def __init__(self, policy: Policy, vision: VisionStore | None = None):
+        self.decoder = SharedDecoder(policy, vision or VisionStore(policy, 0))
 
     def __getattr__(self, name: str):
         return getattr(self.decoder, name)
