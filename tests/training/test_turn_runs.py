@@ -1,4 +1,4 @@
-"""Whole runs with a tool that returns pictures: counts, gaps, bytes for any number of workers, kills, faults."""
+"""Whole runs with a tool that returns pictures: counts, gaps, and bytes for any number of workers."""
 
 from itertools import pairwise
 from pathlib import Path
