@@ -18,6 +18,7 @@ from transformers import AutoModelForImageTextToText
 from tiercel.config.schema import Part
 from tiercel.errors import DataError, ModelError
 from tiercel.models.attention import shared_prefix_obstacle
+from tiercel.models.images import picture_tensor, views_sha256
 from tiercel.models.sight import Span
 from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Size
 
@@ -44,12 +45,12 @@ class Family(ABC):
     special: ClassVar[str]  # how it differs from other families, for the same page
     vllm: ClassVar[str] = "not tried"  # what was seen of vLLM 0.32 with adapters, for the same page
     coordinate_space: ClassVar[CoordinateSpace | None] = None  # of boxes; None: not documented, the recipe may say it
-    position_dimensions: int
+    position_dimensions: int = 1  # 3: M-RoPE
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides
     image_marker: str | None = None  # what the chat template writes at the place of an image; None: no pictures
     around_image: ClassVar[tuple[str, str]] = ("", "")  # text that the processor adds before and after each image
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
-    has_pixel_limits: ClassVar[bool]  # true: min_pixels and max_pixels decide an image's size; false: tiles do
+    has_pixel_limits: ClassVar[bool] = False  # true: min_pixels and max_pixels decide an image's size; false: tiles do
     sizes: ClassVar[str] = "cuts images into tiles of one size"  # why it has no pixel limits
     image_processor_class: ClassVar[Any] = None  # of transformers, which uses Pillow and needs no torchvision
     model_class: ClassVar[Any] = AutoModelForImageTextToText
@@ -107,9 +108,11 @@ class Family(ABC):
             key = "min_pixels" if limits.most is None else "max_pixels"
             raise DataError(f"{self.name} {self.sizes}; remove the row's {key}", field=key)
 
-    @abstractmethod
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        """Resize an RGB image. Every engine gets these pixels. Raises DataError as `plan_image`."""
+        """Resize an RGB image, here to one view. Every engine gets these pixels. Raises DataError as `plan_image`."""
+        plan = self.plan_image(image.size, limits)
+        view = picture_tensor(image.resize(plan.processed_size, self.checkpoint.image_processor.resample))
+        return EncodedImage(sha256=views_sha256((view,)), plan=plan, views=(view,))
 
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
         """Plan a video as `plan_image` does an image. All frames have `size`; `limits` are those of one frame. Raises
@@ -147,9 +150,9 @@ class Family(ABC):
         """Count the placeholders among the tokens of an image: K."""
         return int(self.is_placeholder(torch.tensor(self.image_token_ids(plan))).sum())
 
-    @abstractmethod
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        """Compute the rotary positions, int64 (D, P), of a sequence that starts at position 0."""
+        """Compute the rotary positions, int64 (D, P), of a sequence that starts at position 0; here 0, 1, 2 .."""
+        return torch.arange(len(token_ids_P))[None]
 
     @abstractmethod
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
@@ -161,10 +164,10 @@ class Family(ABC):
         a row of a batch."""
         return None
 
-    @abstractmethod
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
         """Return the decoder, which takes `decoder_inputs`, position_ids and attention_mask, and ends with the last
         norm."""
+        return model.model.language_model
 
     def embedding(self, model: HuggingFaceModel) -> Any:
         """Return the module that embeds token ids (rows, tokens) for `with_features` and `decoder_inputs`."""

@@ -7,14 +7,12 @@ Shape suffixes: docs/shapes.md. D is 1.
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from tiercel.errors import ModelError
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
-from tiercel.models.images import normalised_tiles, picture_tensor, views_sha256
+from tiercel.models.images import normalised_tiles
 from tiercel.models.sight import Span, runs
 from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
@@ -26,7 +24,6 @@ class Gemma3(Family):
     serves = "Gemma 3 with pictures, such as `google/gemma-3-4b-it`"
     special = "a picture squashed to a square; its tokens see each other; sliding windows in five of six layers"
     vllm = "tried once in process, on a CPU: prompts agree, logprobs differ by up to 0.0013, which the gate refuses"
-    position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
         "projector": ("model.multi_modal_projector.",),
@@ -34,7 +31,6 @@ class Gemma3(Family):
     }
     image_marker = "<start_of_image>"
     around_image = ("\n\n", "\n\n")
-    has_pixel_limits = False
     sizes = "squashes every image to a square"
     image_processor_class = Gemma3ImageProcessorPil
 
@@ -60,11 +56,6 @@ class Gemma3(Family):
             token_count=self.checkpoint.config.mm_tokens_per_image + 2,
         )
 
-    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        plan = self.plan_image(image.size, limits)
-        view = picture_tensor(image.resize(plan.processed_size, self.checkpoint.image_processor.resample))
-        return EncodedImage(sha256=views_sha256((view,)), plan=plan, views=(view,))
-
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         config = self.checkpoint.config
         placeholders = [config.image_token_id] * config.mm_tokens_per_image
@@ -89,13 +80,7 @@ class Gemma3(Family):
     def picture_spans(self, token_ids_P: Tensor) -> tuple[Span, ...]:
         return runs(self.is_placeholder(token_ids_P))
 
-    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        return torch.arange(len(token_ids_P))[None]
-
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         weight = next(model.model.vision_tower.parameters())
         pixels_I = normalised_tiles([image.views[0] for image in images], self.checkpoint.image_processor, weight)
         return list(model.model.get_image_features(pixels_I).pooler_output)
-
-    def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        return model.model.language_model

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.models.gemma4.image_processing_pil_gemma4 import (
@@ -18,7 +17,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import moved, normalised, picture_tensor, views_sha256
+from tiercel.models.images import moved, normalised
 from tiercel.models.sight import Span, runs
 from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
@@ -50,14 +49,12 @@ class Gemma4(Family):
     serves = "Gemma 4 with pictures, such as `google/gemma-4-E2B-it`"
     special = "the picture's own shape, up to `max_soft_tokens`; windows; capped logits; embeddings for each layer"
     vllm = "tried once in process, on a CPU: another number of tokens for a picture, which the gate refuses"
-    position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.", "model.audio_tower."),
         "projector": ("model.embed_vision.", "model.embed_audio."),
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<|image|>"
-    has_pixel_limits = False
     sizes = "fits every image into `max_soft_tokens` of its processor"
     image_processor_class = Gemma4ImageProcessorPil
 
@@ -84,11 +81,6 @@ class Gemma4(Family):
             token_count=rows * columns // pooling**2 + 2,
         )
 
-    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        plan = self.plan_image(image.size, limits)
-        view = picture_tensor(image.resize(plan.processed_size, self.checkpoint.image_processor.resample))
-        return EncodedImage(sha256=views_sha256((view,)), plan=plan, views=(view,))
-
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         config = self.checkpoint.config
         return [config.boi_token_id, *[config.image_token_id] * (plan.token_count - 2), config.eoi_token_id]
@@ -97,9 +89,6 @@ class Gemma4(Family):
         if self.checkpoint.config.text_config.use_bidirectional_attention != "vision":
             return ()
         return runs(self.is_placeholder(token_ids_P))
-
-    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        return torch.arange(len(token_ids_P))[None]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         weight = next(model.model.vision_tower.parameters())
@@ -117,9 +106,6 @@ class Gemma4(Family):
         rows, columns = image.plan.grid
         apart = pixels_3YX.unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
         return apart.permute(1, 3, 2, 4, 0).flatten(0, 1).flatten(1)
-
-    def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        return model.model.language_model
 
     def embedding(self, model: HuggingFaceModel) -> Any:
         if not self._layer_width:

@@ -57,7 +57,6 @@ class AnyImageText(Family):
     name = "transformers"
     serves = "any other image-text model of transformers that passes its proof"
     special = "tokens, features and positions by the checkpoint's own code in transformers; proved on each checkpoint"
-    has_pixel_limits = False
     sizes = "takes the sizes of images from the checkpoint's processor"
     needs_proof = True
 

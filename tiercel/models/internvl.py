@@ -6,9 +6,8 @@ Shape suffixes: docs/shapes.md. D is 1.
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
     get_optimal_tiled_canvas,
@@ -27,14 +26,12 @@ class InternVL(Family):
     special = "a thumbnail beside several tiles, all of the same number of tokens, between `<img>` and `</img>`"
     vllm = "in `make test-vllm`, in process; tried once by server"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
-    position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
         "projector": ("model.multi_modal_projector.",),
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<IMG_CONTEXT>"
-    has_pixel_limits = False
     image_processor_class = GotOcr2ImageProcessorPil
 
     @property
@@ -65,9 +62,6 @@ class InternVL(Family):
         start, end = self.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
         return [start, *[self.checkpoint.config.image_token_id] * (plan.token_count - 2), end]
 
-    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        return torch.arange(len(token_ids_P))[None]
-
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         tiles_of = [[*tiles(image.views[0], *image.plan.grid), *image.views[1:]] for image in images]
         every_tile = [tile for of_image in tiles_of for tile in of_image]
@@ -76,9 +70,6 @@ class InternVL(Family):
         features_IKH = model.model.get_image_features(pixels_I).pooler_output
         by_image = features_IKH.split([len(of_image) for of_image in tiles_of])
         return [of_image_IKH.flatten(0, 1) for of_image_IKH in by_image]
-
-    def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        return model.model.language_model
 
 
 def _tile_count(rows: int, columns: int) -> int:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
@@ -32,14 +32,12 @@ class LlavaOnevision(Family):
     special = "the picture squashed to one tile, then on a canvas of tiles without its padding; newlines"
     vllm = "vLLM loads no adapters for it"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
-    position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
         "projector": ("model.multi_modal_projector.", "model.image_newline"),
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
-    has_pixel_limits = False
     image_processor_class = LlavaOnevisionImageProcessorPil
 
     @property
@@ -92,9 +90,6 @@ class LlavaOnevision(Family):
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         return [self.checkpoint.config.image_token_id] * plan.token_count
 
-    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        return torch.arange(len(token_ids_P))[None]
-
     def _tiles(self, image: EncodedImage) -> list[Tensor]:
         """Return the view of one tile, then the tiles of the canvas, which has the picture in its middle."""
         picture, squashed = image.views
@@ -109,6 +104,3 @@ class LlavaOnevision(Family):
         pixels_I = normalised_tiles(every_tile, self.checkpoint.image_processor, model.model.image_newline)
         sizes = torch.tensor([image.plan.original_size[::-1] for image in images])
         return list(model.model.get_image_features(pixels_I, image_sizes=sizes).pooler_output)
-
-    def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        return model.model.language_model

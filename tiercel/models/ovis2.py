@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.ovis2.image_processing_pil_ovis2 import (
     Ovis2ImageProcessorPil,
     get_min_tile_covering_grid,
@@ -31,14 +31,12 @@ class Ovis2(Family):
     special = "a visual vocabulary; tokens around and between tiles whose embeddings the vision part gives"
     vllm = "transformers' form of the checkpoint does not start in vLLM"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
-    position_dimensions = 1
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
         "projector": ("model.vision_tower.head_", "model.visual_embeddings_table."),
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
-    has_pixel_limits = False
     image_processor_class = Ovis2ImageProcessorPil
 
     @property
@@ -102,9 +100,6 @@ class Ovis2(Family):
             for indicator in self._layout(plan.grid)
         ]
 
-    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        return torch.arange(len(token_ids_P))[None]
-
     def _tiles(self, image: EncodedImage) -> list[Tensor]:
         """Return the tiles in the model's order: the thumbnail, then the canvas row by row."""
         canvas, *thumbnail = image.views
@@ -127,6 +122,3 @@ class Ovis2(Family):
         places = [next(of_tiles) if indicator is None else indicator for indicator in self._layout(image.plan.grid)]
         rows = torch.cat([indicators_5H.to(tile_features_MH.dtype), tile_features_MH])
         return rows.index_select(0, moved(torch.tensor(places), rows.device))
-
-    def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        return model.model.language_model

@@ -88,11 +88,6 @@ class Qwen2VL(Family):
                 )
         return limits.least or least, limits.most or most
 
-    def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        plan = self.plan_image(image.size, limits)
-        views = (picture_tensor(_resized(image, plan.processed_size, self.checkpoint.image_processor.resample)),)
-        return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
-
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
         """Plan a video. Two frames make one layer of the grid; a last frame without a second one is used twice."""
         try:
@@ -105,7 +100,7 @@ class Qwen2VL(Family):
 
     def encode_video(self, frames: Iterable[Image.Image], plan: ImagePlan) -> EncodedImage:
         resample = self.checkpoint.image_processor.resample
-        views = tuple(picture_tensor(_resized(frame, plan.processed_size, resample)) for frame in frames)
+        views = tuple(picture_tensor(frame.resize(plan.processed_size, resample)) for frame in frames)
         return EncodedImage(sha256=views_sha256(views, also=("video", plan.fps)), plan=plan, views=views)
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
@@ -190,13 +185,6 @@ class Qwen2VL(Family):
         ).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
         pixels = pieces.reshape(layers * height * width, 3, -1, side * side)
         return normalised(pixels, processor, dtype).expand(-1, -1, PAIR, -1).flatten(1)
-
-    def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        return model.model.language_model
-
-
-def _resized(image: Image.Image, size: Size, resample: Any) -> Image.Image:
-    return image if image.size == size else image.resize(size, resample=resample)
 
 
 class Qwen25VL(Qwen2VL):

@@ -23,9 +23,7 @@ class TextOnly(Family):
     serves = "any causal language model of transformers, such as `Qwen/Qwen3-4B`"
     special = "proved on each checkpoint"
     vllm = "Qwen3 in `make test-vllm`, in process"
-    position_dimensions = 1
     part_prefixes: ClassVar = {"language": ("",)}
-    has_pixel_limits = False
     sizes = "reads no pictures"
     needs_proof = True
     model_class = AutoModelForCausalLM
@@ -49,9 +47,6 @@ class TextOnly(Family):
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         raise self._refusal()
-
-    def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        return torch.arange(len(token_ids_P))[None]
 
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
         if images:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from tiercel.models.family import Family
+from tiercel.models.generic import AnyImageText
 from tiercel.models.loading import FAMILIES, PROVED
 from tiercel.models.text_only import TextOnly
 from tiercel.types import CoordinateSpace
@@ -46,8 +47,9 @@ def _abilities(family: type[Family]) -> tuple[str, ...]:
 
 
 def _positions(family: type[Family]) -> str:
-    counts = {3: "M-RoPE: time, row, column", 1: "one number"}
-    return counts.get(getattr(family, "position_dimensions", 0), "as the model's own code says")
+    if family is AnyImageText:
+        return "as the model's own code says"
+    return {3: "M-RoPE: time, row, column", 1: "one number"}[family.position_dimensions]
 
 
 def _size(family: type[Family]) -> str:
