@@ -8,6 +8,7 @@ from benchmarks.gpu.results import Results
 from benchmarks.learner import table
 from benchmarks.peers_report import markdown_table
 from benchmarks.quote import QUOTED, quoted
+from benchmarks.turns import table as table_of_turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -24,6 +25,8 @@ def test_tables_are_made_from_the_results():
     assert (RESULTS / "peers.md").read_text(encoding="utf-8") == markdown_table(peers)
     learner = json.loads((RESULTS / "learner.json").read_text(encoding="utf-8"))
     assert (RESULTS / "learner.md").read_text(encoding="utf-8") == table(learner["cells"])
+    turns = json.loads((RESULTS / "turns.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "turns.md").read_text(encoding="utf-8") == table_of_turns(turns)
 
 
 def test_what_no_card_has_measured_is_said_so():
