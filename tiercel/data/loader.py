@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -94,9 +93,7 @@ class StepLoader(Generic[Encoded]):
     def __enter__(self) -> "StepLoader[Encoded]":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[StepBatch[Encoded]]:

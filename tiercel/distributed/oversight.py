@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from tiercel.distributed.deaths import Death
 from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
@@ -49,9 +48,7 @@ class Oversight:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 

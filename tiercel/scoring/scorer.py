@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
@@ -158,9 +157,7 @@ class Scorer:
             self._processes = processes.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._processes.close()
 
     def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:

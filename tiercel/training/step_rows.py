@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Generic
 
 from tiercel.data.loader import Encode, Encoded, StepBatch, StepLoader, StepOrder, encode_rows
@@ -39,9 +38,7 @@ class StepRows(Generic[Encoded]):
     def __enter__(self) -> "StepRows[Encoded]":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loader.close()
 
     def steps(self, *, ahead: bool = False) -> Iterator[Step]:
