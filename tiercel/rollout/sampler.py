@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,14 +15,14 @@ from tiercel.types import EncodedPrompt, Group
 class SamplingParams:
     """Holds the parameters of sampling. `greedy` takes the likeliest token and ignores temperature, top-p and top-k."""
 
-    group_size: int
-    min_new_tokens: int
+    group_size: int = 1
+    min_new_tokens: int = 0
     max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    stop: tuple[str, ...]
-    greedy: bool
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    greedy: bool = False
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -35,22 +35,12 @@ def sampling_params(rollout: Rollout) -> SamplingParams:
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         stop=rollout.stop,
-        greedy=False,
     )
 
 
 def greedy_params(rollout: Rollout) -> SamplingParams:
     """Make the parameters of one greedy completion for each prompt, for evaluation and prediction."""
-    return SamplingParams(
-        group_size=1,
-        min_new_tokens=rollout.min_new_tokens,
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        stop=rollout.stop,
-        greedy=True,
-    )
+    return replace(sampling_params(rollout), group_size=1, temperature=1.0, top_p=1.0, top_k=0, greedy=True)
 
 
 class Sampler(Protocol):

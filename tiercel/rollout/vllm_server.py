@@ -428,7 +428,7 @@ class ServerSampler:
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
-        body = await self._request(prompt, _one_token(), 0, allowed_token_ids=[only], min_tokens=0)
+        body = await self._request(prompt, SamplingParams(max_new_tokens=1), 0, allowed_token_ids=[only], min_tokens=0)
         answer = await state.server.complete(self.route.path, body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
@@ -475,16 +475,3 @@ def connect(
 def _most_bytes(prompt: EncodedPrompt, params: SamplingParams) -> int:
     """Limit the bytes of an answer to this request."""
     return SHORT_ANSWER + BYTES_PER_TOKEN * (len(prompt.token_ids_P) + params.group_size * params.max_new_tokens)
-
-
-def _one_token() -> SamplingParams:
-    return SamplingParams(
-        group_size=1,
-        min_new_tokens=0,
-        max_new_tokens=1,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        stop=(),
-        greedy=False,
-    )
