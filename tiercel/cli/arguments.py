@@ -5,21 +5,9 @@ from pathlib import Path
 
 from tiercel import __version__
 from tiercel.cli.values import at_least, directory, port, size, words
+from tiercel.planning.devices import DEVICES
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
-DEVICE_NAMES = (
-    "h100",
-    "h100-nvl",
-    "h100-pcie",
-    "h200",
-    "h20",
-    "b200",
-    "a100",
-    "a100-40gb-sxm",
-    "a100-40gb-pcie",
-    "l40s",
-    "rtx4090",
-)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,7 +82,7 @@ def _plan_command(commands) -> None:
         help="of each machine, for offloading (this machine's, where it has the GPUs)",
     )
     plan.add_argument(
-        "--device", choices=DEVICE_NAMES, default="h100", help="the GPU that the seconds are estimated for (h100)"
+        "--device", choices=DEVICES, default="h100", help="the GPU that the seconds are estimated for (h100)"
     )
     plan.add_argument("--prompt-tokens", type=at_least(1), metavar="N", help="of a prompt (data.max_prompt_tokens)")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")

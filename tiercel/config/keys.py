@@ -33,12 +33,6 @@ class Key:
     holder: type[Section]  # what it is a key of
 
     @property
-    def is_value(self) -> bool:
-        """Say whether the key may hold a plain value; some keys may hold a section too."""
-        members = _members(self.field.annotation)
-        return self.section is None or str in members or any(get_origin(each) is Literal for each in members)
-
-    @property
     def meaning(self) -> str:
         """Return its line in docs/recipe.md; empty for a section, whose class has a docstring."""
         return self.holder.meanings().get(self.leaf, "")
@@ -79,15 +73,6 @@ def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
         if nested is not None:
             return nested, is_list or inner_is_list
     return None, False
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """List the types of a union; the annotation itself where it is no union."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(member for argument in get_args(annotation) for member in _members(argument))
-    return (annotation,)
 
 
 def declared_name(path: str) -> str:

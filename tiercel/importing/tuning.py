@@ -12,7 +12,6 @@ from tiercel.importing.draft import RecipeDraft, whole_number_of
 _FREEZERS = {"vision": "freeze_vit", "projector": "freeze_aligner", "language": "freeze_llm"}
 _FREEZE_LABELS = tuple(f"--{name}" for name in _FREEZERS.values())
 _TUNER_LABELS = ("--tuner_type", "--train_type", "--use_peft")
-_PLAIN_TUNERS = ("lora", "lora_llm", "full")
 
 
 def set_tuning(draft: RecipeDraft) -> None:

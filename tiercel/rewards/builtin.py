@@ -16,12 +16,6 @@ OF_EVERY_REWARD = tuple(Entry.model_fields)
 OPTIONS = tuple(dict.fromkeys(key for kind in KINDS for key in kind.model_fields if key not in OF_EVERY_REWARD))
 
 
-def options_of(name: str) -> tuple[str, ...]:
-    """List the keys that a reward takes beside those of every reward, its own first; `name` may be "call"."""
-    keys = [key for key in OPTIONS if key in BY_NAME[name].model_fields and key != CALL]
-    return tuple(sorted(keys, key=("answer_column", "correct_at").__contains__))
-
-
 def takers(option: str) -> tuple[str, ...]:
     """List the rewards that take a key."""
     return tuple(name for name, kind in BY_NAME.items() if option in kind.model_fields)

@@ -2,11 +2,13 @@
 
 import inspect
 import sys
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
 from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, type_in_words
-from tiercel.rewards.builtin import BY_NAME, CALL, options_of
+from tiercel.rewards.builtin import BY_NAME, CALL, OPTIONS
 from tiercel.sections import shown
 
 HEADER = """\
@@ -93,7 +95,7 @@ KEYS_ACROSS = """\
 def render_reference() -> str:
     """Write the text of docs/recipe.md."""
     keys = keys_of("grpo")
-    top = [key for key in keys.values() if not key.parent and key.is_value]
+    top = [key for key in keys.values() if not key.parent and _is_value(key)]
     sections = [key for key in keys.values() if key.section is not None]
     parts = [HEADER, _table("## Top level", top)]
     for section in sections:
@@ -120,7 +122,28 @@ def _section(section: Key, keys: list[Key]) -> str:
         notes.append("Optional.")
     elif section.field.is_required():
         notes.append("Required.")
-    return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if key.is_value])
+    return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if _is_value(key)])
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """List the keys that a reward takes beside those of every reward, its own first; `name` may be "call"."""
+    keys = [key for key in OPTIONS if key in BY_NAME[name].model_fields and key != CALL]
+    return tuple(sorted(keys, key=("answer_column", "correct_at").__contains__))
+
+
+def _is_value(key: Key) -> bool:
+    """Say whether the key may hold a plain value; some keys may hold a section too."""
+    members = _members(key.field.annotation)
+    return key.section is None or str in members or any(get_origin(each) is Literal for each in members)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """List the types of a union; the annotation itself where it is no union."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for argument in get_args(annotation) for member in _members(argument))
+    return (annotation,)
 
 
 def _table(title: str, keys: list[Key]) -> str:

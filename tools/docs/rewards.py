@@ -4,7 +4,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from tiercel.rewards.builtin import BUILTIN, options_of
+from tiercel.rewards.builtin import BUILTIN
+from tools.docs.recipe import options_of
 from tools.docs.tables import write_table
 
 TABLE = "built-in rewards"  # its name in the document
