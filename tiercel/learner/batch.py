@@ -80,16 +80,21 @@ def advantage_groups(
         ]
         if not learnt:
             continue
+        made = advantage_group(prompt, [completion for completion, _, _ in learnt], [value for _, value, _ in learnt])
         known_old = tuple(known for _, _, known in learnt if known is not None)
-        groups.append(
-            AdvantageGroup(
-                item=group_item(prompt, [completion for completion, _, _ in learnt]),
-                advantages_G=torch.tensor([value for _, value, _ in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.sampled_logprobs for completion, _, _ in learnt),
-                old_logprobs=None if old_logprobs is None else known_old,
-            )
-        )
+        groups.append(made if old_logprobs is None else replace(made, old_logprobs=known_old))
     return groups
+
+
+def advantage_group(
+    prompt: EncodedPrompt, completions: Sequence[Completion], advantages: Sequence[float | None]
+) -> AdvantageGroup:
+    """Make a group of completions of a prompt, each with its advantage."""
+    return AdvantageGroup(
+        item=group_item(prompt, completions),
+        advantages_G=torch.tensor(advantages, dtype=torch.float32),
+        sampler_logprobs=tuple(completion.sampled_logprobs for completion in completions),
+    )
 
 
 def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> PackItem:

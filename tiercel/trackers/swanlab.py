@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from tiercel.trackers.tracker import Picture, Place
+from tiercel.trackers.tracker import Picture, Place, made
 
 
 class SwanLab:
@@ -38,11 +38,7 @@ class SwanLab:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        shown = {
-            f"rollouts/{number}": self._swanlab.Image(picture.image, caption=picture.caption)
-            for number, picture in enumerate(pictures)
-        }
-        self._run.log(shown, step=step)
+        self._run.log(made(pictures, self._swanlab.Image), step=step)
 
     def close(self) -> None:
         self._run.finish()

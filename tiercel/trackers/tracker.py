@@ -1,6 +1,6 @@
 """The protocol of a tracker, and the values that it is given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,11 @@ class Place:
     id: str  # of the run; the same when it goes on from a checkpoint
     config: Mapping[str, Any]  # the recipe without secrets
     first_step: int  # of the rows to come; later rows of an earlier process are void. 0: a new run
+
+
+def made(pictures: Sequence[Picture], make: Callable[..., Any]) -> dict[str, Any]:
+    """Make a tracker's own pictures, each with its key: trackers would show a list at the size of its first picture."""
+    return {f"rollouts/{number}": make(each.image, caption=each.caption) for number, each in enumerate(pictures)}
 
 
 class Tracker(Protocol):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from tiercel.trackers.tracker import Picture, Place
+from tiercel.trackers.tracker import Picture, Place, made
 
 OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
 
@@ -41,11 +41,7 @@ class Trackio:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        shown = {
-            f"rollouts/{number}": self._trackio.Image(picture.image, caption=picture.caption)
-            for number, picture in enumerate(pictures)
-        }
-        self._run.log(shown, step=step)
+        self._run.log(made(pictures, self._trackio.Image), step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
-from tiercel.learner.batch import AdvantageGroup, group_item
+from tiercel.learner.batch import advantage_group
 from tiercel.models.turns import second_turn
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
@@ -174,14 +174,7 @@ def _sampled(
 
 def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
     """Compute for each group the logprobs (N,) of its completions' tokens, one completion after the other."""
-    whole = [
-        AdvantageGroup(
-            item=group_item(group.prompt, group.completions),
-            advantages_G=torch.zeros(len(group.completions)),
-            sampler_logprobs=tuple(completion.logprobs_L for completion in group.completions),
-        )
-        for group in groups
-    ]
+    whole = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
     units = trainer.units(whole, NO_TOTALS)
     found = [scores.logprobs_N.cpu() for unit in units for scores in trainer.scores(unit)]
     trainer.vision.end_step()

@@ -17,7 +17,7 @@ from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import RowTable, read_training_rows
 from tiercel.errors import DataError, RunError
-from tiercel.learner.batch import AdvantageGroup, group_item, totals_of
+from tiercel.learner.batch import advantage_group, totals_of
 from tiercel.models.family import Family
 from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
@@ -140,13 +140,7 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
         if prompt.row.id != record.id:
             raise DataError(f"data.train: {table.file} has changed since; row {record.id} is not where it was")
         completions = [_completion(completion, prompt, trainer.family, directory) for completion in learnt]
-        groups.append(
-            AdvantageGroup(
-                item=group_item(prompt, completions),
-                advantages_G=torch.tensor([completion.advantage for completion in learnt], dtype=torch.float32),
-                sampler_logprobs=tuple(completion.sampled_logprobs for completion in completions),
-            )
-        )
+        groups.append(advantage_group(prompt, completions, [completion.advantage for completion in learnt]))
     totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
     for group in groups:
         for unit in trainer.units([group], totals):
