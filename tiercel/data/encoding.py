@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe
 from tiercel.data.images import decode
@@ -21,15 +22,17 @@ from tiercel.types import (
     VideoSource,
 )
 
+T = TypeVar("T")
+
 
 def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPrompt]:
     """Make a function that encodes a row as a prompt to sample after, for GRPO and evaluation."""
-    return partial(_encode_prompt, family, data)
+    return partial(_encode, family, data, encode_prompt)
 
 
 def conversation_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedConversation]:
     """Make a function that encodes a row as a conversation to train on, for SFT."""
-    return partial(_encode_conversation, family, data)
+    return partial(_encode, family, data, encode_conversation)
 
 
 def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
@@ -83,13 +86,7 @@ def _video_plan(family: Family, data: Data, header: VideoHeader) -> ImagePlan:
     return family.plan_video(header.size, len(header.frame_numbers), header.fps, limits)
 
 
-def _encode_prompt(family: Family, data: Data, row: Row, index: int) -> EncodedPrompt:
+def _encode(family: Family, data: Data, encode: Callable[..., T], row: Row, index: int) -> T:
     images = row_images(family, data, row)
     limit = data.max_prompt_tokens
-    return encode_prompt(family, row, index, images, system=data.system, max_prompt_tokens=limit)
-
-
-def _encode_conversation(family: Family, data: Data, row: Row, index: int) -> EncodedConversation:
-    images = row_images(family, data, row)
-    limit = data.max_prompt_tokens
-    return encode_conversation(family, row, index, images, system=data.system, max_prompt_tokens=limit)
+    return encode(family, row, index, images, system=data.system, max_prompt_tokens=limit)

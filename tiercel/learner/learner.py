@@ -20,7 +20,7 @@ from tiercel.learner.head import TokenHead, TokenScores
 from tiercel.learner.layout import PackedTokens, PrefixLayout
 from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAttention
 from tiercel.learner.recurrence import PackedForm
-from tiercel.models.attention import AttentionForm, PackAttend, form_inputs, sights_of
+from tiercel.models.attention import AttentionForm, PackAttend, form_inputs, position_ids, sights_of
 from tiercel.models.experts import ExpertLoad
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
@@ -113,7 +113,7 @@ class Learner(nn.Module):
     def _decoded(self, embeddings_RTH: Tensor, positions_DRT: Tensor, **options: Any) -> Tensor:
         """Compute the last hidden states (R, T, H)."""
         inputs = self.family.decoder_inputs(embeddings_RTH)
-        positions = _position_ids(positions_DRT.to(self.device, non_blocking=True))
+        positions = position_ids(positions_DRT.to(self.device, non_blocking=True))
         if self.compiled is not None:
             inputs["inputs_embeds"] = like_later_inputs(inputs["inputs_embeds"])
         with self.expert_load.counting(), nullcontext() if self.compiled is None else self.compiled.running():
@@ -167,8 +167,3 @@ class Learner(nn.Module):
             column_N[mine] = torch.searchsorted(row, batch.scoring_N[mine])
         places_RU = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
         return places_RU, batch.continuation_of_N, column_N
-
-
-def _position_ids(positions: Tensor) -> Tensor:
-    """Convert positions (D, rows, length) to the form of transformers: (rows, length) where D is 1."""
-    return positions if positions.shape[0] == 3 else positions[0]

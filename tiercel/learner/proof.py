@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from tiercel.errors import ModelError, TiercelError
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.layout import Continuation, PackItem, pack
 from tiercel.learner.learner import Learner
-from tiercel.models.images import picture_image
+from tiercel.models.generic import FAULTS
+from tiercel.models.images import random_picture
 from tiercel.models.memory_errors import is_out_of_memory
 from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions, encode_prompt
@@ -27,8 +27,6 @@ SHOWN = ((), (0,), (1, 2))  # which pictures each prompt shows
 MOST_TOKENS = 1_000_000  # a proof's prompt is never too long
 # The largest difference of a logprob, in nats. Narrow weights round each layer's output, so a fault hides below theirs.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.3}
-# What models raise that do not take the arguments or the shapes of a form.
-FAULTS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +113,7 @@ def _items(policy: Policy) -> list[PackItem]:
 
 
 def _prompt(policy: Policy, number: int, shown: tuple[int, ...]) -> EncodedPrompt:
-    images = [policy.family.encode_image(_picture(place)) for place in shown]
+    images = [policy.family.encode_image(random_picture(SIZES[place], place)) for place in shown]
     text = "<image>" * len(shown) + f"What is {number} and this?"
     row = Row(
         id="proof",
@@ -126,11 +124,6 @@ def _prompt(policy: Policy, number: int, shown: tuple[int, ...]) -> EncodedPromp
         line=1,
     )
     return encode_prompt(policy.family, row, number, images, system=None, max_prompt_tokens=MOST_TOKENS)
-
-
-def _picture(place: int) -> Image.Image:
-    shape, generator = (*SIZES[place][::-1], 3), torch.Generator().manual_seed(place)
-    return picture_image(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
 
 
 def _plain(policy: Policy, items: list[PackItem]) -> Tensor:

@@ -115,6 +115,11 @@ def _sight(config: Any, window: int | None) -> Sight:
     return Sight(window=window, whole_pictures=window is not None or config.model_type not in _CAUSAL_OUTSIDE)
 
 
+def position_ids(positions: Tensor) -> Tensor:
+    """Convert positions (D, rows, length) to the form of transformers: (rows, length) where D is 1."""
+    return positions if positions.shape[0] == 3 else positions[0]
+
+
 @torch.compiler.disable  # compiled layers call it as it is: a form may do anything, and `layer_idx` is of one layer
 def _routed_attention(
     module: Any,

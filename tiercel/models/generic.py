@@ -23,7 +23,7 @@ from transformers import AutoImageProcessor, AutoProcessor
 from tiercel.config.schema import Part
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
-from tiercel.models.images import moved, picture_image, picture_tensor, views_sha256
+from tiercel.models.images import moved, picture_image, picture_tensor, random_picture, views_sha256
 from tiercel.models.prompts import render, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
 
@@ -31,7 +31,7 @@ PROOF_SIZES = ((84, 56), (56, 84), (200, 90), (333, 47), (640, 480))  # of the p
 QUESTION = "What is this?"
 KEPT_SIZES = 4096  # sizes whose tokens are remembered
 TEXT_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-# What processors raise for a picture or a checkpoint that they cannot take.
+# What processors and models raise for a picture, a checkpoint, arguments or shapes that they cannot take.
 FAULTS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
@@ -141,7 +141,7 @@ class AnyImageText(Family):
 
     def prove_encoding(self) -> None:
         """Compare ids and pixels with the whole processor's, for no picture, one, and two of other sizes."""
-        pictures = [_synthetic(size, seed) for seed, size in enumerate(PROOF_SIZES)]
+        pictures = [random_picture(size, seed) for seed, size in enumerate(PROOF_SIZES)]
         try:
             self.edges = _edges([self._tokens_of_size(picture.size).ids for picture in pictures], self.placeholder_ids)
             for shown in ([], pictures[:1], pictures[1:3], pictures[3:]):
@@ -279,12 +279,6 @@ def _edges(ids_of_sizes: Sequence[tuple[int, ...]], placeholders: tuple[int, ...
 
 def _refused(size: Size, error: Exception) -> DataError:
     return DataError(f"image of {size[0]} x {size[1]} pixels: the processor says: {error}", field="images")
-
-
-def _synthetic(size: Size, seed: int) -> Image.Image:
-    """Make a picture of random pixels."""
-    shape, generator = (size[1], size[0], 3), torch.Generator().manual_seed(seed)
-    return picture_image(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
 
 
 def _placed(value: Any, weight: Tensor) -> Any:

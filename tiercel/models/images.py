@@ -25,6 +25,12 @@ def picture_image(picture_YX3: Tensor) -> Image.Image:
     return Image.fromarray(picture_YX3.numpy())
 
 
+def random_picture(size: Size, seed: int) -> Image.Image:
+    """Make a picture of random pixels."""
+    shape, generator = (size[1], size[0], 3), torch.Generator().manual_seed(seed)
+    return picture_image(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+
+
 def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
     """Hash sizes and pixels of the views, and `also`, which is whatever else decides their features."""
     digest = hashlib.sha256(str(also).encode())

@@ -7,7 +7,7 @@ from tiercel.config.schema import GrpoRecipe, SftRecipe
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, cached_rows
 from tiercel.planning.options import Option, Subject, admitted, measure, memory_of, option, study
-from tiercel.planning.probe import LinearBytes
+from tiercel.planning.probe import NOTHING
 from tiercel.planning.remedies import Changes, Remedy, changed, engines, find_remedy, words
 from tiercel.planning.sizes import ModelSizes
 
@@ -95,8 +95,7 @@ def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> st
 
 def _rollout_bytes(subject: Subject, machine: Machine, strategy: str) -> int:
     """Return the bytes of a rank while it samples. The learner's passes need not be measured for that."""
-    nothing = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
-    held = memory_of(subject, Measured(learn=nothing, step=nothing), machine, strategy)
+    held = memory_of(subject, Measured(learn=NOTHING, step=NOTHING), machine, strategy)
     return held(0).phases["rollout"]
 
 

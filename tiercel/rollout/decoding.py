@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from tiercel.models.attention import AttentionForm, Layer, form_inputs, sights_of
+from tiercel.models.attention import AttentionForm, Layer, form_inputs, position_ids, sights_of
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
@@ -107,7 +107,7 @@ class BaseDecoder:
         starts = [int(p.positions_DP.max()) + 1 for p in prompts]
         return PaddedPrompts(
             embeddings_BPH=embeddings_BPH,
-            positions=self._position_ids(positions_DBP),
+            positions=position_ids(positions_DBP),
             lengths=lengths,
             lengths_B=lengths_B,
             starts_B=moved(torch.tensor(starts), device),
@@ -130,7 +130,7 @@ class BaseDecoder:
 
     def new_positions(self, positions_R: Tensor) -> Tensor:
         """Return the positions of one new token in every row, equal in all dimensions."""
-        return self._position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
+        return position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
 
     def hidden_states(self, prompts: PaddedPrompts, form: AttentionForm) -> Tensor:
         """Run the prompts. Returns the last hidden states (B, P, H)."""
@@ -146,9 +146,6 @@ class BaseDecoder:
             **form_inputs(form),
         ).last_hidden_state
         return hidden_R1H[:, 0]
-
-    def _position_ids(self, positions_DBP: Tensor) -> Tensor:
-        return positions_DBP if len(positions_DBP) == 3 else positions_DBP[0]
 
 
 class PromptStore(Protocol):
