@@ -1,7 +1,11 @@
-"""A run with turns that is killed twice, in the default suite; `make faults` kills it twenty times."""
+"""A run with turns that is killed twice; `make faults` kills it twenty times."""
 
 import subprocess
 import sys
+
+import pytest
+
+pytestmark = pytest.mark.catalogue
 
 
 def test_a_run_that_is_killed_between_turns_ends_in_the_same_bytes():

@@ -11,7 +11,7 @@ from tests.training.turn_recipes import LOOKS, SCENE, records, turn_recipe
 from tiercel.cli.main import main
 from tiercel.runs.directory import read_metrics
 
-pytestmark = pytest.mark.usefixtures("no_child_left")
+pytestmark = [pytest.mark.usefixtures("no_child_left"), pytest.mark.catalogue]
 STEPS = 2
 FAULTS = {  # what the policy calls, and what is said of its trajectory
     "hang": ("time.sleep(600)", "no answer within 2 s"),

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from tiercel.trackers.tracker import Picture, Place, made
+from tiercel.trackers.tracker import Picture, Place, by_key
 
 
 class SwanLab:
@@ -38,7 +38,7 @@ class SwanLab:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        self._run.log(made(pictures, self._swanlab.Image), step=step)
+        self._run.log(by_key(pictures, self._swanlab.Image), step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -28,7 +28,7 @@ class Place:
     first_step: int  # of the rows to come; later rows of an earlier process are void. 0: a new run
 
 
-def made(pictures: Sequence[Picture], make: Callable[..., Any]) -> dict[str, Any]:
+def by_key(pictures: Sequence[Picture], make: Callable[..., Any]) -> dict[str, Any]:
     """Make a tracker's own pictures, each with its key: trackers would show a list at the size of its first picture."""
     return {f"rollouts/{number}": make(each.image, caption=each.caption) for number, each in enumerate(pictures)}
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from tiercel.trackers.tracker import Picture, Place, made
+from tiercel.trackers.tracker import Picture, Place, by_key
 
 OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
 
@@ -41,7 +41,7 @@ class Trackio:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        self._run.log(made(pictures, self._trackio.Image), step=step)
+        self._run.log(by_key(pictures, self._trackio.Image), step=step)
 
     def close(self) -> None:
         self._run.finish()

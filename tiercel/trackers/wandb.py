@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from tiercel.trackers.tracker import Picture, Place, made
+from tiercel.trackers.tracker import Picture, Place, by_key
 
 STEP = "step"  # the axis of the charts: wandb's own counter never goes back, but the steps of a resumed run do
 # wandb reads these when it is first used. log.txt has the console's lines, and env.json the versions.
@@ -38,7 +38,7 @@ class Wandb:
         self._run.log({STEP: step, **metrics})
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        self._run.log({STEP: step, **made(pictures, self._wandb.Image)})
+        self._run.log({STEP: step, **by_key(pictures, self._wandb.Image)})
 
     def close(self) -> None:
         self._run.finish()
