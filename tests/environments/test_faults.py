@@ -33,13 +33,13 @@ ENV = """
 FAULTS = {
     "raises in reset": ({"reset": "1 / 0"}, "reset: Traceback", "ZeroDivisionError"),
     "raises in get_reward": ({"get_reward": "raise KeyError('gone')"}, "get_reward: Traceback", "KeyError: 'gone'"),
-    "exits": ({"act": "os._exit(7)"}, "call: its process ended with exit code 7"),
-    "raises SystemExit": ({"act": "sys.exit('enough')"}, "call: Traceback", "SystemExit: enough"),
-    "hangs": ({"act": "time.sleep(600)"}, "call: no answer within 1 s", "mine.py"),
+    "exits": ({"act": "os._exit(7)"}, "call act: its process ended with exit code 7"),
+    "raises SystemExit": ({"act": "sys.exit('enough')"}, "call act: Traceback", "SystemExit: enough"),
+    "hangs": ({"act": "time.sleep(600)"}, "call act: no answer within 1 s", "mine.py"),
     "hangs in get_reward": ({"get_reward": "time.sleep(600)"}, "get_reward: no answer within 1 s"),
     "takes memory": ({"act": "return [b'x' * 10**7 for _ in range(1000)]"}, "more than reliability.reward_memory_gb"),
     "answers a long text": ({"act": "return 'x' * (2 << 20)"}, "answered a text of 2,097,152 characters; at most"),
-    "answers 1 GB": ({"act": "return 'x' * 10**9"}, "call: "),  # too long, or too much memory: whichever is first
+    "answers 1 GB": ({"act": "return 'x' * 10**9"}, "call act: "),  # too long, or too much memory: whichever is first
     "answers a corrupt picture": ({"act": "return b'\\x89PNG nonsense'"}, "is not a PNG, JPEG or WEBP image"),
     "answers half a picture": ({"act": "return HALF"}, "(embedded image): cannot be read"),
     "answers an odd part": ({"act": "return [{'type': 'audio'}]"}, "a part with the type 'audio' and the keys"),

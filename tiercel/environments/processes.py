@@ -75,7 +75,8 @@ class EnvironmentProcess:
         if exchange.replies and (len(exchange.replies) > 1 or reply.get("number") != self._number):
             failure = FOREIGN_REPLY
         if failure is not None:
-            raise EnvironmentFailure(f"{ask}: {failure}{self._process.printed_text()}")
+            asked = f"{ask} {fields['name']}" if "name" in fields else ask  # a call names its tool
+            raise EnvironmentFailure(f"{asked}: {failure}{self._process.printed_text()}")
         return reply
 
     def close(self) -> None:
