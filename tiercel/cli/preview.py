@@ -6,7 +6,6 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from tiercel.config import GrpoRecipe, SftRecipe
@@ -119,7 +118,7 @@ def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
             boxes += [(box, "truth", "answer") for box in _answer_boxes(row.answer)]
         shown.append(
             PreviewPicture(
-                image=_whole(image),
+                image=picture_image(image.views[0]),
                 name=prompt.image_paths[number] or "(embedded image)",
                 original_size=image.plan.original_size,
                 processed_size=image.plan.processed_size,
@@ -128,10 +127,6 @@ def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
             )
         )
     return tuple(shown)
-
-
-def _whole(image: EncodedImage) -> Image.Image:
-    return picture_image(image.views[0])
 
 
 def _answer_boxes(answer: object) -> list[Box]:

@@ -166,21 +166,19 @@ def policy_units(
 def empty_item(dimensions: int, token_id: int) -> PackItem:
     """Make an item of two tokens, none of them scored. A rank computes it so that all ranks make the same number of
     passes. Its loss is 0 and is part of the graph, so that its backward pass runs through every layer."""
-    row = Row(id="(none)", messages=(), columns={}, file="", line=0)
-    prompt = EncodedPrompt(
-        row=row,
-        index=-1,
-        text="",
-        token_ids_P=torch.tensor([token_id]),
-        positions_DP=torch.zeros(dimensions, 1, dtype=torch.int64),
-        images=(),
-    )
+    prompt = prompt_of_no_row(torch.tensor([token_id]), torch.zeros(dimensions, 1, dtype=torch.int64))
     continuation = Continuation(
         token_ids_L=torch.tensor([token_id]),
         positions_DL=torch.ones(dimensions, 1, dtype=torch.int64),
         is_scored_L=torch.zeros(1, dtype=torch.bool),
     )
     return PackItem(prompt=prompt, continuations=(continuation,))
+
+
+def prompt_of_no_row(token_ids_P: Tensor, positions_DP: Tensor) -> EncodedPrompt:
+    """Make a prompt of tokens that come from no row."""
+    row = Row(id="(none)", messages=(), columns={}, file="", line=0)
+    return EncodedPrompt(row=row, index=-1, text="", token_ids_P=token_ids_P, positions_DP=positions_DP, images=())
 
 
 def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:

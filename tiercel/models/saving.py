@@ -58,10 +58,10 @@ def save_adapter(
     state = get_peft_model_state_dict(policy.peft, named, adapter_name="default", save_embedding_layers=False)
     tensors = {name: state[name].detach().to(dtype).cpu().contiguous() for name in sorted(state)}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {key: _plain(value) for key, value in policy.peft.peft_config["default"].to_dict().items()}
+    config = dict(policy.peft.peft_config["default"].to_dict())
     config["base_model_name_or_path"] = policy.family.checkpoint.path
     config["inference_mode"] = True
-    text = json.dumps(config, indent=2, sort_keys=True)
+    text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
     (directory / "adapter_config.json").write_text(text, encoding="utf-8")
 
 
@@ -101,13 +101,6 @@ def copy_tokenizer_files(source: Path, directory: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of PEFT's config to JSON. Sets are sorted, because their order differs between processes."""
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return (
-        value if value is None or isinstance(value, str | int | float | bool) else str(getattr(value, "value", value))
-    )
+    """Convert what JSON does not know in PEFT's config. Sets are sorted, because their order differs between
+    processes."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(getattr(value, "value", value))

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_iter
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.optimizer import build_optimizer
+from tiercel.learner.batch import prompt_of_no_row
 from tiercel.learner.head import GPU_TILE
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.learner.learner import Learner
@@ -27,7 +28,6 @@ from tiercel.models.attention import route_attention, sights_of
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.planning.sizes import with_layers, without_files
-from tiercel.types import EncodedPrompt, Row
 
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default  # of experts
@@ -116,14 +116,7 @@ class Composition:
         continuation = Continuation(
             token_ids_L=ids(size), positions_DL=positions(size), is_scored_L=torch.ones(size, dtype=torch.bool)
         )
-        prompt = EncodedPrompt(
-            row=Row(id="", messages=(), columns={}, file="", line=0),
-            index=0,
-            text="",
-            token_ids_P=ids(prompt_tokens),
-            positions_DP=positions(prompt_tokens),
-            images=(),
-        )
+        prompt = prompt_of_no_row(ids(prompt_tokens), positions(prompt_tokens))
         return PackItem(prompt=prompt, continuations=(continuation,) * completions)
 
 

@@ -42,7 +42,7 @@ def curves_section(run: Run, other: Run | None) -> Html:
 
 def charts_of(run: Run, other: Run | None) -> list[Chart]:
     """Return line charts in reading order: score, rewards, loss, then the health of the run."""
-    drawn = [*_score_charts(run, other), *_loss_charts(run, other), *_health_charts(run, other)]
+    drawn = [*_score_charts(run, other), *_health_charts(run, other)]
     last_step = max(run.last_step, other.last_step if other is not None else 0)
     return [replace(chart, last_step=last_step) for chart in drawn if chart.series]
 
@@ -58,9 +58,6 @@ def _score_charts(run: Run, other: Run | None) -> Iterator[Chart]:
         if run.series(key) != run.series("reward/mean"):
             held_out = _held_out(run, f"eval/{key}")
             yield _chart(f"Reward {name}", _every_step(run, "sampled", key), held_out, _other(other, key))
-
-
-def _loss_charts(run: Run, other: Run | None) -> Iterator[Chart]:
     yield _chart("Loss", _every_step(run, "training", "loss"), _held_out(run, "eval/loss"), _other(other, "loss"))
 
 

@@ -97,7 +97,7 @@ def check_parity(
     sampler = sync.sampler
     if not isinstance(sampler, GatedSampler):
         return
-    some = _with_pictures_first(step.prompts)[:PROMPTS]
+    some = sorted(step.prompts, key=lambda prompt: not prompt.images)[:PROMPTS]
     if recipe.rollout.has_turns:
         some += [second_turn(trainer.family, prompt) for prompt in some[:1]]
     params = replace(
@@ -193,7 +193,3 @@ def _gap(
         for group, a_N, b_N in zip(groups, scores, others, strict=True)
     ]
     return Gap.of([entry for each in trainer.ranks.gather(differences) for entry in each])
-
-
-def _with_pictures_first(prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    return sorted(prompts, key=lambda prompt: not prompt.images)
