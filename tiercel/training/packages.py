@@ -12,15 +12,12 @@ def require_installed(recipe: BaseRecipe) -> None:
     EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
     if isinstance(recipe, GrpoRecipe):
         load_own_functions(recipe.algorithm)
-    strategy = recipe.train.strategy_kind
-    if strategy is not None and strategy.package is not None and find_spec(strategy.package) is None:
-        raise EnvironmentProblem(
-            f"train.strategy: {strategy.name} needs the package {strategy.package}; pip install {strategy.package}, or "
-            "write fsdp2, which needs nothing installed"
-        )
     engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
-    if engine is not None and engine.package is not None and find_spec(engine.package) is None:
-        raise EnvironmentProblem(
-            f"rollout.engine: {engine.name} needs the package {engine.package}; pip install {engine.package}, or write "
-            "local"
-        )
+    for key, kind, instead in (
+        ("train.strategy", recipe.train.strategy_kind, "fsdp2, which needs nothing installed"),
+        ("rollout.engine", engine, "local"),
+    ):
+        if kind is not None and kind.package is not None and find_spec(kind.package) is None:
+            raise EnvironmentProblem(
+                f"{key}: {kind.name} needs the package {kind.package}; pip install {kind.package}, or write {instead}"
+            )
