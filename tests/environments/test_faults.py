@@ -49,7 +49,7 @@ FAULTS = {
     ),
     "answers a text as reward": ({"get_reward": "return 'good'"}, "answered 'good', a str"),
     "prints to its connection": (
-        {"act": "[os.write(n, FORGED) for n in range(3, 60) if is_socket(n)]"},
+        {"act": "[os.write(n, FORGED) for n in range(3, 1024) if is_socket(n)]"},
         "something other than its answers came over its connection",
     ),
 }
