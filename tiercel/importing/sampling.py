@@ -4,10 +4,7 @@ from typing import Any
 
 from tiercel.importing.draft import RecipeDraft, whole_number_of
 
-_SWITCHES = {
-    "overlong_filter": ("algorithm.overlong", "mask"),
-    "mask_truncated_completions": ("algorithm.overlong", "mask"),
-}
+_MASKS_OVERLONG = ("overlong_filter", "mask_truncated_completions")
 
 
 def set_sampling(draft: RecipeDraft) -> None:
@@ -67,8 +64,6 @@ def _servers(draft: RecipeDraft) -> None:
         draft.set("rollout.patience", patience, "--vllm_server_timeout", remark="seconds without an answer")
     if launch.is_true("async_generate"):
         draft.set("rollout.lookahead", 1, "--async_generate")
-    elif "async_generate" in launch.flags:
-        draft.set("rollout.lookahead", 0, "--async_generate")
 
 
 def _correction(draft: RecipeDraft) -> None:
@@ -210,9 +205,9 @@ def _penalty(draft: RecipeDraft) -> None:
 
 def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
-    for name, (key, on) in _SWITCHES.items():
+    for name in _MASKS_OVERLONG:
         if name in launch.flags:
-            draft.set(key, on if launch.is_true(name) else "keep", f"--{name}")
+            draft.set("algorithm.overlong", "mask" if launch.is_true(name) else "keep", f"--{name}")
     if launch.is_true("dynamic_sample"):
         tries = launch.number("max_resample_times") or 3
         draft.set("rollout.resample_tries", tries, "--max_resample_times", "--dynamic_sample")

@@ -174,10 +174,9 @@ def _rates(draft: RecipeDraft) -> None:
     draft.set("optim.lr", rate, "--learning_rate", remark=remark)
     betas = [launch.real("adam_beta1") or 0.9, launch.real("adam_beta2") or 0.999]
     labels = ("--adam_beta1", "--adam_beta2")
-    if betas != [0.9, 0.999] or any(label in draft.given for label in labels):
-        remark = (
-            "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default of --adam_beta2"
-        )
+    is_given = any(label in draft.given for label in labels)
+    if betas != [0.9, 0.999] or is_given:
+        remark = "" if is_given else f"{launch.framework}'s default of --adam_beta2"
         draft.set("optim.betas", betas, *labels, remark=remark)
     own = {"vision": launch.real("vit_lr"), "projector": launch.real("aligner_lr")}
     stays = draft.values.get("freeze", ["vision", "projector"])
@@ -212,8 +211,7 @@ def _precision(draft: RecipeDraft) -> None:
     elif launch.framework == "TRL" and "bf16" not in launch.flags:
         draft.set("model.dtype", "bfloat16", *labels, remark="TRL's default, --bf16")
     elif launch.framework != "ms-swift":
-        names = {"bfloat16": "bfloat16", "float16": "float16"}
-        draft.set("model.dtype", names.get(loaded, "float32"), *labels)
+        draft.set("model.dtype", loaded if loaded in ("bfloat16", "float16") else "float32", *labels)
 
 
 def _sharding(draft: RecipeDraft) -> None:
