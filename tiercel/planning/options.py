@@ -36,10 +36,6 @@ class Option:
     auto_tokens: int  # what learner.max_tokens_per_microbatch: auto takes; 0: nothing fits
     seconds: Mapping[str, float]
 
-    @property
-    def step_seconds(self) -> float:
-        return sum(self.seconds.values())
-
     def as_json(self) -> dict[str, Any]:
         """Return the fields for `--json`."""
         return {**asdict(self), "memory": self.memory.as_json()}
