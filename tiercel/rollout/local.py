@@ -7,6 +7,7 @@ first).
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from tiercel.rollout.local_turns import TurnSettings, sample_turns
 from tiercel.rollout.narrow import NarrowLinears
 from tiercel.rollout.prepacking import PrepackedLinears
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, stop_reach, written_text
+from tiercel.rollout.trajectory import begun_trajectories, completes_a_stop, stop_reach, written_text
 from tiercel.types import Completion, EncodedPrompt, Group
 
 PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
@@ -147,12 +148,8 @@ class LocalSampler:
     def _sample_trajectories(
         self, prompts: list[EncodedPrompt], params: SamplingParams, seeds: list[int], dialogues: Dialogues
     ) -> list[Group]:
-        size, limits = params.group_size, dialogues.limits
-        builders = [
-            TrajectoryBuilder(self.family, prompt, dialogue, limits, params.max_new_tokens, seed + number)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-            for number, dialogue in enumerate(dialogues.open(prompt, range(size)))
-        ]
+        size = params.group_size
+        builders = list(chain(*begun_trajectories(self.family, prompts, params, seeds, dialogues)))
         logits_BV = self.decoder.prefill(prompts, size, params.max_new_tokens, rows_return=True)
         settings = TurnSettings(
             family=self.family, params=params, is_deterministic=self.is_deterministic, beat=self.beat

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from tiercel.models.family import Family
-from tiercel.rollout.dialogue import Dialogue, Limits, Reply
+from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, Reply
+from tiercel.rollout.sampler import SamplingParams
 from tiercel.samples import PolicyTurn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Trajectory
 
@@ -128,3 +129,20 @@ class TrajectoryBuilder:
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.is_sampled += [is_sampled] * len(token_ids)
+
+
+def begun_trajectories(
+    family: Family,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
+    seeds: Sequence[int],
+    dialogues: Dialogues,
+) -> list[list[TrajectoryBuilder]]:
+    """Begin the trajectories of each prompt."""
+    return [
+        [
+            TrajectoryBuilder(family, prompt, dialogue, dialogues.limits, params.max_new_tokens, seed + number)
+            for number, dialogue in enumerate(dialogues.open(prompt, range(params.group_size)))
+        ]
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]

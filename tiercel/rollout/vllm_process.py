@@ -22,7 +22,7 @@ from tiercel.models.family import Family
 from tiercel.models.images import picture_image
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.trajectory import TrajectoryBuilder
+from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
 from tiercel.rollout.vllm_common import (
     Impossible,
     lora_rank_limit,
@@ -33,7 +33,7 @@ from tiercel.rollout.vllm_common import (
     scheduling,
 )
 from tiercel.rollout.vllm_shared_memory import meeting_by_name
-from tiercel.rollout.vllm_turns import add_sampled, begun_trajectories, turn_params, turn_seed
+from tiercel.rollout.vllm_turns import add_sampled, turn_params, turn_seed
 from tiercel.types import Completion, EncodedPrompt, Group
 
 RELOADS_WITH_LORA = Version("0.33")

@@ -22,7 +22,7 @@ from tiercel.http_json import brief
 from tiercel.models.family import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.trajectory import TrajectoryBuilder
+from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
 from tiercel.rollout.vllm_common import (
     ROUNDING,
     Impossible,
@@ -39,7 +39,7 @@ from tiercel.rollout.vllm_http import (
 )
 from tiercel.rollout.vllm_protocol import Choice, Completions
 from tiercel.rollout.vllm_routes import ChatRoute, Route, TokenRoute
-from tiercel.rollout.vllm_turns import add_sampled, begun_trajectories, turn_params, turn_seed
+from tiercel.rollout.vllm_turns import add_sampled, turn_params, turn_seed
 from tiercel.types import Completion, EncodedPrompt, Group
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers

@@ -1,33 +1,14 @@
 """Turns of trajectories that vLLM samples: each is a request of its own, whose prompt is all that came before it. The
 prefix cache of vLLM has its keys and values."""
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tiercel.models.family import Family
-from tiercel.rollout.dialogue import Dialogues, Reply
+from tiercel.rollout.dialogue import Reply
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder
-from tiercel.types import Completion, EncodedPrompt
-
-
-def begun_trajectories(
-    family: Family,
-    prompts: Sequence[EncodedPrompt],
-    params: SamplingParams,
-    seeds: Sequence[int],
-    dialogues: Dialogues,
-) -> list[list[TrajectoryBuilder]]:
-    """Begin the trajectories of each prompt."""
-    return [
-        [
-            TrajectoryBuilder(family, prompt, dialogue, dialogues.limits, params.max_new_tokens, seed + number)
-            for number, dialogue in enumerate(dialogues.open(prompt, range(params.group_size)))
-        ]
-        for prompt, seed in zip(prompts, seeds, strict=True)
-    ]
+from tiercel.types import Completion
 
 
 def turn_params(params: SamplingParams, builder: TrajectoryBuilder) -> SamplingParams:
