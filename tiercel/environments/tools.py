@@ -109,6 +109,8 @@ BUILT_IN: Mapping[str, Callable[..., Image.Image]] = {
 
 def use(name: str, tools: PictureTools, arguments: Mapping[str, Any]) -> Image.Image:
     """Call a built-in tool with what the policy wrote. Raises ToolProblem, and DataError."""
+    if "self" in arguments:  # some versions of pydantic take it for the method's own
+        raise ToolProblem("self: Unexpected keyword argument")
     try:
         return BUILT_IN[name](tools, **arguments)
     except ValidationError as error:
