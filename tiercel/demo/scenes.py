@@ -19,6 +19,8 @@ CELL = 4  # pixels; boxes lie on this grid
 SMALLEST, LARGEST = 28, 52  # pixels of a digit's box
 HELD_OUT_SHARE = 5  # every fifth sample of scikit-learn's is held out
 
+Box = tuple[int, int, int, int]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
@@ -26,7 +28,7 @@ class Scene:
 
     image: Image.Image
     digit: int
-    box: tuple[int, int, int, int]
+    box: Box
 
 
 def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
@@ -46,15 +48,15 @@ def held_out(count: int) -> np.ndarray:
 
 def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generator: np.random.Generator) -> Scene:
     """Draw a scene of `digit_count` different digits that do not overlap; one of them is asked for."""
-    canvas = _paper()
-    taken: list[tuple[int, int, int, int]] = []
+    canvas = paper(SIDE)
+    taken: list[Box] = []
     shown: list[int] = []
     while len(taken) < digit_count:
         pick = int(generator.integers(len(images)))
         box = _random_box(generator)
         if int(labels[pick]) in shown or any(_overlap(box, other) for other in taken):
             continue
-        _paste(canvas, images[pick], box, generator)
+        paste(canvas, _strokes(images[pick]), box, generator)
         taken.append(box)
         shown.append(int(labels[pick]))
     target = int(generator.integers(digit_count))
@@ -102,37 +104,39 @@ def write_scenes(
     return path
 
 
-def _paper() -> np.ndarray:
-    """Make the paper, float (SIDE, SIDE, 3): red grows to the right, green downwards, blue is constant."""
-    ramp = np.linspace(60, 250, SIDE)
-    return np.stack([np.tile(ramp, (SIDE, 1)), np.tile(ramp[:, None], (1, SIDE)), np.full((SIDE, SIDE), 150.0)], -1)
+def paper(side: int) -> np.ndarray:
+    """Make the paper, float (side, side, 3): red grows to the right, green downwards, blue is constant."""
+    ramp = np.linspace(60, 250, side)
+    return np.stack([np.tile(ramp, (side, 1)), np.tile(ramp[:, None], (1, side)), np.full((side, side), 150.0)], -1)
 
 
-def _random_box(generator: np.random.Generator) -> tuple[int, int, int, int]:
+def paste(canvas: np.ndarray, digit: np.ndarray, box: Box, generator: np.random.Generator) -> None:
+    """Draw grey values in 0..16 as ink on the paper, enlarged to fill the box."""
+    ink = Image.fromarray((digit / 16 * 255).astype(np.uint8))
+    mask = np.asarray(ink.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC)) / 255.0
+    colour = generator.uniform(0, 40, 3)
+    region = canvas[box[1] : box[3], box[0] : box[2]]
+    region += mask[..., None] * (colour - region)
+
+
+def _random_box(generator: np.random.Generator) -> Box:
     width, height = (int(v) * CELL for v in generator.integers(SMALLEST // CELL, LARGEST // CELL + 1, 2))
     left = int(generator.integers((SIDE - width) // CELL + 1)) * CELL
     top = int(generator.integers((SIDE - height) // CELL + 1)) * CELL
     return left, top, left + width, top + height
 
 
-def _overlap(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _paste(
-    canvas: np.ndarray, digit: np.ndarray, box: tuple[int, int, int, int], generator: np.random.Generator
-) -> None:
-    """Draw the digit on the paper; its strokes fill the box from edge to edge."""
+def _strokes(digit: np.ndarray) -> np.ndarray:
+    """Cut the empty edges from a digit."""
     rows, columns = np.nonzero(digit > 2)
-    ink = digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1] / 16 * 255
-    size = box[2] - box[0], box[3] - box[1]
-    mask = np.asarray(Image.fromarray(ink.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)) / 255.0
-    colour = generator.uniform(0, 40, 3)
-    region = canvas[box[1] : box[3], box[0] : box[2]]
-    region += mask[..., None] * (colour - region)
+    return digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
 
 
-def _jittered(box: tuple[int, int, int, int], jitter: int, generator: np.random.Generator) -> tuple[int, ...]:
+def _jittered(box: Box, jitter: int, generator: np.random.Generator) -> tuple[int, ...]:
     """Move the corners on the grid; the box keeps an area."""
     if jitter == 0:
         return box
