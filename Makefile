@@ -1,5 +1,6 @@
 # make venv            .venv with tiercel and what its tests need, versions pinned by constraints.txt
 # make demo            train a small VLM on real handwriting; report in runs/demo/report.html
+# make demo-zoom       the same with a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
@@ -32,7 +33,7 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo test lint types test-catalogue test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
+.PHONY: venv demo demo-zoom test lint types test-catalogue test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
@@ -44,6 +45,9 @@ venv: .venv/.made
 
 demo: venv
 	.venv/bin/tiercel demo
+
+demo-zoom: venv
+	.venv/bin/tiercel demo --zoom
 
 test: venv
 	$(call TESTS,.venv)

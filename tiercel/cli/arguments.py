@@ -21,7 +21,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(without_command=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    _command(commands, "demo", "train a tiny VLM on real handwritten digits, on a CPU, in minutes", "tiercel demo")
+    text = "train a tiny VLM on real handwritten digits, on a CPU, in minutes"
+    demo = _command(commands, "demo", text, "tiercel demo")
+    demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
 
     for kind, text in (("sft", "supervised fine-tuning"), ("grpo", "reinforcement by GRPO")):
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"

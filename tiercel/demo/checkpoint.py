@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-from tiercel.demo.tokenizer import make_tokenizer
 
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 WORDS = (
@@ -18,22 +16,31 @@ WORDS = (
 )
 
 
-def save_random_checkpoint(directory: Path, seed: int) -> None:
-    """Write config, weights, tokenizer and image processor."""
-    tokenizer = make_tokenizer(WORDS)
+ZOOM_WORDS = (
+    *("system", "user", "assistant", "Tools", "zoom", "box", " label", " image", "label", "image"),
+    *("Which", "Where", " digit", " is", " in", " the", " ring", "?"),
+    *("tool", "call", "response", "name", "arguments", ", "),
+    *(str(number) for number in range(113)),
+)
+
+
+def save_random_checkpoint(
+    directory: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden: int = 128, layers: int = 3
+) -> None:
+    """Write config, weights, tokenizer and image processor. `hidden`: width, a multiple of 32; `layers`: of the
+    language model."""
 
     def special(token: str) -> int:
         return tokenizer.vocab[token]
 
-    hidden = 128
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": hidden,
-            "intermediate_size": 384,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
+            "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": hidden // 32,
+            "num_key_value_heads": hidden // 32,
             "max_position_embeddings": 1024,
             "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0},
             "bos_token_id": None,
@@ -43,9 +50,9 @@ def save_random_checkpoint(directory: Path, seed: int) -> None:
         },
         vision_config={
             "depth": 2,
-            "hidden_size": 128,
-            "intermediate_size": 384,
-            "num_heads": 4,
+            "hidden_size": hidden,
+            "intermediate_size": 3 * hidden,
+            "num_heads": hidden // 32,
             "out_hidden_size": hidden,
             "patch_size": 14,
             "spatial_merge_size": 2,

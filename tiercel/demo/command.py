@@ -1,35 +1,36 @@
-"""`tiercel demo`: make scenes, warm the model up by SFT, improve it by GRPO, and print the result."""
+"""`tiercel demo`: make scenes, warm the model up by SFT, improve it by GRPO, and print the result. `--zoom` runs the
+demo of zoom.py."""
 
 import shutil
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
 
+from tiercel.demo.running import RECIPES, require_recipes, run_command
 from tiercel.demo.scenes import write_scenes
-from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.demo.zoom import demo_zoom
+from tiercel.errors import TrainingError
 from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
 
 START = Path(__file__).parent / "start"
-RECIPES = Path("recipes")
 WARMUP_SCENES, PRACTICE_SCENES, HELD_OUT_SCENES = 3840, 2400, 1024
 CARELESSNESS = 24  # pixels by which the warm-up's boxes may be off
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Run the demo."""
-    demo()
+    """Run the demo, or the one that needs a tool."""
+    if arguments.zoom:
+        demo_zoom()
+    else:
+        demo()
 
 
 def demo() -> None:
     """Run both recipes from the project's root. Raises TiercelError as their commands do."""
     started = time.monotonic()
-    for recipe in ("demo-sft.yaml", "demo-grpo.yaml"):
-        if not (RECIPES / recipe).is_file():
-            raise EnvironmentProblem(f"{RECIPES / recipe} is not here; run the demo in tiercel's own directory")
+    require_recipes("demo-sft.yaml", "demo-grpo.yaml")
     data = Path("runs/demo-data")
     if not (data / "heldout.jsonl").exists():
         print(f"1/4 scenes of real handwriting -> {data}", flush=True)
@@ -66,10 +67,3 @@ def summary(run: Path) -> str:
     first, last = (sum(part) / len(part) for part in (rewards[:20], rewards[-20:]))
     lines.append(f"sampled reward: {first:.3f} in the first 20 steps, {last:.3f} in the last 20")
     return "\n".join(lines)
-
-
-def run_command(*arguments: str) -> None:
-    """Run a tiercel command in its own process. Raises TrainingError where it fails."""
-    code = subprocess.run([sys.executable, "-m", "tiercel", *arguments], check=False).returncode
-    if code != 0:
-        raise TrainingError(f"tiercel {' '.join(arguments)} ended with exit code {code}; see above")

@@ -1,26 +1,56 @@
-"""Make the demo's starting checkpoint again: python -m tiercel.demo.make_start, in tiercel's own directory."""
+"""Make the starting checkpoints of the demos again: python -m tiercel.demo.make_start [zoom], in tiercel's own
+directory."""
 
 import shutil
+import sys
 from pathlib import Path
 
-from tiercel.demo.checkpoint import save_random_checkpoint
-from tiercel.demo.command import START, run_command
+from safetensors.torch import load_file, save_file
+
+from tiercel.demo import command, zoom
+from tiercel.demo.checkpoint import WORDS, ZOOM_WORDS, save_random_checkpoint
+from tiercel.demo.running import run_command
 from tiercel.demo.scenes import write_scenes
+from tiercel.demo.tokenizer import TOOL_TEMPLATE, make_tokenizer
+from tiercel.demo.zoom_scenes import write_lessons
 
 SCENES, HELD_OUT_SCENES = 24_000, 1024
+LARGE_SCENES, HELD_OUT_LARGE_SCENES = 3_000, 40
 
 
-def main() -> None:
+def make_start() -> None:
     """Train a random checkpoint on scenes and export it."""
     data = Path("runs/start-data")
     if not (data / "random/config.json").exists():
         write_scenes(data, "scenes", SCENES, 11, (1, 1, 2, 3, 3), use_held_out=False)
         write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1, 2, 3), use_held_out=True)
-        save_random_checkpoint(data / "random", seed=0)
-    run_command("sft", "recipes/demo-start-sft.yaml")
-    shutil.rmtree(START, ignore_errors=True)
-    run_command("export", "runs/demo-start", "--merge", "--output", str(START))
+        save_random_checkpoint(data / "random", make_tokenizer(WORDS), seed=0)
+    _train("demo-start", command.START)
+
+
+def make_zoom_start() -> None:
+    """Train a smaller one to call the tool and to read what it shows, and export it."""
+    data = Path("runs/zoom-start-data")
+    if not (data / "random/config.json").exists():
+        write_lessons(data, "lessons", LARGE_SCENES, 11, use_held_out=False)
+        write_lessons(data, "heldout", HELD_OUT_LARGE_SCENES, 12, use_held_out=True)
+        tokenizer = make_tokenizer(ZOOM_WORDS, chat_template=TOOL_TEMPLATE)
+        save_random_checkpoint(data / "random", tokenizer, seed=0, hidden=96, layers=2)
+    _train("zoom-start", zoom.START)
+    halve(zoom.START)
+
+
+def halve(checkpoint: Path) -> None:
+    """Keep the weights in float16, in half of the space."""
+    weights = checkpoint / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+
+
+def _train(name: str, target: Path) -> None:
+    run_command("sft", f"recipes/{name}-sft.yaml")
+    shutil.rmtree(target, ignore_errors=True)
+    run_command("export", f"runs/{name}", "--merge", "--output", str(target))
 
 
 if __name__ == "__main__":
-    main()
+    make_zoom_start() if sys.argv[1:] == ["zoom"] else make_start()

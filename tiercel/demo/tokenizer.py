@@ -15,6 +15,20 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Writes tools by name and arguments, calls in Hermes' tags, and answers of tools in a turn of the user's, as Qwen does.
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool.function.name }}"
+    "({{ tool.function.parameters.properties | join(', ') }}){% if not loop.last %}, {% endif %}{% endfor %}"
+    "<|im_end|>\n{% endif %}{% for message in messages %}{% set is_tool = message.role == 'tool' %}"
+    "<|im_start|>{{ 'user' if is_tool else message.role }}\n{% if is_tool %}<tool_response>{% endif %}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>"
+    """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>"""
+    "{% endfor %}{% if is_tool %}</tool_response>{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 QWEN_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",

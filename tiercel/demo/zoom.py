@@ -1,0 +1,52 @@
+"""`tiercel demo --zoom`: GRPO with a tool that shows what the model cannot see, and without it; print both results."""
+
+import shutil
+import time
+from pathlib import Path
+
+from tiercel.demo.running import RECIPES, require_recipes, run_command
+from tiercel.demo.zoom_scenes import write_questions
+from tiercel.errors import TrainingError
+from tiercel.runs.directory import read_metrics
+from tiercel.writing import writing
+
+START = Path(__file__).parent / "zoom_start"
+PRACTICE_SCENES, HELD_OUT_SCENES = 2000, 512
+RECIPE = "zoom-demo.yaml"
+WITH, WITHOUT = Path("runs/zoom"), Path("runs/zoom-without")
+LOOKED = "eval/reward/zoomed_right/mean"
+
+
+def demo_zoom() -> None:
+    """Run the recipe twice from the project's root. Raises TiercelError as its command does."""
+    started = time.monotonic()
+    require_recipes(RECIPE)
+    data = Path("runs/zoom-data")
+    if not (data / "heldout.jsonl").exists():
+        print(f"1/3 large scenes with small handwritten digits -> {data}", flush=True)
+        with writing(data, "start the demo in a copy of tiercel's directory that can be written"):
+            write_questions(data, "practice", PRACTICE_SCENES, 21, use_held_out=False)
+            shutil.copytree(START, data / "start", dirs_exist_ok=True)
+            write_questions(data, "heldout", HELD_OUT_SCENES, 22, use_held_out=True)
+    recipe = str(RECIPES / RECIPE)
+    print(f"2/3 tiercel grpo {recipe}: learn where to look from right answers alone", flush=True)
+    run_command("grpo", recipe)
+    changes = ("rollout.tools=[]", f"output={WITHOUT}")
+    print(f"3/3 tiercel grpo {recipe} {' '.join(changes)}: the same model without the tool", flush=True)
+    run_command("grpo", recipe, *changes)
+    print("\n".join(summary(name, run) for name, run in (("with zoom", WITH), ("without", WITHOUT))))
+    print(f"{time.monotonic() - started:.0f} s in all; open {WITH}/report.html")
+
+
+def summary(name: str, run: Path) -> str:
+    """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
+    evaluations = [row for row in read_metrics(run) if "eval/accuracy" in row]
+    if len(evaluations) < 2:
+        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
+    (right, looked), (right_after, looked_after) = (
+        (row["eval/accuracy"], row[LOOKED]) for row in (evaluations[0], evaluations[-1])
+    )
+    return (
+        f"{name + ':':11}held-out accuracy {right:.3f} -> {right_after:.3f}, "
+        f"zooms onto the ring {looked:.3f} -> {looked_after:.3f} ({evaluations[-1]['eval/count']} scenes)"
+    )
