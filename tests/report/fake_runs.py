@@ -432,11 +432,10 @@ if __name__ == "__main__":
 
     root = Path(sys.argv[1])
     first = make_grounding(root / "grounding")
-    other = make_grounding(root / "other-seed", seed=7, gain=0.3)
     others = [make_turns(root / "turns"), make_sft(root / "sft"), make_text(root / "text"), make_empty(root / "empty")]
     for made in others:
         print(write_report(made))
-    print(write_report(first, compare=other))
+    print(write_report(first))
     unfinished = make_grounding(root / "cut", seed=3, done=37)
     cut_last_lines(unfinished)
     print(write_report(unfinished))

@@ -54,8 +54,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def page_of(run, compare=None) -> Page:
-    path = write_report(run, compare)
+def page_of(run) -> Page:
+    path = write_report(run)
     assert path == run / "report.html"
     page = Page(path.read_text(encoding="utf-8"))
     assert page.stack == []
@@ -103,14 +103,6 @@ def test_the_page_loads_nothing_from_elsewhere(grounding, page):
 def test_equal_runs_give_equal_pages(grounding, page):
     first = (grounding / "report.html").read_bytes()
     assert write_report(grounding).read_bytes() == first
-
-
-def test_another_run_beside_it(grounding, tmp_path):
-    run = make_grounding(tmp_path / "run <b>", seed=5, steps=8, rows=20)
-    page = page_of(run, grounding)
-    assert "Against grounding" in page.text
-    assert "right only here" in page.text
-    assert "train.steps 8 10" in page.text
 
 
 def test_an_unfinished_run_with_cut_lines(tmp_path):

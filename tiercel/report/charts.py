@@ -19,12 +19,11 @@ _OUTLIER = 4  # times the span of all but the most extreme hundredth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """A line. `every_step`: a thin line under its trailing mean; `points`: points with whiskers from low to high;
-    `other_run`: a dashed trailing mean."""
+    """A line. `every_step`: a thin line under its trailing mean; `points`: points with whiskers from low to high."""
 
     label: str
     points: tuple[Point, ...]
-    style: Literal["every_step", "points", "other_run"] = "every_step"
+    style: Literal["every_step", "points"] = "every_step"
     whiskers: tuple[tuple[int, float, float], ...] = ()  # step, low, high
     colour: int = 0
 
@@ -152,9 +151,6 @@ def _drawn(series: Series, frame: Frame) -> Html:
     colour = f"c{series.colour}"
     if series.style == "every_step":
         return _every_step(series, frame, colour)
-    if series.style == "other_run":
-        smooth = trailing_means(series.points, smoothing(len(series.points)))
-        return element("path", d=_path(thinned(smooth, _MOST_POINTS), frame), class_="other")
     line = _path(series.points, frame)
     whiskers = [
         element("path", d=_whisker(frame.x(step), frame.y(low), frame.y(high)), class_=f"whisker {colour}")
@@ -236,8 +232,6 @@ def _step_ticks(frame: Frame) -> list[int]:
 
 
 def _swatch(series: Series) -> str:
-    if series.style == "other_run":
-        return "swatch dashed"
     return f"swatch {'round' if series.style == 'points' else 'flat'} c{series.colour}"
 
 

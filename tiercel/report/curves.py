@@ -17,9 +17,9 @@ _OF_TURNS = (
 )
 
 
-def curves_section(run: Run, other: Run | None) -> Html:
+def curves_section(run: Run) -> Html:
     """Draw every chart that has data, and explain its lines."""
-    charts = [line_chart(chart) for chart in charts_of(run, other)]
+    charts = [line_chart(chart) for chart in charts_of(run)]
     if (time := _time_chart(run)) is not None:
         charts.append(time)
     if not charts:
@@ -29,8 +29,6 @@ def curves_section(run: Run, other: Run | None) -> Html:
     said = [f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."]
     if run.series("turns/mean"):
         said.append(_OF_TURNS)
-    if other is not None:
-        said.append(f" Dashed: {other.name}, smoothed alike.")
     return element(
         "section",
         element("h2", "Curves"),
@@ -40,28 +38,27 @@ def curves_section(run: Run, other: Run | None) -> Html:
     )
 
 
-def charts_of(run: Run, other: Run | None) -> list[Chart]:
+def charts_of(run: Run) -> list[Chart]:
     """Return line charts in reading order: score, rewards, loss, then the health of the run."""
-    drawn = [*_score_charts(run, other), *_health_charts(run, other)]
-    last_step = max(run.last_step, other.last_step if other is not None else 0)
-    return [replace(chart, last_step=last_step) for chart in drawn if chart.series]
+    drawn = [*_score_charts(run), *_health_charts(run)]
+    return [replace(chart, last_step=run.last_step) for chart in drawn if chart.series]
 
 
-def _score_charts(run: Run, other: Run | None) -> Iterator[Chart]:
-    yield _accuracy(run, other)
+def _score_charts(run: Run) -> Iterator[Chart]:
+    yield _accuracy(run)
     total = _every_step(run, "sampled", "reward/mean")
-    yield _chart("Reward", total, _held_out(run, "eval/reward/mean"), _other(other, "reward/mean"))
+    yield _chart("Reward", total, _held_out(run, "eval/reward/mean"))
     rewards = {
         key.removeprefix("reward/").removesuffix("/mean"): key for key in run.metric_names() if _is_single_reward(key)
     }
     for name, key in rewards.items():
         if run.series(key) != run.series("reward/mean"):
             held_out = _held_out(run, f"eval/{key}")
-            yield _chart(f"Reward {name}", _every_step(run, "sampled", key), held_out, _other(other, key))
-    yield _chart("Loss", _every_step(run, "training", "loss"), _held_out(run, "eval/loss"), _other(other, "loss"))
+            yield _chart(f"Reward {name}", _every_step(run, "sampled", key), held_out)
+    yield _chart("Loss", _every_step(run, "training", "loss"), _held_out(run, "eval/loss"))
 
 
-def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
+def _health_charts(run: Run) -> Iterator[Chart]:
     from_zero = {
         "grad_norm": "Gradient norm",
         "entropy/mean": "Entropy per token",
@@ -74,7 +71,7 @@ def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
         "sampler/logprob_gap_mean": "Sampler's logprob gap",
     }
     for key, title in from_zero.items():
-        yield _chart(title, _every_step(run, "this run", key), _other(other, key), from_zero=True)
+        yield _chart(title, _every_step(run, "this run", key), from_zero=True)
     unless_zero = {
         "kl/mean": "KL from the reference",
         "clip/low_fraction": "Ratios clipped below, fraction",
@@ -87,12 +84,12 @@ def _health_charts(run: Run, other: Run | None) -> Iterator[Chart]:
     }
     for key, title in unless_zero.items():
         if any(value != 0 for _, value in run.series(key)):
-            yield _chart(title, _every_step(run, "this run", key), _other(other, key), from_zero=True)
+            yield _chart(title, _every_step(run, "this run", key), from_zero=True)
     if len({value for _, value in run.series("lr")}) > 1:
         yield _chart("Learning rate", _every_step(run, "learning rate", "lr"), from_zero=True)
 
 
-def _accuracy(run: Run, other: Run | None) -> Chart:
+def _accuracy(run: Run) -> Chart:
     rows = [
         (row["step"], finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high")))
         for row in run.metrics
@@ -100,14 +97,12 @@ def _accuracy(run: Run, other: Run | None) -> Chart:
     whiskers = tuple((step, low, high) for step, low, high in rows if low is not None and high is not None)
     points = tuple(run.series("eval/accuracy"))
     held_out = Series(label="held out", points=points, style="points", whiskers=whiskers) if points else None
-    return _chart("Held-out accuracy", held_out, _other(other, "eval/accuracy"), from_zero=True)
+    return _chart("Held-out accuracy", held_out, from_zero=True)
 
 
 def _chart(title: str, *series: Series | None, from_zero: bool = False) -> Chart:
-    """Make a chart of the series that exist. Without a series of this run it has none."""
-    own = [each for each in series if each is not None and each.style != "other_run"]
-    present = tuple(each for each in series if each is not None) if own else ()
-    return Chart(title=title, series=present, from_zero=from_zero)
+    """Make a chart of the series that exist."""
+    return Chart(title=title, series=tuple(each for each in series if each is not None), from_zero=from_zero)
 
 
 def _every_step(run: Run, label: str, key: str) -> Series | None:
@@ -118,11 +113,6 @@ def _every_step(run: Run, label: str, key: str) -> Series | None:
 def _held_out(run: Run, key: str) -> Series | None:
     points = tuple(run.series(key))
     return Series(label="held out", points=points, style="points", colour=1) if points else None
-
-
-def _other(other: Run | None, key: str) -> Series | None:
-    points = tuple(other.series(key)) if other is not None else ()
-    return Series(label=other.name, points=points, style="other_run") if other is not None and points else None
 
 
 def _is_single_reward(key: str) -> bool:

@@ -1,18 +1,16 @@
 """Recipe, environment, rejected rows, the end of the log, and how to repeat the run."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tiercel.plurals import counted
 from tiercel.report.cards import clipped, text_block
 from tiercel.report.markup import Html, element
-from tiercel.report.numbers import NOTHING, TIMES
+from tiercel.report.numbers import TIMES
 from tiercel.report.reading import Run
 
 _BAD_ROWS_SHOWN = 20
 _LOG_LINES_SHOWN = 25
 _LONGEST_FILE = 40_000  # characters
-_LONGEST_LIST = 400  # differing keys
 
 
 def recipe_section(run: Run) -> Html:
@@ -125,34 +123,3 @@ def log_section(run: Run) -> Html | None:
     return element(
         "section", element("details", element("summary", summary), text_block(text, longest=_LONGEST_FILE)), id="log"
     )
-
-
-def differences(run: Run, other: Run) -> Html:
-    """Show the keys of the two recipes that differ."""
-    here, there = dict(_leaves(run.recipe)), dict(_leaves(other.recipe))
-    keys = [key for key in {**here, **there} if here.get(key) != there.get(key)]
-    if not keys:
-        return element("p", "The two recipes are the same.")
-    header = element("tr", [element("th", text, scope="col") for text in ("key", "this run", other.name)])
-    rows = [
-        element(
-            "tr",
-            element("th", key, scope="row"),
-            element("td", clipped(str(here.get(key, NOTHING)), 300)),
-            element("td", clipped(str(there.get(key, NOTHING)), 300)),
-        )
-        for key in keys[:_LONGEST_LIST]
-    ]
-    table = element("table", element("thead", header), element("tbody", rows), class_="plain")
-    return element("div", table, class_="scroll")
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from _leaves(below, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{prefix}.{index}")
-    else:
-        yield prefix, value

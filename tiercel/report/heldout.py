@@ -105,7 +105,7 @@ def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
         "section",
         element("h2", "Before and after"),
         element("p", intro, class_="aside"),
-        counts_table(by_fate, names),
+        _counts_table(by_fate, names),
         element("p", f"{counted(lost, 'row')} could not be paired.", class_="aside") if lost else None,
         _legend(pairs, names),
         shown,
@@ -113,19 +113,15 @@ def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
     )
 
 
-def counts_table(
-    by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str], words: Mapping[Fate, str] = _IN_TABLE
-) -> Html:
+def _counts_table(by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str]) -> Html:
     """Make a table of rows by their change: two by two where right and wrong are known, with a test against chance.
-
-    `names` are the two evaluations, `words` the name of each change.
-    """
+    `names` are the two evaluations."""
     total = max(1, sum(len(pairs) for pairs in by_fate.values()))
 
     def cell(fate: Fate) -> Html:
         count = len(by_fate[fate])
         percentage = element("small", share(count / total))
-        return element("td", element("b", f"{count:,}"), f" {words[fate]} ", percentage, class_=f"fate {fate}")
+        return element("td", element("b", f"{count:,}"), f" {_IN_TABLE[fate]} ", percentage, class_=f"fate {fate}")
 
     if "fixed" not in by_fate:
         header = element("th", f"Reward {names[1]} against {names[0]}", scope="row")
@@ -138,19 +134,17 @@ def counts_table(
     ]
     head = element("thead", element("tr", element("td"), heads))
     table = element("table", head, element("tbody", rows), class_="fates")
-    sentence = _chance(len(by_fate["fixed"]), len(by_fate["broken"]), words)
+    sentence = _chance(len(by_fate["fixed"]), len(by_fate["broken"]))
     return element("div", element("div", table, class_="scroll"), element("p", sentence))
 
 
-def _chance(gained: int, lost: int, words: Mapping[Fate, str]) -> str:
+def _chance(gained: int, lost: int) -> str:
     if gained + lost == 0:
         return "No row is right in the one and wrong in the other."
     p = sign_test(gained, lost)
     strength = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     meaning = "more than chance would do" if p < 0.05 else "chance alone could do that"
-    return (
-        f"{gained:,} {words['fixed']} against {lost:,} {words['broken']}: {meaning} ({strength}, exact McNemar test)."
-    )
+    return f"{gained:,} {_IN_TABLE['fixed']} against {lost:,} {_IN_TABLE['broken']}: {meaning} ({strength}, exact McNemar test)."
 
 
 def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:

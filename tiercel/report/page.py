@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tiercel import __version__
 from tiercel.plurals import counted
-from tiercel.report.comparison import comparison_section
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
 from tiercel.report.heldout import held_out_section
@@ -26,13 +25,10 @@ from tiercel.writing import writing
 FILE = "report.html"
 
 
-def write_report(run: Path, compare: Path | None = None) -> Path:
-    """Write RUN/report.html from what is in the run directory, and return its path.
-
-    `compare` is another run: its curves are drawn below this run's, its verdict, recipe and last evaluation are shown
-    beside. Raises RunError where either is no run or cannot be read, or the page cannot be written.
-    """
-    page = render(read_run(run), read_run(compare) if compare is not None else None)
+def write_report(run: Path) -> Path:
+    """Write RUN/report.html from what is in the run directory, and return its path. Raises RunError where it is no run
+    or cannot be read, or the page cannot be written."""
+    page = render(read_run(run))
     path = run / FILE
     with writing(path):
         write_atomically(path, page)
@@ -44,17 +40,14 @@ def describe(run: Path) -> str:
     return headline(read_run(run))
 
 
-def render(run: Run, other: Run | None = None) -> str:
+def render(run: Run) -> str:
     """Make the page's HTML. Equal runs give equal pages."""
     album = Album(run.path / "images")
     evaluations = [read_groups(run, "evaluations", step) for step in _first_and_last(run.evaluation_steps)]
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     shown = [file for file in evaluations if file.groups]
-    sections = [section for section in (symptoms_section(run), curves_section(run, other)) if section is not None]
-    if other is not None:
-        others = [read_groups(other, "evaluations", step) for step in other.evaluation_steps[-1:]]
-        sections.append(comparison_section(run, other, shown[-1] if shown else None, others[-1] if others else None))
+    sections = [section for section in (symptoms_section(run), curves_section(run)) if section is not None]
     if shown:
         sections.append(held_out_section(shown[0], shown[-1], album))
     if rollouts:
