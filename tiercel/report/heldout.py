@@ -144,7 +144,8 @@ def _chance(gained: int, lost: int) -> str:
     p = sign_test(gained, lost)
     strength = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     meaning = "more than chance would do" if p < 0.05 else "chance alone could do that"
-    return f"{gained:,} {_IN_TABLE['fixed']} against {lost:,} {_IN_TABLE['broken']}: {meaning} ({strength}, exact McNemar test)."
+    here, there = _IN_TABLE["fixed"], _IN_TABLE["broken"]
+    return f"{gained:,} {here} against {lost:,} {there}: {meaning} ({strength}, exact McNemar test)."
 
 
 def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import io
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
@@ -19,21 +19,8 @@ from tiercel.rollout.vllm_http import CHAT, GENERATE
 from tiercel.types import EncodedImage, EncodedPrompt, Message
 
 
-class Route(Protocol):
-    """One way to ask a server for completions."""
-
-    @property
-    def path(self) -> str:
-        """Return the path of the request."""
-
-    async def body(
-        self, family: Family, model: str, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any
-    ) -> dict[str, Any]:
-        """Write the request. `fields`: further parameters of sampling."""
-
-
 class ChatRoute:
-    """Asks for completions of messages, which the server renders."""
+    """Asks for completions of messages, which the server renders. `fields`: further parameters of sampling."""
 
     path = CHAT
 
@@ -73,6 +60,9 @@ class TokenRoute:
             "sampling_params": sampling | fields,
             **pictures,
         }
+
+
+Route = ChatRoute | TokenRoute
 
 
 def chat_messages(prompt: EncodedPrompt) -> list[dict[str, Any]]:
