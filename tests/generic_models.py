@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from tests.tiny_models import TILES_TEMPLATE, WORDS
-from tiercel.demo.tokenizer import CHAT_TEMPLATE, make_tokenizer
+from tools.demo.tokenizer import CHAT_TEMPLATE, make_tokenizer
 
 TEXT = {
     "model_type": "qwen2",

@@ -40,12 +40,12 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-from tiercel.demo.tokenizer import CHAT_TEMPLATE, QWEN_TOKENS, make_tokenizer
 from tiercel.models.family import Family
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
+from tools.demo.tokenizer import CHAT_TEMPLATE, QWEN_TOKENS, make_tokenizer
 
 EXPERT_FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", *EXPERT_FAMILIES)

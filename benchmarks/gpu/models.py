@@ -11,7 +11,6 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Lora
-from tiercel.demo.tokenizer import make_tokenizer
 from tiercel.models.attention import route_attention
 from tiercel.models.family import Checkpoint
 from tiercel.models.policy import Policy, leave_casting_to_autocast
@@ -19,6 +18,7 @@ from tiercel.models.qwen_vl import Qwen25VL
 from tiercel.models.targets import adapter_targets
 from tiercel.models.tower_attention import route_tower
 from tiercel.types import EncodedImage
+from tools.demo.tokenizer import make_tokenizer
 
 LORA_NOISE = 0.02  # standard deviation of the adapters' B matrices, so that all gradients are there
 

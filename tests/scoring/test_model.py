@@ -11,13 +11,13 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2ForS
 from tests.rewards.samples import group, sample
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.config.schema import Reliability
-from tiercel.demo.tokenizer import make_tokenizer
 from tiercel.errors import RecipeError, TrainingError
 from tiercel.rewards.started import ByModel
 from tiercel.runs.directory import read_metrics
 from tiercel.samples import Sample, Turn
 from tiercel.scoring.model import ModelReward, batches
 from tiercel.scoring.scorer import Scorer, make_sample
+from tools.demo.tokenizer import make_tokenizer
 
 TEXTS = ("7", "", "the seven is here, and so is the eight", "7 " * 30, "no", "<answer>[1, 2, 3, 4]</answer>")
 

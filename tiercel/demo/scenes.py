@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tiercel.demo.checkpoint import DIGIT_NAMES
 from tiercel.errors import EnvironmentProblem
 
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SIDE = 112  # pixels of a scene: 4 x 4 tokens for Qwen2.5-VL
 CELL = 4  # pixels; boxes lie on this grid
 SMALLEST, LARGEST = 28, 52  # pixels of a digit's box

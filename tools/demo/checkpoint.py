@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL of 1.5 million random weights, saved in the form of a real checkpoint."""
+"""A Qwen2.5-VL of 0.8 or 1.5 million random weights, saved in the form of a real checkpoint."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+from tiercel.demo.scenes import DIGIT_NAMES
+
 WORDS = (
     *("system", "user", "assistant", "Where", " is", " the", "?"),
     *(f" {name}" for name in DIGIT_NAMES),
@@ -14,8 +15,6 @@ WORDS = (
     "[1, 2]",
     "<answer></answer>",
 )
-
-
 ZOOM_WORDS = (
     *("system", "user", "assistant", "Tools", "zoom", "box", " label", " image", "label", "image"),
     *("Which", "Where", " digit", " is", " in", " the", " ring", "?"),

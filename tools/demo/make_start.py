@@ -1,5 +1,4 @@
-"""Make the starting checkpoints of the demos again: python -m tiercel.demo.make_start [zoom], in tiercel's own
-directory."""
+"""Make starting checkpoints of the demos: python -m tools.demo.make_start [zoom], in tiercel's own directory."""
 
 import shutil
 import sys
@@ -8,11 +7,11 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from tiercel.demo import command, zoom
-from tiercel.demo.checkpoint import WORDS, ZOOM_WORDS, save_random_checkpoint
 from tiercel.demo.running import run_command
 from tiercel.demo.scenes import write_scenes
-from tiercel.demo.tokenizer import TOOL_TEMPLATE, make_tokenizer
 from tiercel.demo.zoom_scenes import write_lessons
+from tools.demo.checkpoint import WORDS, ZOOM_WORDS, save_random_checkpoint
+from tools.demo.tokenizer import TOOL_TEMPLATE, make_tokenizer
 
 SCENES, HELD_OUT_SCENES = 24_000, 1024
 LARGE_SCENES, HELD_OUT_LARGE_SCENES = 3_000, 40
