@@ -8,30 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.data.encoding import conversation_encoder, prompt_encoder
+from tiercel.data.encoding import conversation_encoder
 from tiercel.data.order import indices_of_step
-from tiercel.data.reading import RowTable, read_training_rows
+from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
-from tiercel.learner.batch import advantage_group, totals_of
-from tiercel.models.family import Family
+from tiercel.learner.batch import totals_of
 from tiercel.models.saving import restore_adapter
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
-from tiercel.runs.group_records import CompletionRecord, GroupRecord
 from tiercel.training.budget import kept_tokens
 from tiercel.training.build import build_trainer
-from tiercel.training.finite import KEPT_GROUPS, REPORT, gradient_size, kept_of_step, spoilt_weight
+from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
+from tiercel.training.kept_groups import kept_groups
 from tiercel.training.passes import Known
 from tiercel.training.session import run_length, set_up_numerics
 from tiercel.training.trainer import NO_TOTALS, Trainer
-from tiercel.training.turns import open_dialogues
 from tiercel.training.update import Contribution, policy_contributions, sft_contributions
-from tiercel.types import Completion, EncodedConversation, EncodedImage, EncodedPrompt, Row, Trajectory
+from tiercel.types import EncodedConversation, EncodedImage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,19 +124,7 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
-    lines = (directory / KEPT_GROUPS).read_text(encoding="utf-8").splitlines()
-    table = read_training_rows(recipe.data, "grpo")
-    groups = []
-    records = [GroupRecord.from_json(json.loads(line)) for line in lines]
-    prompts = _prompts(trainer, recipe, table, [record.index for record in records])
-    for record, prompt in zip(records, prompts, strict=True):
-        learnt = [completion for completion in record.completions if completion.advantage is not None]
-        if not learnt:
-            continue
-        if prompt.row.id != record.id:
-            raise DataError(f"data.train: {table.file} has changed since; row {record.id} is not where it was")
-        completions = [_completion(completion, prompt, trainer.family, directory) for completion in learnt]
-        groups.append(advantage_group(prompt, completions, [completion.advantage for completion in learnt]))
+    groups = kept_groups(recipe, trainer.policy.family, directory)
     totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
     for group in groups:
         for unit in trainer.units([group], totals):
@@ -151,67 +135,16 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
             )
 
 
-def _prompts(trainer: Trainer, recipe: GrpoRecipe, table: RowTable, indices: Sequence[int]) -> list[EncodedPrompt]:
-    """Encode the prompts at these global indices, with what an environment adds to them."""
-    family = trainer.policy.family
-    with open_dialogues(recipe, family, lambda text: None) as dialogues:
-        encode = prompt_encoder(family, recipe.data)
-        prompts = [encode(_row(table, recipe, index), index) for index in indices]
-        return prompts if dialogues is None else dialogues.prompts_of(prompts)
-
-
-def _completion(record: CompletionRecord, prompt: EncodedPrompt, family: Family, directory: Path) -> Completion:
-    """Make the completion without the engine's logprobs, which rollouts/ does not keep; importance weights are 1."""
-    token_ids_L = torch.tensor(record.token_ids, dtype=torch.int64)
-    pictures = directory.parent.parent / "images"
-    return Completion(
-        token_ids_L=token_ids_L,
-        logprobs_L=torch.full((len(token_ids_L),), math.nan),
-        text=record.text,
-        is_truncated=record.is_truncated,
-        seed=record.seed,
-        trajectory=_trajectory(record, prompt, family, pictures) if record.turns else None,
-    )
-
-
-def _trajectory(record: CompletionRecord, prompt: EncodedPrompt, family: Family, pictures: Path) -> Trajectory:
-    """Make a trajectory of its turns and of the pictures that the run saved. Raises DataError for a picture that cannot
-    be made again from what was saved."""
-    token_ids_L = torch.tensor(record.token_ids, dtype=torch.int64)
-    is_sampled_L = torch.zeros(len(token_ids_L), dtype=torch.bool)
-    for turn in record.turns:
-        is_sampled_L[turn.start : turn.stop] = True
-    images = [_saved_picture(family, pictures, image.sha256) for turn in record.turns for image in turn.images]
-    plans = [image.plan for image in (*prompt.images, *images)]
-    start = len(prompt.token_ids_P)
-    return Trajectory(
-        is_sampled_L=is_sampled_L,
-        positions_DL=family.positions(torch.cat([prompt.token_ids_P, token_ids_L]), plans)[:, start:],
-        images=tuple(images),
-        picture_spans=family.picture_spans(token_ids_L),
-        turns=(),
-        outcome=None,
-        failure=None,
-    )
-
-
-def _saved_picture(family: Family, pictures: Path, sha256: str) -> EncodedImage:
-    with Image.open(pictures / f"{sha256}.png") as picture:
-        image = family.encode_image(picture.convert("RGB"))
-    if image.sha256 != sha256:
-        raise DataError(f"{family.name}: images/{sha256}.png, which a tool answered, cannot be cut into tiles again")
-    return image
-
-
 def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
     """Encode the step's rows again; they are a function of its number."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
     table = read_training_rows(recipe.data, "sft")
     encode = conversation_encoder(trainer.policy.family, recipe.data)
+    order = table.order(recipe.train.seed, recipe.data.shuffle)
     conversations: list[EncodedConversation] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
-            conversations.append(encode(_row(table, recipe, index), index))
+            conversations.append(encode(table.rows[order.row(index)], index))
     tokens = sum(int(conversation.is_scored_L.sum()) for conversation in conversations)
     for conversation in conversations:
         for each in trainer.conversations([conversation]):
@@ -220,8 +153,3 @@ def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -
                 images_of_passes=[each.packed.images],
                 contributions=sft_contributions(trainer, each, tokens),
             )
-
-
-def _row(table: RowTable, recipe: SftRecipe | GrpoRecipe, index: int) -> Row:
-    """Return the row at a global index."""
-    return table.rows[table.order(recipe.train.seed, recipe.data.shuffle).row(index)]
