@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from tiercel.data.images import decode
+from tiercel.environments import setting
 from tiercel.models.prompts import token_ids
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
 
@@ -167,6 +169,26 @@ def test_pictures_come_back_from_reset_and_from_tools(write, opened, prompt, too
         assert int(placeholders.sum()) == 2 * tool_family.feature_count(begun.images[1].plan)
         assert cropped.turn.answer == "image 5\n<image>"
         assert dialogue.end().outcome == RewardValue(value=None)
+
+
+def test_trajectories_of_a_group_share_what_is_decoded(write, opened, prompt, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(setting, "decode", lambda source, *more: decoded.append(source) or decode(source, *more))
+    source = """
+        from PIL import Image
+
+        class Show:
+            def reset(self, **row):
+                return [{"type": "image", "image": Image.new("RGB", (40, 30), (9, 90, 200))}]
+        """
+    with opened(f"{write(source)}:Show", tools=("zoom",)) as dialogues:
+        (begun,) = dialogues.prompts_of([prompt])
+        assert len(begun.images) == 2
+        for dialogue in dialogues.open(begun, [0, 1, 2]):
+            (reply,) = play(dialogue, call("zoom", box=[0, 0, 28, 28]) + call("zoom", box=[0, 0, 9, 9], image=2))
+            assert [made.failure for made in reply.turn.calls] == [None, None]
+            dialogue.end()
+    assert len(decoded) == len(set(decoded)) == 2
 
 
 def test_zoom_shows_the_original_in_the_models_coordinates(opened, prompt, tool_family):
