@@ -22,10 +22,8 @@ from tiercel.demo.zoom_scenes import (
     QUESTION,
     RED,
     REDUCTION,
-    TOOLS,
     draw_large_scene,
     region,
-    write_lessons,
     write_questions,
     zoomed,
 )
@@ -36,6 +34,7 @@ from tiercel.models.turns import encode_answer, require_joining
 from tiercel.runs.directory import read_metrics
 from tiercel.samples import PolicyTurn, ToolCall
 from tiercel.types import Message
+from tools.demo.zoom_lessons import TOOLS, write_lessons
 
 RECIPE = Path(__file__).parents[2] / "recipes/zoom-demo.yaml"
 

@@ -28,14 +28,6 @@ RING = (48, 64)  # pixels from a place's centre
 RED = (230, 30, 30)
 
 QUESTION = "<image>Which digit is in the ring?"
-WHERE = "<image>Where is the ring?"
-# As the start's chat template writes them.
-TOOLS = "Tools: zoom(box, label, image)"
-SHOWN = "<tool_response>image 2\n<image></tool_response>"
-
-# Of the start's supervised rows that call the tool: where they look. Seldom at the ring, so that GRPO has to find it.
-LOOKS_AT_FIRST, LOOKS_AT_RING = 0.5, 0.3
-
 _PAPER = paper(LARGE_SIDE).astype(np.uint8)
 
 
@@ -77,31 +69,11 @@ def region(place: int) -> list[int]:
 def write_questions(directory: Path, name: str, count: int, seed: int, *, use_held_out: bool) -> None:
     """Write `directory`/`name`.jsonl and its images: the question and the digit in the ring."""
     rows = []
-    for number, (scene, _) in enumerate(_scenes(count, seed, use_held_out)):
-        file = _saved(scene.image, directory, f"{name}-{number:05d}")
-        row = _row(f"{name}-{number}", [file], [QUESTION])
+    for number, (scene, _) in enumerate(scenes(count, seed, use_held_out)):
+        file = save_picture(scene.image, directory, f"{name}-{number:05d}")
+        row = dialogue(f"{name}-{number}", [file], [QUESTION])
         rows.append({**row, "answer": scene.digits[scene.marked], "digit_box": scene.boxes[scene.marked]})
-    _write(directory / f"{name}.jsonl", rows)
-
-
-def write_lessons(directory: Path, name: str, count: int, seed: int, *, use_held_out: bool) -> None:
-    """Write `directory`/`name`.jsonl and its images, as the model sees them, for SFT. Of each scene nine rows read what
-    the tool shows, one answers without tools or tells where the ring is, and one calls the tool."""
-    rows = []
-    for number, (scene, generator) in enumerate(_scenes(count, seed, use_held_out)):
-        title = f"{name}-{number:05d}"
-        seen = _saved(scene.image.resize((SIDE, SIDE), Image.Resampling.BICUBIC), directory, title)
-        shown = [_saved(zoomed(scene.image, place), directory, f"{title}-{place}") for place in range(len(CENTRES))]
-        digits = [str(digit) for digit in scene.digits]
-        rows += [_row(file, [file], [SHOWN, digit]) for file, digit in zip(shown, digits, strict=True)]
-        ring = [WHERE, json.dumps(region(scene.marked))]
-        rows.append(_row(seen, [seen], ring if number % 2 else [QUESTION, digits[scene.marked]]))
-        place = _looked_at(scene.marked, generator)
-        call = json.dumps({"name": "zoom", "arguments": {"box": region(place)}})
-        turns = [QUESTION, f"<tool_call>{call}</tool_call>", SHOWN, digits[place]]
-        row = _row(f"{title}-call", [seen, shown[place]], turns)
-        rows.append({**row, "messages": [{"role": "system", "content": TOOLS}, *row["messages"]]})
-    _write(directory / f"{name}.jsonl", rows)
+    write_rows(directory / f"{name}.jsonl", rows)
 
 
 def zoomed(scene: Image.Image, place: int) -> Image.Image:
@@ -111,14 +83,8 @@ def zoomed(scene: Image.Image, place: int) -> Image.Image:
     return tools.zoom([float(v) for v in region(place)])
 
 
-def _looked_at(marked: int, generator: np.random.Generator) -> int:
-    draw = generator.random()
-    if draw < LOOKS_AT_FIRST:
-        return 0
-    return marked if draw < LOOKS_AT_FIRST + LOOKS_AT_RING else int(generator.integers(len(CENTRES)))
-
-
-def _scenes(count: int, seed: int, use_held_out: bool) -> Iterator[tuple[LargeScene, np.random.Generator]]:
+def scenes(count: int, seed: int, use_held_out: bool) -> Iterator[tuple[LargeScene, np.random.Generator]]:
+    """Draw `count` scenes of digits that are held out or not, and give the generator with each."""
     images, labels = load_digit_images()
     chosen = held_out(len(images)) == use_held_out
     generator = np.random.default_rng(seed)
@@ -126,18 +92,20 @@ def _scenes(count: int, seed: int, use_held_out: bool) -> Iterator[tuple[LargeSc
         yield draw_large_scene(images[chosen], labels[chosen], generator), generator
 
 
-def _saved(image: Image.Image, directory: Path, name: str) -> str:
+def save_picture(image: Image.Image, directory: Path, name: str) -> str:
+    """Write `directory`/images/`name`.png and return its path relative to `directory`."""
     (directory / "images").mkdir(parents=True, exist_ok=True)
     image.save(directory / "images" / f"{name}.png", compress_level=1)
     return f"images/{name}.png"
 
 
-def _row(name: str, files: list[str], turns: list[str]) -> dict[str, Any]:
+def dialogue(name: str, files: list[str], turns: list[str]) -> dict[str, Any]:
     """Make a row whose turns are the user's and the assistant's, one after the other."""
     roles = cycle(("user", "assistant"))
     messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
     return {"id": name, "images": files, "messages": messages}
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a .jsonl file."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

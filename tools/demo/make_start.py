@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from tiercel.demo import command, zoom
 from tiercel.demo.running import run_command
 from tiercel.demo.scenes import write_scenes
-from tiercel.demo.zoom_scenes import write_lessons
 from tools.demo.checkpoint import WORDS, ZOOM_WORDS, save_random_checkpoint
 from tools.demo.tokenizer import TOOL_TEMPLATE, make_tokenizer
+from tools.demo.zoom_lessons import write_lessons
 
 SCENES, HELD_OUT_SCENES = 24_000, 1024
 LARGE_SCENES, HELD_OUT_LARGE_SCENES = 3_000, 40

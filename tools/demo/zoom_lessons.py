@@ -1,0 +1,56 @@
+"""What the start of the demo of a tool learns by SFT: to read what the tool shows, to call it, to find the ring."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tiercel.demo.scenes import SIDE
+from tiercel.demo.zoom_scenes import (
+    CENTRES,
+    QUESTION,
+    dialogue,
+    region,
+    save_picture,
+    scenes,
+    write_rows,
+    zoomed,
+)
+
+WHERE = "<image>Where is the ring?"
+# As the start's chat template writes them.
+TOOLS = "Tools: zoom(box, label, image)"
+SHOWN = "<tool_response>image 2\n<image></tool_response>"
+
+# Of the start's supervised rows that call the tool: where they look. Seldom at the ring, so that GRPO has to find it.
+LOOKS_AT_FIRST, LOOKS_AT_RING = 0.5, 0.3
+
+
+def write_lessons(directory: Path, name: str, count: int, seed: int, *, use_held_out: bool) -> None:
+    """Write `directory`/`name`.jsonl and its images, as the model sees them, for SFT. Of each scene nine rows read what
+    the tool shows, one answers without tools or tells where the ring is, and one calls the tool."""
+    rows = []
+    for number, (scene, generator) in enumerate(scenes(count, seed, use_held_out)):
+        title = f"{name}-{number:05d}"
+        seen = save_picture(scene.image.resize((SIDE, SIDE), Image.Resampling.BICUBIC), directory, title)
+        shown = [
+            save_picture(zoomed(scene.image, place), directory, f"{title}-{place}") for place in range(len(CENTRES))
+        ]
+        digits = [str(digit) for digit in scene.digits]
+        rows += [dialogue(file, [file], [SHOWN, digit]) for file, digit in zip(shown, digits, strict=True)]
+        ring = [WHERE, json.dumps(region(scene.marked))]
+        rows.append(dialogue(seen, [seen], ring if number % 2 else [QUESTION, digits[scene.marked]]))
+        place = _looked_at(scene.marked, generator)
+        call = json.dumps({"name": "zoom", "arguments": {"box": region(place)}})
+        turns = [QUESTION, f"<tool_call>{call}</tool_call>", SHOWN, digits[place]]
+        row = dialogue(f"{title}-call", [seen, shown[place]], turns)
+        rows.append({**row, "messages": [{"role": "system", "content": TOOLS}, *row["messages"]]})
+    write_rows(directory / f"{name}.jsonl", rows)
+
+
+def _looked_at(marked: int, generator: np.random.Generator) -> int:
+    draw = generator.random()
+    if draw < LOOKS_AT_FIRST:
+        return 0
+    return marked if draw < LOOKS_AT_FIRST + LOOKS_AT_RING else int(generator.integers(len(CENTRES)))
