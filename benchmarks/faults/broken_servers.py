@@ -20,6 +20,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.faults.child import take_own_locks
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.processes import Ended, TinyRuns, run, steps_recorded
 from tests.rollout.hostile_answers import HostileAnswer, Tokens, hostile_answers
@@ -137,6 +138,7 @@ def _main(words: list[str], said: Path) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest's goes elsewhere
     code = 1
     try:
+        take_own_locks()
         code = main(words)
     except BaseException:
         traceback.print_exc()

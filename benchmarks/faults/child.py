@@ -1,10 +1,13 @@
 """Work in a forked process, which may take limits and hooks upon itself, and may die of them."""
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+from tqdm import tqdm
 
 Send = Callable[[Any], None]
 
@@ -31,5 +34,12 @@ def collect(work: Callable[[Send], None], seconds: float) -> tuple[list[Any], st
     return received, f"the process was not done after {seconds:g} s"
 
 
+def take_own_locks() -> None:
+    """Leave the lock of progress bars to the process that was forked: it is one for both, and a fork that is killed
+    while it has the lock never gives it back."""
+    tqdm.set_lock(threading.RLock())
+
+
 def _run(work: Callable[[Send], None], sending: Connection) -> None:
+    take_own_locks()
     work(sending.send)

@@ -19,6 +19,7 @@ from pathlib import Path
 import tiercel.training.grpo
 import tiercel.training.run
 import tiercel.training.sft  # noqa: F401 - the forks have these at hand
+from benchmarks.faults.child import take_own_locks
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.processes import TinyRuns, environment, steps_recorded
 from tiercel.cli.main import main
@@ -194,6 +195,7 @@ def _fork(kind: str, recipe: Path, log: Path) -> int:
         return process
     code = 1
     try:
+        take_own_locks()
         os.setsid()
         os.environ.update(environment())
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
