@@ -19,6 +19,7 @@ MODELS = ("qwen2_vl", "qwen2_5_vl")
 MODELS_IN_PROCESS = ("qwen3_vl", "internvl")
 MODELS_IN_BFLOAT16 = ("qwen3_5",)  # on a CPU vLLM computes their delta nets in no other dtype
 TEXT_ONLY = "qwen3"
+LONGEST_PROMPT = 480  # tokens that the servers take; the models have 512 positions
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +75,7 @@ def server_of(fleet, write_recipe):
     """A running server of a model, or one starting: those that the tests want are started together."""
 
     def server(model: str, name: str = "") -> Server:
-        return fleet.started(f"{model}{name}", write_recipe(model))
+        return fleet.started(f"{model}{name}", write_recipe(model, data={"max_prompt_tokens": LONGEST_PROMPT}))
 
     for model, name in (*((model, "") for model in MODELS), ("qwen2_5_vl", " too")):
         server(model, name)
