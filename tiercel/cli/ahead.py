@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from tiercel.runs.recipe import Recipe
+from tiercel.config import Recipe
 
 CHUNK_BYTES = 16 * 2**20
 MOST_SHARE = 0.5  # of the machine's memory; with more, the cache would drop the first files before they are used

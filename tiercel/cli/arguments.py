@@ -5,9 +5,19 @@ from pathlib import Path
 
 from tiercel import __version__
 from tiercel.cli.values import at_least, directory, port, size, words
+from tiercel.config import Kind
 from tiercel.planning.devices import DEVICES
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
+
+
+TRAINING: dict[Kind, str] = {
+    "sft": "supervised fine-tuning",
+    "dpo": "learn from pairs of a chosen and a rejected answer: DPO, IPO, MPO, ORPO, SimPO, CPO",
+    "kto": "learn from answers that are labelled good or bad: KTO",
+    "reward": "train a reward model on pairs",
+    "grpo": "reinforcement by GRPO",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo = _command(commands, "demo", text, "tiercel demo")
     demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
 
-    for kind, text in (("sft", "supervised fine-tuning"), ("grpo", "reinforcement by GRPO")):
+    for kind, text in TRAINING.items():
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
         command = _command(commands, kind, text, example, takes_ranks=True)
         _recipe_arguments(command)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tiercel.algorithms.trial import try_own_functions
 from tiercel.cli.dry_run import dry_run
-from tiercel.config import GrpoRecipe
+from tiercel.config import GrpoRecipe, Recipe
 from tiercel.data.encoding import decode_videos, require_readable, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
@@ -24,7 +24,6 @@ from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_server import connect
-from tiercel.runs.recipe import Recipe
 from tiercel.trackers.opening import require_packages
 from tiercel.training.build import training_device
 from tiercel.training.packages import require_installed

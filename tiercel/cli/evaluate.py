@@ -4,7 +4,7 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from tiercel.config import SftRecipe
+from tiercel.config import Recipe, SftRecipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
@@ -14,7 +14,6 @@ from tiercel.models.vision import VisionStore
 from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
-from tiercel.runs.recipe import Recipe
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.build import passes_for_inference, training_device
 from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loss_in_words

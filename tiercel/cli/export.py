@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from tiercel.cli.evaluate import trained_weights
+from tiercel.config import Recipe
 from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import WHOLE_FILE, load_for_inference
 from tiercel.models.saving import copy_tokenizer_files
-from tiercel.runs.recipe import Recipe
 from tiercel.writing import writing
 
 

@@ -14,12 +14,13 @@ from typing import Any
 from tiercel.cli import recipes
 from tiercel.cli.ahead import read_weights_ahead
 from tiercel.cli.arguments import build_parser, rank_options
+from tiercel.config import Recipe
+from tiercel.config.keys import RECIPES
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.notes import note_code, note_error, start_notes
 from tiercel.errors import EXIT_DONE, ElsewhereError, RecipeError, TiercelError
 from tiercel.reliability.redaction import redact, redact_given
 from tiercel.reliability.tracebacks import redact_tracebacks
-from tiercel.runs.recipe import Recipe
 from tiercel.runs.waiting import waiting
 from tiercel.training.watching import watched
 
@@ -141,8 +142,10 @@ def entry_point() -> None:
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(module="tiercel.demo.command"),
-    "sft": Command(module="tiercel.cli.train", read=recipes.sft_recipe, loads_weights=True, is_watched=True),
-    "grpo": Command(module="tiercel.cli.train", read=recipes.grpo_recipe, loads_weights=True, is_watched=True),
+    **{
+        kind: Command(module="tiercel.cli.train", read=recipes.trained_recipe, loads_weights=True, is_watched=True)
+        for kind in RECIPES
+    },
     "check": Command(module="tiercel.cli.check", read=recipes.checked_recipe),
     "data": Command(module="tiercel.cli.preview", read=recipes.file_recipe),
     "plan": Command(module="tiercel.cli.plan", read=recipes.planned_recipe),

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config import Recipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.devices import DEVICES, Device
 from tiercel.planning.machine import Machine, memory_here
@@ -20,7 +20,7 @@ from tiercel.planning.remedies import written
 SHOWN_UNIT = 10**8  # tables have tenths of a gigabyte
 
 
-def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
+def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the plan. Raises EnvironmentProblem, with the nearest change, where nothing fits."""
     device, memory = DEVICES[arguments.device], arguments.gpu_memory
     machine = Machine(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiercel.cli.evaluate import trained_weights
+from tiercel.config import Recipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
 from tiercel.learner.proof import prove_where_needed
@@ -13,7 +14,7 @@ from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
-from tiercel.runs.recipe import Recipe, is_run
+from tiercel.runs.recipe import is_run
 from tiercel.training.build import training_device
 from tiercel.training.turns import Completer, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row

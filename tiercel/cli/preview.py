@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config import GrpoRecipe, Recipe
 from tiercel.data.encoding import conversation_encoder, prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
@@ -23,12 +23,12 @@ from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
 from tiercel.writing import write_text
 
 
-def run(recipe: SftRecipe | GrpoRecipe, arguments: Namespace) -> None:
+def run(recipe: Recipe, arguments: Namespace) -> None:
     """Write the page as the command line says."""
     preview(recipe, arguments.recipe.name, arguments.rows, arguments.output)
 
 
-def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path) -> None:
+def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
     """Write a page of the first `count` rows. Raises TiercelError where the recipe's rows cannot be read, or the page
     cannot be written."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
@@ -48,7 +48,7 @@ def preview(recipe: SftRecipe | GrpoRecipe, name: str, count: int, output: Path)
 
 def _preview_row(
     family: Family,
-    recipe: SftRecipe | GrpoRecipe,
+    recipe: Recipe,
     row: Row,
     index: int,
     begun: Callable[[Sequence[EncodedPrompt]], list[EncodedPrompt]],

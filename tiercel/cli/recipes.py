@@ -3,29 +3,24 @@
 from argparse import Namespace
 from pathlib import Path
 
-from tiercel.config import GrpoRecipe, SftRecipe, detect_kind, load_recipe
+from tiercel.config import GrpoRecipe, Recipe, SftRecipe, detect_kind, load_recipe
 from tiercel.config.schema import Data, Deepspeed, Model, Train
 from tiercel.errors import RecipeError
-from tiercel.runs.recipe import Recipe, is_run, load_run_recipe, require_no_redaction
+from tiercel.runs.recipe import is_run, load_run_recipe, require_no_redaction
 
 
-def sft_recipe(arguments: Namespace) -> SftRecipe:
-    """Read the recipe of `tiercel sft`."""
-    return load_recipe("sft", arguments.recipe, arguments.overrides)
-
-
-def grpo_recipe(arguments: Namespace) -> GrpoRecipe:
-    """Read the recipe of `tiercel grpo`."""
-    return load_recipe("grpo", arguments.recipe, arguments.overrides)
+def trained_recipe(arguments: Namespace) -> Recipe:
+    """Read the recipe of a verb that trains."""
+    return load_recipe(arguments.command, arguments.recipe, arguments.overrides)
 
 
 def file_recipe(arguments: Namespace) -> Recipe:
-    """Read a recipe of either kind."""
-    return _either(arguments.recipe, arguments.overrides)
+    """Read a recipe of any kind."""
+    return _any_kind(arguments.recipe, arguments.overrides)
 
 
 def checked_recipe(arguments: Namespace) -> Recipe:
-    """Read a recipe of either kind, and check the flags beside it."""
+    """Read a recipe of any kind, and check the flags beside it."""
     if arguments.report_file is not None and not arguments.fix_report:
         raise RecipeError(["--report-file: given without --fix-report, which writes it"], source="check")
     return file_recipe(arguments)
@@ -43,7 +38,7 @@ def planned_recipe(arguments: Namespace) -> Recipe:
 
 def served_recipe(arguments: Namespace) -> GrpoRecipe:
     """Read a recipe that a server can sample for."""
-    recipe = _either(arguments.recipe, arguments.overrides)
+    recipe = _any_kind(arguments.recipe, arguments.overrides)
     if not isinstance(recipe, GrpoRecipe) or recipe.lora is None:
         raise RecipeError([f"{arguments.recipe}: a server samples for GRPO with lora; this recipe has no use for one"])
     return recipe
@@ -53,7 +48,7 @@ def evaluated_recipe(arguments: Namespace) -> Recipe:
     """Read the recipe of a file or of a run, with held-out rows."""
     target = Path(arguments.target)
     if not target.is_dir():
-        return _with_heldout(_either(target, arguments.overrides), target)
+        return _with_heldout(_any_kind(target, arguments.overrides), target)
     if arguments.overrides:
         raise RecipeError(
             [f"{arguments.overrides[0]}: a run is evaluated with its own recipe; name a recipe file instead"]
@@ -92,7 +87,7 @@ def replayed_recipe(arguments: Namespace) -> Recipe:
     return recipe.model_copy(update={"train": alone})
 
 
-def _either(path: Path, overrides: list[str]) -> Recipe:
+def _any_kind(path: Path, overrides: list[str]) -> Recipe:
     return load_recipe(detect_kind(path, overrides), path, overrides)
 
 

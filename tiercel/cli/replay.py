@@ -3,8 +3,8 @@
 from argparse import Namespace
 from pathlib import Path
 
+from tiercel.config import Recipe
 from tiercel.errors import NonFiniteError
-from tiercel.runs.recipe import Recipe
 from tiercel.training.replay import kept_directory, replay
 
 

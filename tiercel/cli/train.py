@@ -2,9 +2,8 @@
 
 from argparse import Namespace
 
-from tiercel.config import GrpoRecipe
+from tiercel.config import GrpoRecipe, Recipe
 from tiercel.reliability.pulse import Pulse
-from tiercel.runs.recipe import Recipe
 from tiercel.training import grpo, sft
 from tiercel.training.run import run_recipe
 

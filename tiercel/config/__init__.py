@@ -1,13 +1,27 @@
 """Recipes: read, judged and written. Imports no torch."""
 
-from tiercel.config.keys import Kind
 from tiercel.config.loading import detect_kind, flatten, load_recipe, recipe_to_yaml
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.config.schema import (
+    BaseRecipe,
+    DpoRecipe,
+    GrpoRecipe,
+    Kind,
+    KtoRecipe,
+    OfflineRecipe,
+    Recipe,
+    RewardRecipe,
+    SftRecipe,
+)
 
 __all__ = [
     "BaseRecipe",
+    "DpoRecipe",
     "GrpoRecipe",
     "Kind",
+    "KtoRecipe",
+    "OfflineRecipe",
+    "Recipe",
+    "RewardRecipe",
     "SftRecipe",
     "detect_kind",
     "flatten",

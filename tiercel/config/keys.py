@@ -12,14 +12,33 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import (
+    BaseRecipe,
+    DpoRecipe,
+    GrpoRecipe,
+    Kind,
+    KtoRecipe,
+    Recipe,
+    RewardRecipe,
+    SftRecipe,
+)
 from tiercel.rewards.variants import OneReward
 from tiercel.sections import Section
 
-Kind = Literal["sft", "grpo"]
-RECIPES: dict[Kind, type[SftRecipe] | type[GrpoRecipe]] = {"sft": SftRecipe, "grpo": GrpoRecipe}
-GRPO_SECTIONS = tuple(name for name in GrpoRecipe.model_fields if name not in SftRecipe.model_fields)
+RECIPES: dict[Kind, type[Recipe]] = {
+    each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, RewardRecipe, GrpoRecipe)
+}
+# The sections that only one kind of recipe has; an SFT recipe has none.
+OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
+    kind: tuple(name for name in recipe.model_fields if name not in BaseRecipe.model_fields)
+    for kind, recipe in RECIPES.items()
+}
 ENTRY = "N"
+
+
+def named(kind: Kind) -> str:
+    """Write a kind of recipe with its article, for a sentence."""
+    return f"a {kind}" if kind == "reward" else f"{'an' if kind == 'sft' else 'a'} {kind.upper()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +70,12 @@ class Key:
 def keys_of(kind: Kind) -> Mapping[str, Key]:
     """Map the dotted name of every key of a kind of recipe to the key, in the order of the schema."""
     return {key.path: key for key in _walk(RECIPES[kind], "")}
+
+
+@cache
+def every_key() -> tuple[Key, ...]:
+    """List the keys of all kinds of recipes, each name once."""
+    return tuple({path: key for kind in RECIPES for path, key in keys_of(kind).items()}.values())
 
 
 def _walk(section: type[Section], prefix: str) -> Iterator[Key]:

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias, overload
 from pydantic import BaseModel, ValidationError
 
 from tiercel.config.deepspeed import deepspeed_problems
-from tiercel.config.keys import GRPO_SECTIONS, RECIPES, Kind
+from tiercel.config.keys import OWN_SECTIONS, RECIPES, named
 from tiercel.config.path_rules import path_problems
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.rules import rule_problems
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import YamlProblem, parse, render
 from tiercel.errors import RecipeError
 from tiercel.rewards.variants import without_nulls
@@ -50,14 +50,10 @@ def load_recipe(
 
 
 @overload
-def load_recipe(
-    kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
-) -> SftRecipe | GrpoRecipe: ...
+def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True) -> Recipe: ...
 
 
-def load_recipe(
-    kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
-) -> SftRecipe | GrpoRecipe:
+def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True) -> Recipe:
     """Read the recipe of a YAML file with `a.b=c` overrides put in, and judge it whole.
 
     Overrides are applied in order, so the last one of a key counts; their values are YAML. With `check_paths` the
@@ -92,7 +88,7 @@ def problems_of_text(text: str, kind: Kind) -> list[str]:
 
 
 def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
-    """Return "grpo" where the recipe has rewards, rollout or algorithm, else "sft".
+    """Return the kind whose own section the recipe has, "sft" where it has none.
 
     Raises:
         RecipeError: the file cannot be read, or an override is malformed.
@@ -100,15 +96,15 @@ def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
     tree, lines = _read(path, overrides)
     if lines:
         raise RecipeError(lines, str(path))
-    return "grpo" if any(section in tree for section in GRPO_SECTIONS) else "sft"
+    return next((kind for kind, own in OWN_SECTIONS.items() if any(section in tree for section in own)), "sft")
 
 
-def recipe_to_yaml(recipe: SftRecipe | GrpoRecipe) -> str:
+def recipe_to_yaml(recipe: Recipe) -> str:
     """Write the whole recipe, defaults included, in the order of the schema; `load_recipe` reads it back as equal."""
     return render(recipe.model_dump(mode="json"))
 
 
-def flatten(recipe: SftRecipe | GrpoRecipe) -> dict[str, Leaf]:
+def flatten(recipe: Recipe) -> dict[str, Leaf]:
     """Map the dotted key of every leaf to its value, for comparing two recipes.
 
     Entries of `rewards` are numbered (`rewards.0.name`), lists of plain values are one leaf, and a section that
@@ -202,16 +198,24 @@ def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
 
 
 def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any], list[Problem]]:
-    """Leave out sections that an SFT recipe cannot have, with a problem for each."""
-    foreign = [section for section in GRPO_SECTIONS if section in tree] if kind == "sft" else []
+    """Leave out sections of other kinds of recipes, with a problem for each."""
+    known = RECIPES[kind].model_fields
+    foreign = {
+        section: other
+        for other, sections in OWN_SECTIONS.items()
+        for section in sections
+        if section in tree and section not in known
+    }
     problems = [
-        Problem(key=section, text=f"an SFT recipe has no {section}; use `tiercel grpo`, or remove the section")
-        for section in foreign
+        Problem(
+            key=section, text=f"{named(kind)} recipe has no {section}; use `tiercel {other}`, or remove the section"
+        )
+        for section, other in foreign.items()
     ]
     return {name: value for name, value in tree.items() if name not in foreign}, problems
 
 
-def _judge(tree: dict[str, Any], kind: Kind) -> tuple[SftRecipe | GrpoRecipe | None, list[Problem]]:
+def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Problem]]:
     """Judge by schema and rules. Where the schema refuses a part, the rules judge what does not depend on it."""
     if isinstance(rewards := tree.get("rewards"), list):
         tree = {**tree, "rewards": [without_nulls(entry) for entry in rewards]}
@@ -248,7 +252,7 @@ def _has(tree: Any, path: str) -> bool:
     return True
 
 
-def _validate(tree: Mapping[str, Any], kind: Kind) -> SftRecipe | GrpoRecipe:
+def _validate(tree: Mapping[str, Any], kind: Kind) -> Recipe:
     """Validate by way of JSON, where strict means what a user expects: a list is a tuple, but no text is a number."""
     return RECIPES[kind].model_validate_json(json.dumps(tree), strict=True)
 

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Part
+from tiercel.config.schema import BaseRecipe, Part
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -22,5 +22,5 @@ def adapted_parts(recipe: BaseRecipe) -> tuple[Part, ...] | None:
 
 
 def keeps_start(recipe: BaseRecipe) -> bool:
-    """Say whether the KL penalty needs a frozen copy of weights: those that no adapter can switch off."""
-    return isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.coef > 0 and bool(whole_parts(recipe))
+    """Say whether the reference needs a frozen copy of weights: those that no adapter can switch off."""
+    return recipe.needs_reference and bool(whole_parts(recipe))

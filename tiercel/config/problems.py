@@ -7,7 +7,17 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tiercel.calls import is_call
-from tiercel.config.keys import ENTRY, Key, Kind, allowed_words, declared_name, keys_of, type_in_words
+from tiercel.config.keys import (
+    ENTRY,
+    OWN_SECTIONS,
+    Key,
+    allowed_words,
+    declared_name,
+    keys_of,
+    named,
+    type_in_words,
+)
+from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 from tiercel.rewards.builtin import BY_NAME, CALL, takers
 from tiercel.rewards.variants import TAGS, lowered
@@ -111,7 +121,9 @@ def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
         return suggestion.hint or _known_keys(path, kind)
     if declared_name(suggestion.key) not in keys_of(kind):
         section = suggestion.key.partition(".")[0]
-        return f"it would be {suggestion.key}, but an SFT recipe has no {section}; remove it, or use `tiercel grpo`"
+        verb = next((kind for kind, sections in OWN_SECTIONS.items() if section in sections), "grpo")
+        text = f"it would be {suggestion.key}, but {named(kind)} recipe has no {section}"
+        return f"{text}; remove it, or use `tiercel {verb}`"
     return f"write {suggestion.key} ({suggestion.hint})" if suggestion.hint else f"write {suggestion.key}"
 
 

@@ -7,23 +7,30 @@ from tiercel.config.algorithm_rules import ALGORITHM_RULES
 from tiercel.config.compiling import compile_obstacle
 from tiercel.config.data import HeldOut
 from tiercel.config.engines import ENGINE_KINDS, EngineKind
+from tiercel.config.offline_rules import OFFLINE_RULES, dropout
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.reward_rules import reward_entries, reward_names
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Purpose, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
 from tiercel.config.turn_rules import turns
 from tiercel.sections import Problem, Problems, Section, address_fault, regex_fault, shown
 
+EVALUATED: dict[Purpose, tuple[str, ...]] = {
+    "sft": ("eval/loss",),
+    "pairs": ("eval/loss", "eval/accuracy"),
+    "labels": ("eval/loss",),
+    "grpo": ("eval/accuracy", "eval/reward/mean"),
+}
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
 
-def rule_problems(recipe: SftRecipe | GrpoRecipe) -> list[Problem]:
+def rule_problems(recipe: Recipe) -> list[Problem]:
     """List all judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
     problems = [problem for rule in COMMON_RULES for problem in rule(recipe)]
     if isinstance(recipe, GrpoRecipe):
         return problems + [problem for rule in GRPO_RULES for problem in rule(recipe)]
-    return problems + [problem for rule in SFT_RULES for problem in rule(recipe)]
+    return problems + [problem for rule in OFFLINE_RULES for problem in rule(recipe)]
 
 
 def _pixels(recipe: BaseRecipe) -> Problems:
@@ -186,25 +193,6 @@ def _run_length(recipe: BaseRecipe) -> Problems:
         )
 
 
-def _prompt_fits_microbatch(recipe: SftRecipe) -> Problems:
-    prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
-    if budget != "auto" and prompt > budget:
-        yield Problem(
-            key="learner.max_tokens_per_microbatch",
-            text=f"{budget} given; must hold the longest row: data.max_prompt_tokens is {prompt}",
-            also=("data.max_prompt_tokens",),
-        )
-
-
-def _one_update(recipe: SftRecipe) -> Problems:
-    if recipe.optim.minibatches > 1:
-        yield Problem(
-            key="optim.minibatches",
-            text=f"{recipe.optim.minibatches} given; a step of SFT is one update, because there is no rollout to "
-            "split; remove it, and lower optim.prompts_per_step for smaller updates",
-        )
-
-
 def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
     prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.longest
     key = "rollout.max_trajectory_tokens" if recipe.rollout.has_turns else "rollout.max_new_tokens"
@@ -294,21 +282,10 @@ def _keep_best(recipe: BaseRecipe, metric: str) -> Problems:
             text=f"{metric} given, but there are no rows to evaluate on; write data.eval, or remove it",
             also=("data.eval",),
         )
-    elif (metric == "eval/loss") == isinstance(recipe, GrpoRecipe):
-        metrics = "eval/accuracy or eval/reward/mean" if isinstance(recipe, GrpoRecipe) else "eval/loss"
+    elif metric not in EVALUATED[recipe.purpose]:
+        metrics = " or ".join(EVALUATED[recipe.purpose])
         yield Problem(
             key="train.keep_best", text=f"{metric} given, which these evaluations do not have; write {metrics}"
-        )
-
-
-def _dropout(recipe: GrpoRecipe) -> Problems:
-    form = recipe.learner.form
-    if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
-        yield Problem(
-            key="lora.dropout",
-            text=f"{recipe.lora.dropout:g} given with learner.form {form}; completions share one prompt computation, "
-            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated",
-            also=("learner.form",),
         )
 
 
@@ -374,7 +351,6 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _compile,
     _trackers,
 )
-SFT_RULES: tuple[Callable[[SftRecipe], Problems], ...] = (_prompt_fits_microbatch, _one_update)
 GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _learnt_turns,
     _completion_fits_microbatch,
@@ -383,7 +359,7 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _engine_keys,
     _engine,
     *ALGORITHM_RULES,
-    _dropout,
+    dropout,
     reward_entries,
     reward_names,
     turns,

@@ -3,10 +3,11 @@
 Nothing here fills in a value that depends on another key, and nothing here imports torch.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from tiercel.algorithms.pair_section import Dpo, Kto, RewardModel
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
@@ -25,6 +26,8 @@ from tiercel.sections import (
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
+Kind = Literal["sft", "dpo", "kto", "reward", "grpo"]  # a verb, and its recipe
+Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
 
@@ -196,7 +199,10 @@ class Reliability(Section):
 
 
 class BaseRecipe(Section):
-    """The sections that SFT and GRPO recipes share."""
+    """The sections that all recipes share."""
+
+    kind: ClassVar[Kind]
+    purpose: ClassVar[Purpose]
 
     model: Model
     lora: Lora | None = None
@@ -214,14 +220,70 @@ class BaseRecipe(Section):
     output: str
     """The run directory; the same command again continues from its newest valid checkpoint."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Tell whether steps compare the policy with the one that the run started from."""
+        return False
 
-class SftRecipe(BaseRecipe):
+
+class OfflineRecipe(BaseRecipe):
+    """A recipe that learns from answers in its rows, and samples none."""
+
+
+class SftRecipe(OfflineRecipe):
     """Recipe of `tiercel sft`: trains on the assistant turns."""
+
+    kind = "sft"
+    purpose = "sft"
+
+
+class DpoRecipe(OfflineRecipe):
+    """Recipe of `tiercel dpo`: trains on pairs of a chosen and a rejected answer."""
+
+    kind = "dpo"
+    purpose = "pairs"
+    dpo: Dpo
+
+    @property
+    def needs_reference(self) -> bool:
+        """Tell whether steps compute the reference's logprobs."""
+        return self.dpo.has_reference and not self.dpo.precompute_reference
+
+
+class KtoRecipe(OfflineRecipe):
+    """Recipe of `tiercel kto`: trains on answers that are labelled good or bad."""
+
+    kind = "kto"
+    purpose = "labels"
+    kto: Kto
+
+    @property
+    def needs_reference(self) -> bool:
+        """Tell that steps compute the reference's logprobs."""
+        return True
+
+
+class RewardRecipe(OfflineRecipe):
+    """Recipe of `tiercel reward`: trains a model that gives an answer a number, on pairs."""
+
+    kind = "reward"
+    purpose = "pairs"
+    reward_model: RewardModel
 
 
 class GrpoRecipe(BaseRecipe):
     """Recipe of `tiercel grpo`: samples after the last user turn."""
 
+    kind = "grpo"
+    purpose = "grpo"
     rewards: Annotated[tuple[Annotated[Entry, OneReward()], ...], Field(min_length=1)]
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Tell whether there is a KL penalty."""
+        return self.algorithm.kl.coef > 0
+
+
+Recipe = SftRecipe | DpoRecipe | KtoRecipe | RewardRecipe | GrpoRecipe

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
-from tiercel.config.keys import ENTRY, Key, keys_of
+from tiercel.config.keys import ENTRY, Key, every_key
 from tiercel.config.synonyms import NOT_YET, Suggestion, key_synonyms, section_synonyms, word_synonyms
 
 
@@ -11,14 +11,14 @@ def nearest_key(path: str) -> Suggestion:
     """Find what to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
 
     Other frameworks' names come first, then the same name in another section, then similar spelling. The
-    suggestion may be a key that only a GRPO recipe has; the caller says so.
+    suggestion may be a key that only another kind of recipe has; the caller says so.
     """
     parts = [_normalised(part) for part in path.split(".")]
     for start in range(len(parts)):
         suggestion = key_synonyms().get(".".join(parts[start:]))
         if suggestion is not None:
             return _at(suggestion, path)
-    keys = list(keys_of("grpo").values())
+    keys = list(every_key())
     leaf, section = parts[-1], _real_section(parts[:-1])
     siblings = [key for key in keys if key.parent == section]
     same_name = [key for key in siblings if key.leaf == leaf] or [key for key in keys if key.leaf == leaf]
@@ -41,7 +41,7 @@ def _similar_anywhere(leaf: str, path: str, keys: Sequence[Key]) -> Suggestion:
 
 def _real_section(parts: Sequence[str]) -> str:
     """Find the section that a dotted prefix names or nearly names; the top level where it names none."""
-    sections = [key.path for key in keys_of("grpo").values() if key.section is not None]
+    sections = [key.path for key in every_key() if key.section is not None]
     numbered = [ENTRY if part.isdigit() else part for part in parts]
     numbered[:1] = [section_synonyms().get(name, name) for name in numbered[:1]]
     entries = [f"{name}.{ENTRY}" for name in sections]

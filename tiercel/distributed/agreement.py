@@ -13,7 +13,7 @@ from tiercel.algorithms.section import own_calls
 from tiercel.calls import call_file
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.data.readers import files_of
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import installed_versions
@@ -35,7 +35,7 @@ class Facts:
     hashes: Mapping[str, str] = field(default_factory=dict)
 
 
-def require_same_recipe(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
+def require_same_recipe(recipe: Recipe, ranks: Ranks) -> None:
     """Compare programs and recipes, before any file is downloaded or read. Raises EnvironmentProblem where they differ,
     with the names, the ranks and their values."""
     own = recipe_facts(recipe)
@@ -43,7 +43,7 @@ def require_same_recipe(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
     _require_equal(ranks.gather(own, anywhere=True))  # where programs differ, the places in the code differ too
 
 
-def require_same_files(recipe: SftRecipe | GrpoRecipe, ranks: Ranks) -> None:
+def require_same_files(recipe: Recipe, ranks: Ranks) -> None:
     """Compare devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
     _require_equal(ranks.gather(Facts(node=_node(), values=ranks.together(lambda: facts(recipe)))))
 
@@ -83,14 +83,14 @@ def program() -> dict[str, str]:
     return {"python": platform.python_version(), **installed_versions(), "tiercel's files": own}
 
 
-def recipe_facts(recipe: SftRecipe | GrpoRecipe) -> Facts:
+def recipe_facts(recipe: Recipe) -> Facts:
     """Return every key of the recipe, with its value without secrets."""
     values = flatten(recipe)
     hashes = {key: hashlib.sha256(str(value).encode()).hexdigest() for key, value in values.items()}
     return Facts(node=_node(), values={key: redact(shown(value)) for key, value in values.items()}, hashes=hashes)
 
 
-def facts(recipe: SftRecipe | GrpoRecipe) -> dict[str, str]:
+def facts(recipe: Recipe) -> dict[str, str]:
     """Return the devices, and hashes of data and model files, by names for messages."""
     found: dict[str, str] = {}
     if torch.cuda.is_available():

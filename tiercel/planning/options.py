@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tiercel.config.rules import rule_problems
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
@@ -45,7 +45,7 @@ class Option:
 class Subject:
     """A recipe's model, counted and ready to be measured."""
 
-    recipe: SftRecipe | GrpoRecipe
+    recipe: Recipe
     config: Any
     family: Family
     sizes: ModelSizes
@@ -94,7 +94,7 @@ class Subject:
         return Composition(prompt_tokens=self.prompt_tokens - answer, completion_tokens=answer, group_size=1)
 
 
-def study(recipe: SftRecipe | GrpoRecipe, prompt_tokens: int | None) -> Subject:
+def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
     """Count the recipe's model. Raises ModelError or EnvironmentProblem where its config cannot be read or fetched."""
     path, config = read_config(recipe.model)
     family = bare_family(path, config)
@@ -131,7 +131,7 @@ def measure(subject: Subject) -> Measured:
     )
 
 
-def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
+def admitted(recipe: Recipe, ranks: int) -> Sequence[str]:
     """Return the strategies to judge: the recipe's own, or all that this number of ranks admits."""
     if recipe.train.strategy != "auto":
         return [recipe.train.strategy]
@@ -142,7 +142,7 @@ def admitted(recipe: SftRecipe | GrpoRecipe, ranks: int) -> Sequence[str]:
     ]
 
 
-def strategy_problems(recipe: SftRecipe | GrpoRecipe, name: str) -> list[str]:
+def strategy_problems(recipe: Recipe, name: str) -> list[str]:
     """Return why the rules of the recipe refuse a strategy."""
     asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": name})})
     return [problem.text for problem in rule_problems(asked) if "train.strategy" in (problem.key, *problem.also)]

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, cached_rows
 from tiercel.planning.options import Option, Subject, admitted, measure, memory_of, option, study
@@ -48,7 +48,7 @@ class Plan:
         }
 
 
-def make_plan(recipe: SftRecipe | GrpoRecipe, machine: Machine, prompt_tokens: int | None = None) -> Plan:
+def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None) -> Plan:
     """Judge every strategy that the recipe and the number of ranks admit."""
     subject = study(recipe, prompt_tokens)
     measured = measure(subject)

@@ -12,7 +12,7 @@ from typing import Any
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.parts import keeps_start
 from tiercel.config.rules import rule_problems
-from tiercel.config.schema import Checkpointing, GrpoRecipe, SftRecipe
+from tiercel.config.schema import Checkpointing, GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
@@ -122,7 +122,7 @@ def _candidates(subject: Subject, machine: Machine, measured: Mapping[Checkpoint
         )
 
 
-def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
+def _strategies(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
     """Yield the strategies that the number of ranks admits, and DeepSpeed's ways of offloading."""
     if machine.ranks == 1:
         yield {}
@@ -136,14 +136,14 @@ def _strategies(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Ch
         yield {STRATEGY: "deepspeed", STAGE: stage, OFFLOAD_WEIGHTS: weights, OFFLOAD_OPTIMIZER: optimizer}
 
 
-def _references(recipe: SftRecipe | GrpoRecipe) -> Iterator[Changes]:
+def _references(recipe: Recipe) -> Iterator[Changes]:
     """Yield the places of the copy that a KL penalty compares with, where there is one."""
     yield {}
     if keeps_start(recipe):
         yield {REFERENCE: "cpu"}
 
 
-def engines(recipe: SftRecipe | GrpoRecipe, machine: Machine) -> Iterator[Changes]:
+def engines(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
     """Yield the recipe's own engine, and vLLM over several ranks of a machine with several shares of their memory."""
     yield {}
     if not isinstance(recipe, GrpoRecipe) or machine.device is None or recipe.rollout.engine_kind.is_served:
@@ -157,7 +157,7 @@ def _can_work(subject: Subject, machine: Machine) -> bool:
     return engine_obstacle(subject.recipe, subject.sizes, subject.rollout(machine), machine.ranks) is None
 
 
-def _is_allowed(recipe: SftRecipe | GrpoRecipe) -> bool:
+def _is_allowed(recipe: Recipe) -> bool:
     return not rule_problems(recipe) and not deepspeed_problems(recipe)
 
 

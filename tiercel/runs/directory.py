@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tiercel.config import flatten
+from tiercel.config import Recipe, flatten
 from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
@@ -25,7 +25,7 @@ from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.runs.group_records import Folder, groups_path
-from tiercel.runs.recipe import Recipe, kind_of, load_run_recipe
+from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.recording import gathered_groups, group_record, images_of
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, writing
@@ -177,7 +177,7 @@ def _opened(path: Path) -> int:
 
 
 def _begin(recipe: Recipe, path: Path) -> None:
-    text = f"# tiercel {kind_of(recipe)}\n" + render(redact_values(recipe.model_dump(mode="json")))
+    text = f"# tiercel {recipe.kind}\n" + render(redact_values(recipe.model_dump(mode="json")))
     write_atomically(path / "config.yaml", text)
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
@@ -248,8 +248,8 @@ def environment() -> dict[str, Any]:
 
 
 def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
-    was = kind_of(before)
-    if was != kind_of(now):
+    was = before.kind
+    if was != now.kind:
         raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
     old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
     different = [

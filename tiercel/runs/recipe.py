@@ -1,18 +1,11 @@
 """The recipe of a run directory. Imports no torch, so that a command can check it before it loads anything."""
 
 from pathlib import Path
-from typing import Literal
 
-from tiercel.config import GrpoRecipe, SftRecipe, flatten, load_recipe
+from tiercel.config import Kind, Recipe, flatten, load_recipe
+from tiercel.config.keys import RECIPES
 from tiercel.errors import RunError
 from tiercel.reliability.redaction import is_redacted
-
-Recipe = SftRecipe | GrpoRecipe
-
-
-def kind_of(recipe: Recipe) -> Literal["sft", "grpo"]:
-    """Return the command that the recipe is for."""
-    return "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
 
 
 def is_run(path: Path) -> bool:
@@ -27,7 +20,7 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     if not is_run(path):
         raise RunError(f"{path} is no run: it has no config.yaml")
     first = config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    kind: Literal["sft", "grpo"] = "sft" if first.strip() == "# tiercel sft" else "grpo"
+    kind: Kind = next((kind for kind in RECIPES if first.strip() == f"# tiercel {kind}"), "grpo")
     return load_recipe(kind, config, overrides, check_paths=False)
 
 

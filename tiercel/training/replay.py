@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config import GrpoRecipe, Recipe, SftRecipe
 from tiercel.data.encoding import conversation_encoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
@@ -67,7 +67,7 @@ def kept_directory(run: Path, step: int | None) -> Path:
     return kept[-1]
 
 
-def replay(recipe: SftRecipe | GrpoRecipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
+def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
     """Compute each row by itself, forward and backward, in one process; no weight is changed."""
     set_up_numerics(recipe)
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, SftRecipe
 from tiercel.config.reward_rules import reward_models
-from tiercel.config.schema import BaseRecipe, Source
+from tiercel.config.schema import BaseRecipe, Recipe, Source
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
@@ -61,7 +61,7 @@ def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
 
 
 @contextmanager
-def launched_ranks(recipe: SftRecipe | GrpoRecipe, pulse: Pulse) -> Iterator[Ranks]:
+def launched_ranks(recipe: Recipe, pulse: Pulse) -> Iterator[Ranks]:
     """Join the ranks that a launcher started, once they agree; their failures are told in plain words."""
     limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
     with plain_failures(recipe), joined_ranks(limit, pulse) as ranks:

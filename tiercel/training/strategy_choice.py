@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
 from tiercel.doctor.machine import free_memory
@@ -70,7 +70,7 @@ def rank_memory_bytes(device: torch.device) -> int:
 
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> Choice:
     """Take from the plan what the recipe leaves to it. On CPUs the memory is an equal share of what is free."""
-    assert isinstance(recipe, SftRecipe | GrpoRecipe)
+    assert isinstance(recipe, Recipe)
     memory = rank_memory_bytes(device) if device.type == "cuda" else free_memory() // _ranks_here()
     plan = make_plan(recipe, _machine(ranks, device, memory))
     if plan.chosen is None:
@@ -84,7 +84,7 @@ def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> Choice:
     return Choice(strategy=plan.chosen, tokens=plan.tokens, reasons=tuple(reasons))
 
 
-def _nothing_fits(recipe: SftRecipe | GrpoRecipe, plan: Plan) -> str:
+def _nothing_fits(recipe: Recipe, plan: Plan) -> str:
     """Write what does not fit, and what would."""
     room = f"{plan.machine.memory_bytes / 1e9:.0f} GB on {plan.machine.ranks} ranks"
     change = f"; this fits: {plan.change}" if plan.change else ""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tiercel.config.schema import GrpoRecipe, SftRecipe
+from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.toolbox import Toolbox, load_toolbox
 from tiercel.environments.tools import BUILT_IN
@@ -52,9 +52,7 @@ class Completer:
 
 
 @contextmanager
-def open_dialogues(
-    recipe: SftRecipe | GrpoRecipe, family: Family, say: Callable[[str], None]
-) -> Iterator[EnvironmentDialogues | None]:
+def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -> Iterator[EnvironmentDialogues | None]:
     """Give the family the recipe's tools, before prompts are encoded, and make what answers the policy; None where the
     recipe names nothing. Raises RecipeError where the user's code cannot be used, ModelError where the chat template
     cannot go on after a turn."""

@@ -1,0 +1,94 @@
+"""Judgements of recipes that learn from answers in their rows."""
+
+from collections.abc import Callable
+
+from tiercel.algorithms.pair_section import SMOOTHED
+from tiercel.config.parts import keeps_start, whole_parts
+from tiercel.config.schema import BaseRecipe, DpoRecipe, OfflineRecipe
+from tiercel.sections import Problem, Problems
+
+
+def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
+    prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
+    answers = 1 if recipe.purpose == "sft" else 2
+    if budget != "auto" and answers * prompt > budget:
+        what = "the longest row" if answers == 1 else "a pair, twice the longest row"
+        yield Problem(
+            key="learner.max_tokens_per_microbatch",
+            text=f"{budget} given; must hold {what}: data.max_prompt_tokens is {prompt}",
+            also=("data.max_prompt_tokens",),
+        )
+
+
+def _one_update(recipe: OfflineRecipe) -> Problems:
+    for key, value in (("minibatches", recipe.optim.minibatches), ("rollout_epochs", recipe.optim.rollout_epochs)):
+        if value > 1:
+            yield Problem(
+                key=f"optim.{key}",
+                text=f"{value} given; a step of {recipe.kind.upper()} is one update, because there is no rollout to "
+                "split; remove it, and lower optim.prompts_per_step for smaller updates",
+            )
+
+
+def _last_turn(recipe: OfflineRecipe) -> Problems:
+    if recipe.purpose != "sft" and recipe.data.train_turns != "all":
+        yield Problem(
+            key="data.train_turns",
+            text=f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns only the last answer; remove it",
+        )
+
+
+def dropout(recipe: BaseRecipe) -> Problems:
+    """Judge dropout where continuations share a prompt."""
+    form = recipe.learner.form
+    if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
+        yield Problem(
+            key="lora.dropout",
+            text=f"{recipe.lora.dropout:g} given with learner.form {form}; answers share one prompt computation, "
+            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated",
+            also=("learner.form",),
+        )
+
+
+def _shared_dropout(recipe: OfflineRecipe) -> Problems:
+    if recipe.purpose != "sft":
+        yield from dropout(recipe)
+
+
+def _pair_loss(recipe: OfflineRecipe) -> Problems:
+    if not isinstance(recipe, DpoRecipe):
+        return
+    dpo = recipe.dpo
+    for key, is_given, takers in (
+        ("gamma", dpo.gamma is not None, ("simpo",)),
+        ("label_smoothing", dpo.label_smoothing > 0, SMOOTHED),
+        ("length_normalised", dpo.length_normalised and dpo.loss == "orpo", ("the others",)),
+        ("precompute_reference", dpo.precompute_reference and not dpo.has_reference, ("losses with a reference",)),
+    ):
+        if is_given and dpo.loss not in takers:
+            yield Problem(
+                key=f"dpo.{key}",
+                text=f"{getattr(dpo, key)} given, but the loss {dpo.loss} has no place for it; remove it (it belongs "
+                f"to {', '.join(takers)})",
+                also=("dpo.loss",),
+            )
+
+
+def _kept_start(recipe: OfflineRecipe) -> Problems:
+    if keeps_start(recipe) and recipe.train.strategy == "deepspeed":
+        yield Problem(
+            key="train.strategy",
+            text=f"deepspeed given, whose ranks hold parts of each weight, with {', '.join(whole_parts(recipe))} trained "
+            "whole, of which the reference is a copy; write fsdp2, or for DPO dpo.precompute_reference: true",
+            also=("lora", "freeze"),
+        )
+
+
+OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
+    _rows_fit_microbatch,
+    _one_update,
+    _last_turn,
+    _shared_dropout,
+    _pair_loss,
+    _kept_start,
+)
