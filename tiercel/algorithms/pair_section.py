@@ -1,4 +1,4 @@
-"""The recipe's sections `dpo`, `kto` and `reward_model`."""
+"""The recipe's sections `dpo`, `kto` and `ranking`."""
 
 from typing import Annotated, Literal
 
@@ -64,7 +64,7 @@ class Kto(Section):
     """Weight of answers whose label is false."""
 
 
-class RewardModel(Section):
+class Ranking(Section):
     """How `tiercel reward` trains a model that gives an answer a number."""
 
     centre_coef: NonNegativeFloat = 0.0

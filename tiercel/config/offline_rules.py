@@ -78,7 +78,7 @@ def _kept_start(recipe: OfflineRecipe) -> Problems:
     if keeps_start(recipe) and recipe.train.strategy == "deepspeed":
         yield Problem(
             key="train.strategy",
-            text=f"deepspeed given, whose ranks hold parts of each weight, with {', '.join(whole_parts(recipe))} trained "
+            text=f"deepspeed given, whose ranks hold parts of weights, with {', '.join(whole_parts(recipe))} trained "
             "whole, of which the reference is a copy; write fsdp2, or for DPO dpo.precompute_reference: true",
             also=("lora", "freeze"),
         )

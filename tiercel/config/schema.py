@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tiercel.algorithms.pair_section import Dpo, Kto, RewardModel
+from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
@@ -268,7 +268,7 @@ class RewardRecipe(OfflineRecipe):
 
     kind = "reward"
     purpose = "pairs"
-    reward_model: RewardModel
+    ranking: Ranking
 
 
 class GrpoRecipe(BaseRecipe):
