@@ -85,6 +85,8 @@ class Row:
     file: str
     line: int  # counted from 1
     image_roots: ImageRoots = ImageRoots()
+    rejected: "Row | None" = None  # of a pair: the same row with the answer that was not preferred
+    label: bool | None = None  # of a labelled row: whether the answer is good
 
     @property
     def visuals(self) -> tuple[ImageSource | VideoSource, ...]:
@@ -148,7 +150,8 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedConversation:
-    """Holds a prompt and the turns that follow it, for SFT. The turns' positions follow those of the prompt."""
+    """Holds a prompt and what follows it from the first turn that is trained on. Its positions follow those of the
+    prompt."""
 
     prompt: EncodedPrompt  # has the images of the whole conversation
     token_ids_L: Tensor  # int64
@@ -160,6 +163,24 @@ class EncodedConversation:
     def row(self) -> Row:
         """Return the row of the conversation."""
         return self.prompt.row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """Holds what a row gives to learn from without sampling: its conversation; of a pair the chosen and the rejected
+    one; of a labelled row its own, and one with another row's answer."""
+
+    conversations: tuple[EncodedConversation, ...]
+
+    @property
+    def row(self) -> Row:
+        """Return the row."""
+        return self.prompt.row
+
+    @property
+    def prompt(self) -> EncodedPrompt:
+        """Return the prompt of the first conversation."""
+        return self.conversations[0].prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import tiercel.training.grpo
-import tiercel.training.run
-import tiercel.training.sft  # noqa: F401 - the forks have these at hand
+import tiercel.training.offline
+import tiercel.training.run  # noqa: F401 - the forks have these at hand
 from benchmarks.faults.child import take_own_locks
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.processes import TinyRuns, environment, steps_recorded

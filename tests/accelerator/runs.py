@@ -10,7 +10,7 @@ from tests.accelerator.device import WAITS, MixedDevices, WaitsForDevice, regist
 from tests.accelerator.waits import ALLOWED
 from tests.rollout.test_local_turns import assert_equal, sampled
 from tests.tiny_models import FAMILY_NAMES, TINY_LORA, tiny_recipe
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe
 from tiercel.errors import NonFiniteError
 from tiercel.learner import learner
@@ -116,7 +116,7 @@ def test_a_block_mask_is_made_without_a_wait(first_query):
 def test_conversations_are_learnt_on_the_device(tiny_checkpoints, rows):
     keys = {"form": "flex", "max_tokens_per_microbatch": 150}
     with WAITS.counted() as places:
-        run_sft(sft_recipe(tiny_checkpoints["qwen3_vl"], rows, rows.parent / "run", learner=keys, **PLAIN))
+        run_offline(sft_recipe(tiny_checkpoints["qwen3_vl"], rows, rows.parent / "run", learner=keys, **PLAIN))
     assert {place: places[place] for place in UPDATE} == UPDATE
 
 

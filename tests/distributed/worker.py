@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
 from tiercel.config import GrpoRecipe
-from tiercel.data.encoding import conversation_encoder, prompt_encoder
-from tiercel.data.order import rank_slice
+from tiercel.data.encoding import example_encoder, prompt_encoder
+from tiercel.data.order import RowOrder, rank_slice
 from tiercel.data.reading import read_rows
 from tiercel.distributed.launch import leave
 from tiercel.distributed.ranks import Ranks, joined_ranks
@@ -34,11 +34,12 @@ from tiercel.rollout.sampler import sampling_params
 from tiercel.training.advantages import step_advantages
 from tiercel.training.build import build_trainer
 from tiercel.training.learning import learn
-from tiercel.training.minibatches import conversation_passes
+from tiercel.training.minibatches import shared_out
+from tiercel.training.objectives import objective_of
 from tiercel.training.parity import trainer_logprobs
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import sft_update
-from tiercel.types import Completion, EncodedConversation, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
+from tiercel.training.update import example_update
+from tiercel.types import Completion, EncodedPrompt, Example, Group, ScoredCompletion, ScoredGroup
 
 STEPS = 5
 PROMPTS = 4
@@ -119,7 +120,7 @@ def require_share(trainer: Trainer, ranks: Ranks) -> None:
     assert abs(held / whole - share) < 0.05, f"{held} of {whole} weights are on rank {ranks.rank}"
 
 
-def require_moved(trainer: Trainer, recipe: GrpoRecipe, example: EncodedPrompt | EncodedConversation) -> None:
+def require_moved(trainer: Trainer, recipe: GrpoRecipe, example: EncodedPrompt | Example) -> None:
     """Trained weights are moved for a while, for saving and for passes alike, and put back bit by bit."""
     prompt = example if isinstance(example, EncodedPrompt) else example.prompt
     group = recorded_group(prompt, trainer.policy.family, 0).group
@@ -161,8 +162,12 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             trainer = build_trainer(recipe, ranks=ranks)
             family = trainer.policy.family
             rows = read_rows(str(options.rows), recipe.data, kind).rows
-            encoder = prompt_encoder if kind == "grpo" else conversation_encoder
-            encode = encoder(family, recipe.data)
+            if kind == "grpo":
+                encode = prompt_encoder(family, recipe.data)
+            else:
+                encode = example_encoder(
+                    recipe, family, rows, RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False)
+                )
             if options.trained == "adapter":
                 require_share(trainer, ranks)
                 require_moved(trainer, recipe, encode(rows[0], ranks.rank))
@@ -174,7 +179,9 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
                     scored = [recorded_group(prompt, family, step) for prompt in examples]
                     learn(trainer, advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe)), recipe)
                 else:
-                    sft_update(trainer, conversation_passes(trainer, tuple(examples)))
+                    objective = objective_of(recipe)
+                    plan = objective.plan(trainer, shared_out(trainer, examples, recipe))
+                    example_update(trainer, objective, plan)
                 trainer.vision.end_step()
             found |= {f"{family_name}.{kind}.{step}": gradient for step, gradient in enumerate(kept)}
     return found

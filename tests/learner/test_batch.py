@@ -11,12 +11,12 @@ from tiercel.errors import DataError
 from tiercel.learner.batch import (
     PolicyBatch,
     advantage_groups,
-    conversation_item,
     packed_bins,
     policy_units,
     totals_of,
     without_zero_groups,
 )
+from tiercel.learner.examples import conversation_item
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.vision import VisionStore

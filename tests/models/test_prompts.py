@@ -11,7 +11,7 @@ from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.learner.batch import conversation_item
+from tiercel.learner.examples import conversation_item
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.family import Family

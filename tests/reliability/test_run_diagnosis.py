@@ -1,6 +1,6 @@
 """A real run in which nothing can be learnt says so once, in its log and in its report."""
 
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.report import write_report
 
 LINE = "warning at step 5: Over the last 5 steps the gradient was exactly 0: nothing was learnt. "
@@ -35,6 +35,6 @@ def test_a_run_of_sft_that_learns_has_no_warnings(tiny_checkpoints, tmp_path):
         data={"eval": None, "workers": 0},
         train={"steps": 6, "threads": 1},
     )
-    run = run_sft(recipe)
+    run = run_offline(recipe)
     assert "warning" not in (run / "log.txt").read_text()
     assert "Warnings on the way" not in write_report(run).read_text()

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from tests.tiny_models import TINY_LORA, tiny_recipe
-from tests.training.test_loops import run_sft, sft_recipe, write_rows
+from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.config.schema import Train
 from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.runs.checkpoints import list_checkpoints
@@ -55,7 +55,7 @@ def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_pat
         optim={"lr": 1e-2, "schedule": "constant"},
         train={"steps": 5, "save_every": 5, "eval_every": 1, "keep": 1, "keep_best": "eval/loss"},
     )
-    run = run_sft(recipe)
+    run = run_offline(recipe)
     losses = {row["step"]: row["eval/loss"] for row in read_metrics(run) if row["step"] > 0}
     best = min(losses, key=losses.__getitem__)
     kept = [step for step, _ in list_checkpoints(run / "checkpoints")]
@@ -75,7 +75,7 @@ def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_ha
     recipe = sft_recipe(
         tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", train={"steps": 4, "save_every": 2}, data={"eval": None}
     )
-    run = run_sft(recipe)
+    run = run_offline(recipe)
     _, newest = list_checkpoints(run / "checkpoints")[0]
     (newest / "MANIFEST.json").unlink()  # so that step 2 is the one to go on from
     metrics = (run / "metrics.jsonl").read_bytes()
@@ -83,10 +83,10 @@ def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_ha
     first, second, *others = whole.splitlines(keepends=True)
     rows.write_text("".join([second, *others]))
     with pytest.raises(DataError, match=r"data.train: 11 rows can be used now, 12 rows when .*step-0*2 was written"):
-        run_sft(recipe)
+        run_offline(recipe)
     rows.write_text("".join([second, first, *others]))
     with pytest.raises(DataError, match=r"12 rows can be used now, 12 rows when .*or they stand elsewhere"):
-        run_sft(recipe)
+        run_offline(recipe)
     assert (run / "metrics.jsonl").read_bytes() == metrics
     rows.write_text(whole)
-    assert read_metrics(run_sft(recipe))[-1]["step"] == 4
+    assert read_metrics(run_offline(recipe))[-1]["step"] == 4

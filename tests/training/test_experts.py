@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.tiny_models import EXPERT_FAMILIES
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.cli.export import export
 from tiercel.models.policy import load_for_inference
 from tiercel.runs.directory import read_metrics
@@ -29,5 +29,5 @@ def test_three_steps_with_an_adapter_of_experts_and_its_export(tiny_checkpoints,
         trained = load_for_inference(recipe, torch.device("cpu"), run / "checkpoints/step-000003/adapter")
         found = load_for_inference(again, torch.device("cpu"), None).model(input_ids=ids).logits
         torch.testing.assert_close(found, trained.model(input_ids=ids).logits, rtol=0, atol=1e-4)
-    sft = read_metrics(run_sft(sft_recipe(tiny_checkpoints[name], rows, tmp_path / "sft", **LORA)))
+    sft = read_metrics(run_offline(sft_recipe(tiny_checkpoints[name], rows, tmp_path / "sft", **LORA)))
     assert sft[3]["eval/loss"] < sft[0]["eval/loss"] and sft[3]["experts/load_max"] >= 1

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.faults.fault_plan import Fault, planning
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
@@ -146,7 +146,7 @@ def test_sft_stops_and_replays_alike(tiny_checkpoints, rows, capsys):
         tiny_checkpoints[FAMILY], rows, rows.parent / "run", data={"eval": None, "workers": 0}, train={"save_every": 1}
     )
     with planning([Fault(site="loss", kind="inf", step=1)]), pytest.raises(NonFiniteError) as caught:
-        run_sft(recipe)
+        run_offline(recipe)
     assert "the loss is inf" in str(caught.value) or "the loss is nan" in str(caught.value)
     assert main(["replay", recipe.output]) == 0
     assert "all 6 are finite here" in capsys.readouterr().out

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, noise_image
-from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config import GrpoRecipe, OfflineRecipe, SftRecipe
 from tiercel.config.data import HeldOut
 from tiercel.data.encoding import require_readable
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_heldout_rows, read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
-from tiercel.training import grpo, sft
+from tiercel.training import grpo, offline
 
 REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
 QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")
@@ -80,9 +80,9 @@ def run_grpo(recipe: GrpoRecipe) -> Path:
     return run.path
 
 
-def run_sft(recipe: SftRecipe) -> Path:
+def run_offline(recipe: OfflineRecipe) -> Path:
     with open_run(recipe) as run:
-        sft.train(recipe, run)
+        offline.train(recipe, run)
     return run.path
 
 
@@ -129,13 +129,13 @@ def ids_of(run: Path, folder: str) -> set[str]:
 def test_a_run_goes_on_with_the_split_it_had(tiny_checkpoints, tmp_path):
     rows = write_rows(tmp_path)
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": {"count": 3}})
-    losses = [row["eval/loss"] for row in read_metrics(run_sft(recipe)) if "eval/loss" in row]
+    losses = [row["eval/loss"] for row in read_metrics(run_offline(recipe)) if "eval/loss" in row]
     assert len(losses) == 2
     (heldout, *_) = read_heldout_rows(recipe.data, "sft").rows
     rows.write_text(rows.read_text().replace(f'"{heldout.id}"', '"row-another"'))
     longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 4})})
     with pytest.raises(DataError, match="the run would go on with other rows"):
-        run_sft(longer)
+        run_offline(longer)
 
 
 def test_two_files_mixed_and_worded_by_the_recipe(tiny_checkpoints, tmp_path):
@@ -179,7 +179,7 @@ def test_rows_with_videos_in_both_loops(tiny_checkpoints, tmp_path, name):
     assert all(row["grad_norm"] > 0 and row["sampler/logprob_gap_mean"] < 1e-4 for row in metrics[1:])
     first = json.loads((run / "rollouts/step-000001.jsonl").read_text().splitlines()[0])
     assert first["images"][0]["path"].endswith("-frame-0.png")
-    trained = read_metrics(run_sft(sft_recipe(tiny_checkpoints[name], rows, tmp_path / "sft", **more)))
+    trained = read_metrics(run_offline(sft_recipe(tiny_checkpoints[name], rows, tmp_path / "sft", **more)))
     assert trained[3]["eval/loss"] < trained[0]["eval/loss"]
 
 
@@ -192,7 +192,7 @@ def test_an_engine_that_takes_no_videos_is_refused(tiny_checkpoints, tmp_path):
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_three_sft_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path, name):
-    run = run_sft(sft_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run"))
+    run = run_offline(sft_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run"))
     rows = read_metrics(run)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert rows[3]["eval/loss"] < rows[0]["eval/loss"]
@@ -240,7 +240,7 @@ def test_float16_scales_its_loss_and_bfloat16_trains(tiny_checkpoints, tmp_path)
     rows = write_rows(tmp_path)
     for dtype in ("float16", "bfloat16"):
         model = {"path": str(tiny_checkpoints["qwen2_5_vl"]), "dtype": dtype}
-        run = run_sft(sft_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / dtype, model=model))
+        run = run_offline(sft_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / dtype, model=model))
         last = read_metrics(run)[-1]
         assert last["eval/loss"] < read_metrics(run)[0]["eval/loss"]
 
@@ -289,28 +289,28 @@ def test_equal_rewards_change_nothing_and_are_counted(tiny_checkpoints, tmp_path
 def test_a_non_finite_loss_leaves_the_parameters_alone(tiny_checkpoints, tmp_path, monkeypatch):
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", data={"eval": None})
     seen = []
-    honest = sft.sft_update
+    honest = offline.example_update
 
-    def poisoned(engine, passes):
+    def poisoned(engine, objective, plan):
         before = {name: p.detach().clone() for name, p in engine.strategy.parameters.items()}
         next(iter(engine.strategy.parameters.values())).register_hook(lambda gradient: gradient * torch.nan)
         try:
-            return honest(engine, passes)
+            return honest(engine, objective, plan)
         finally:
             seen.append(all(torch.equal(before[name], p) for name, p in engine.strategy.parameters.items()))
 
-    monkeypatch.setattr(sft, "sft_update", poisoned)
+    monkeypatch.setattr(offline, "example_update", poisoned)
     with pytest.raises(TrainingError, match="gradient norm is nan for rows row-"):
-        run_sft(recipe)
+        run_offline(recipe)
     assert seen == [True]
 
 
 def test_another_recipe_in_the_same_directory_is_refused(tiny_checkpoints, tmp_path):
     rows = write_rows(tmp_path)
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None})
-    run_sft(recipe)
+    run_offline(recipe)
     with pytest.raises(RunError, match=r"optim\.lr: 0\.01 there, 0\.02 now"):
-        run_sft(
+        run_offline(
             sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None}, optim={"lr": 0.02})
         )
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel as Tower
 
 from tests.tiny_models import noise_image
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.models.vision import VisionStore
 from tiercel.runs.directory import read_metrics
 
@@ -154,11 +154,11 @@ def test_layers_with_windows_share_prompts_too(tiny_checkpoints, tmp_path, loop)
         run = run_grpo(grpo_recipe(checkpoint, rows, tmp_path / "run"))
         assert all(row["sampler/logprob_gap_mean"] < 1e-4 for row in read_metrics(run)[1:])
     else:
-        run = run_sft(sft_recipe(checkpoint, rows, tmp_path / "run"))
+        run = run_offline(sft_recipe(checkpoint, rows, tmp_path / "run"))
     assert "cannot share" not in (run / "log.txt").read_text()
 
 
 def test_a_model_that_cannot_share_prompts_repeats_them_and_says_so(tiny_checkpoints, tmp_path):
     checkpoint = changed_checkpoint(tiny_checkpoints["qwen2_5_vl"], tmp_path / "model", {"attention_dropout": 0.1})
-    run = run_sft(sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run"))
+    run = run_offline(sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run"))
     assert "this model cannot share, its attention has dropout 0.1" in (run / "log.txt").read_text()

@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.flops import decoder_shape, decoder_update, head_update
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.learner.layout import Continuation, PackItem
 from tiercel.models.prompts import completion_positions
 from tiercel.planning import devices
@@ -128,12 +128,12 @@ def test_metrics_have_mfu_where_the_card_is_known(tiny_checkpoints, tmp_path, cp
     changes = {"train": {"steps": 1, "threads": 1}, "data": {"eval": None}}
     for run in (
         run_grpo(grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "grpo", **changes)),
-        run_sft(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "sft", **changes)),
+        run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "sft", **changes)),
     ):
         assert read_metrics(run)[-1]["mfu"] > 0
 
 
 def test_metrics_have_no_mfu_on_a_cpu(tiny_checkpoints, tmp_path):
     changes = {"train": {"steps": 1}, "data": {"eval": None}}
-    run = run_sft(sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", **changes))
+    run = run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", **changes))
     assert "mfu" not in read_metrics(run)[-1]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.errors import RecipeError
 from tiercel.training.profiling import trace_file
 
@@ -30,11 +30,11 @@ def test_an_sft_run_has_its_phase_and_a_run_that_asks_for_none_has_no_trace(tiny
     rows = write_rows(tmp_path)
     for name, profile in (("with", {"steps": [1]}), ("without", None)):
         train = {"steps": 1, "profile": profile}
-        run_sft(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / name, train=train))
+        run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / name, train=train))
     assert "learn" in phases_of(trace_file(tmp_path / "with", 1, rank=0))
     assert not (tmp_path / "without" / "profiles").exists()
     again = {"steps": 2, "profile": {"steps": [2]}}  # a run may go on with other steps to record
-    run_sft(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "without", train=again))
+    run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "without", train=again))
     assert trace_file(tmp_path / "without", 2, rank=0).exists()
 
 
@@ -42,4 +42,4 @@ def test_a_step_after_the_last_is_refused_where_epochs_decide_it(tiny_checkpoint
     train = {"steps": None, "epochs": 1, "profile": {"steps": [3]}}  # 12 rows, 6 a step
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", train=train)
     with pytest.raises(RecipeError, match="step 3 given, but the run has 2; name steps from 1 to 2"):
-        run_sft(recipe)
+        run_offline(recipe)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.training.test_loops import run_sft, sft_recipe, write_rows
+from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.errors import DataError
 from tiercel.runs.directory import open_run
 from tiercel.training.run_rows import FIRST_ROWS, read_run_rows, try_first_rows
@@ -18,7 +18,7 @@ def tried(recipe, step=0):
     """Give what a run hears, and the rows that it records."""
     said = []
     with open_run(recipe) as run:
-        table = read_run_rows(recipe, "sft", run).train
+        table = read_run_rows(recipe, run).train
         try_first_rows(recipe, table, run, step, said.append)
     lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
     return said, [json.loads(line)["id"] for line in lines]
@@ -43,7 +43,7 @@ def test_a_broken_picture_is_counted_and_recorded(rows, tmp_path):
 def test_too_many_broken_pictures_end_the_run_before_the_checkpoint_is_read(rows, tmp_path):
     cut_short(tmp_path / "4-0.png")
     with pytest.raises(DataError, match=r"1 of 12 rows were rejected(.*\n)*.*4-0\.png"):
-        run_sft(sft_recipe(tmp_path / "no checkpoint", rows, tmp_path / "run"))
+        run_offline(sft_recipe(tmp_path / "no checkpoint", rows, tmp_path / "run"))
 
 
 def test_rows_that_all_fail_end_it_whatever_is_allowed(rows, tmp_path):

@@ -28,7 +28,7 @@ def recipe(tmp_path, **data):
 
 @contextmanager
 def opened_rows(recipe):
-    with open_run(recipe) as run, open_session(recipe, "sft", run) as session, StepRows(session, encode) as rows:
+    with open_run(recipe) as run, open_session(recipe, run) as session, StepRows(session, encode) as rows:
         yield rows
 
 

@@ -12,8 +12,8 @@ from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.runs.directory import RunDirectory
 from tiercel.training import strategy_choice
 from tiercel.training.budget import kept_tokens, tokens_without_gradient
+from tiercel.training.offline import train
 from tiercel.training.run import ready_run
-from tiercel.training.sft import train
 from tiercel.training.strategy_choice import Choice, chosen_strategy
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from tests.training.test_loops import grpo_recipe, run_grpo, run_sft, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.runs.directory import read_metrics
 from tiercel.trackers import opening
-from tiercel.training import session, sft
+from tiercel.training import offline, session
 
 
 def close_to(rows):
@@ -79,7 +79,7 @@ def recorder(monkeypatch):
 def test_a_tracker_that_fails_costs_no_row(tiny_checkpoints, tmp_path, recorder):
     recorder.breaks_at = 1
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", trackers=["wandb"])
-    run = run_sft(recipe)
+    run = run_offline(recipe)
     assert [row["step"] for row in read_metrics(run)] == [0, 1, 2, 3]
     assert recorder.calls == ["open", 0, 1]
     log = (run / "log.txt").read_text()
@@ -90,21 +90,21 @@ def test_trackers_are_closed_when_training_fails_and_may_change_when_it_goes_on(
     tiny_checkpoints, tmp_path, recorder, monkeypatch
 ):
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", trackers=["wandb"])
-    honest, calls = sft.sft_update, iter(range(10))
+    honest, calls = offline.example_update, iter(range(10))
 
-    def failing(engine, passes):
+    def failing(engine, objective, plan):
         if next(calls) == 2:
             raise ValueError("my own mistake")
-        return honest(engine, passes)
+        return honest(engine, objective, plan)
 
-    monkeypatch.setattr(sft, "sft_update", failing)
+    monkeypatch.setattr(offline, "example_update", failing)
     with pytest.raises(ValueError, match="my own mistake"):
-        run_sft(recipe)
+        run_offline(recipe)
     assert recorder.calls == ["open", 0, 1, 2, "close"]
-    run = run_sft(recipe.model_copy(update={"trackers": ()}))  # on from step 2
+    run = run_offline(recipe.model_copy(update={"trackers": ()}))  # on from step 2
     assert [row["step"] for row in read_metrics(run)] == [0, 1, 2, 3]
     assert recorder.calls[-1] == "close"
-    run_sft(recipe)  # nothing left to do, so nothing to open
+    run_offline(recipe)  # nothing left to do, so nothing to open
     assert recorder.calls == ["open", 0, 1, 2, "close"]
 
 

@@ -55,7 +55,7 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
         policy = load_for_inference(recipe, training_device(), None)
         console.print(f"  {prove(policy).line}", markup=False)
     with open_dialogues(recipe, family, console.print) as dialogues:
-        purpose: Purpose = "grpo" if isinstance(recipe, GrpoRecipe) else "sft"
+        purpose: Purpose = recipe.purpose
         rows = read_run_rows(recipe.data, purpose)
         train = rows.train
         for table in rows.tables:

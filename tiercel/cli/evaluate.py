@@ -4,7 +4,7 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from tiercel.config import Recipe, SftRecipe
+from tiercel.config import OfflineRecipe, Recipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
@@ -17,6 +17,7 @@ from tiercel.runs.checkpoints import newest_valid
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.build import passes_for_inference, training_device
 from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loss_in_words
+from tiercel.training.objectives import objective_of
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
 from tiercel.training.turns import Completer, open_dialogues
@@ -66,9 +67,9 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
     policy = load_for_inference(chosen, training_device(), adapter)
     prove_where_needed(policy)
     ranks.pulse.begin("evaluation", 0)
-    if isinstance(chosen, SftRecipe):
-        rows = heldout_rows(chosen, "sft", ranks)
-        return loss_in_words(heldout_loss(passes_for_inference(policy, chosen, ranks), chosen, rows))
+    if isinstance(chosen, OfflineRecipe):
+        passes, rows = passes_for_inference(policy, chosen, ranks), heldout_rows(chosen, ranks)
+        return loss_in_words(heldout_loss(passes, objective_of(chosen), chosen, rows))
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with (

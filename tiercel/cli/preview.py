@@ -2,6 +2,8 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tiercel.config import GrpoRecipe, Recipe
-from tiercel.data.encoding import conversation_encoder, prompt_encoder
+from tiercel.config.schema import Purpose
+from tiercel.data.encoding import example_encoder, prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.models.family import Family
@@ -19,7 +22,7 @@ from tiercel.report.pictures import Outline
 from tiercel.report.preview import Piece, PreviewPicture, PreviewRow, render
 from tiercel.rewards.boxes import is_proper
 from tiercel.training.turns import open_dialogues
-from tiercel.types import Box, EncodedImage, EncodedPrompt, Row
+from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
 from tiercel.writing import write_text
 
 
@@ -32,12 +35,17 @@ def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
     """Write a page of the first `count` rows. Raises TiercelError where the recipe's rows cannot be read, or the page
     cannot be written."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
-    table = read_training_rows(recipe.data, "grpo" if isinstance(recipe, GrpoRecipe) else "sft")
+    table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data.shuffle)
     indices = range(min(count, len(table.rows)))
     with open_dialogues(recipe, family, print) as dialogues:
-        begun = list if dialogues is None else dialogues.prompts_of
-        shown = [_preview_row(family, recipe, table.rows[order.row(index)], index, begun) for index in indices]
+        if isinstance(recipe, GrpoRecipe):
+            see = partial(
+                _prompt, prompt_encoder(family, recipe.data), list if dialogues is None else dialogues.prompts_of
+            )
+        else:
+            see = partial(_answers, example_encoder(recipe, family, table.rows, order), recipe.purpose)
+        shown = [_preview_row(family, see, table.rows[order.row(index)], index) for index in indices]
     notes = [
         f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",
         f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
@@ -46,35 +54,57 @@ def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
     print(f"{output}: {len(shown)} rows")
 
 
-def _preview_row(
-    family: Family,
-    recipe: Recipe,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A sequence of tokens that the model gets, and which of them are learnt."""
+
+    prompt: EncodedPrompt
+    ids_T: Tensor
+    is_learnt_T: Tensor
+
+
+def _prompt(
+    encode: Callable[[Row, int], EncodedPrompt],
+    begun: Callable[[Sequence[EncodedPrompt]], list[EncodedPrompt]],
     row: Row,
     index: int,
-    begun: Callable[[Sequence[EncodedPrompt]], list[EncodedPrompt]],
-) -> PreviewRow:
+) -> list[Seen]:
+    (prompt,) = begun([encode(row, index)])
+    ids_P = prompt.token_ids_P
+    return [Seen(prompt=prompt, ids_T=ids_P, is_learnt_T=torch.zeros(len(ids_P), dtype=torch.bool))]
+
+
+def _answers(encode: Callable[[Row, int], Example], purpose: Purpose, row: Row, index: int) -> list[Seen]:
+    """Of a pair both answers; of a labelled row its own."""
+    seen = []
+    for each in encode(row, index).conversations[: 2 if purpose == "pairs" else 1]:
+        before_P = torch.zeros(len(each.prompt.token_ids_P), dtype=torch.bool)
+        ids_T = torch.cat([each.prompt.token_ids_P, each.token_ids_L])
+        seen.append(Seen(prompt=each.prompt, ids_T=ids_T, is_learnt_T=torch.cat([before_P, each.is_scored_L])))
+    return seen
+
+
+def _preview_row(family: Family, see: Callable[[Row, int], list[Seen]], row: Row, index: int) -> PreviewRow:
     place = f"{row.file}:{row.line}"
     try:
-        if isinstance(recipe, GrpoRecipe):
-            (prompt,) = begun([prompt_encoder(family, recipe.data)(row, index)])
-            ids, is_learnt = prompt.token_ids_P, torch.zeros(len(prompt.token_ids_P), dtype=torch.bool)
-        else:
-            conversation = conversation_encoder(family, recipe.data)(row, index)
-            prompt = conversation.prompt
-            ids = torch.cat([prompt.token_ids_P, conversation.token_ids_L])
-            is_learnt = torch.cat([torch.zeros(len(prompt.token_ids_P), dtype=torch.bool), conversation.is_scored_L])
+        seen = see(row, index)
     except DataError as error:
         return PreviewRow(
             index=index, id=row.id, place=place, pieces=(), pictures=(), token_count=0, answer="", problem=str(error)
         )
+    text: list[Piece] = []
+    for number, each in enumerate(seen):
+        text += [Piece(kind="given", text="\n\n[the rejected answer]\n")] if number else []
+        text += pieces(family, each.ids_T, each.is_learnt_T, each.prompt.images)
+    answer = row.answer if row.label is None else row.label
     return PreviewRow(
         index=index,
         id=row.id,
         place=place,
-        pieces=pieces(family, ids, is_learnt, prompt.images),
-        pictures=_pictures(row, prompt),
-        token_count=len(ids),
-        answer="none" if row.answer is None else str(row.answer),
+        pieces=tuple(text),
+        pictures=_pictures(row, seen[0].prompt),
+        token_count=sum(len(each.ids_T) for each in seen),
+        answer="none" if answer is None else str(answer),
     )
 
 

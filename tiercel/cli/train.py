@@ -1,10 +1,10 @@
-"""`tiercel sft` and `tiercel grpo`."""
+"""The verbs that train."""
 
 from argparse import Namespace
 
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.reliability.pulse import Pulse
-from tiercel.training import grpo, sft
+from tiercel.training import grpo, offline
 from tiercel.training.run import run_recipe
 
 
@@ -13,6 +13,6 @@ def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
     if isinstance(recipe, GrpoRecipe):
         report = run_recipe(grpo.train, recipe, pulse)
     else:
-        report = run_recipe(sft.train, recipe, pulse)
+        report = run_recipe(offline.train, recipe, pulse)
     if report is not None:
         print(report)

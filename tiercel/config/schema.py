@@ -286,4 +286,4 @@ class GrpoRecipe(BaseRecipe):
         return self.algorithm.kl.coef > 0
 
 
-Recipe = SftRecipe | DpoRecipe | KtoRecipe | RewardRecipe | GrpoRecipe
+Recipe = OfflineRecipe | GrpoRecipe

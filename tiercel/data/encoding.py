@@ -1,11 +1,15 @@
 """Encode rows, in loader workers: decode and resize the images, render and tokenise the turns."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe
+import torch
+
+from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe, OfflineRecipe
 from tiercel.data.images import decode
+from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable
 from tiercel.data.videos import VideoHeader, decode_video, open_video
 from tiercel.errors import RecipeError
@@ -15,6 +19,7 @@ from tiercel.types import (
     EncodedConversation,
     EncodedImage,
     EncodedPrompt,
+    Example,
     ImagePlan,
     PixelLimits,
     Row,
@@ -23,6 +28,7 @@ from tiercel.types import (
 )
 
 T = TypeVar("T")
+EncodeRow = Callable[[Row, int], EncodedConversation]
 
 
 def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPrompt]:
@@ -30,9 +36,55 @@ def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPr
     return partial(_encode, family, data, encode_prompt)
 
 
-def conversation_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedConversation]:
-    """Make a function that encodes a row as a conversation to train on, for SFT."""
-    return partial(_encode, family, data, encode_conversation)
+def example_encoder(
+    recipe: OfflineRecipe, family: Family, rows: Sequence[Row], order: RowOrder
+) -> Callable[[Row, int], Example]:
+    """Make a function that encodes a row as what the recipe's verb learns from. `rows`: all rows, in whose `order` a
+    labelled row borrows the answer of the next."""
+    encode = partial(_encode, family, recipe.data, encode_conversation)
+    if recipe.purpose == "labels":
+        return partial(_labelled, encode, rows, order)
+    return partial(_pair, encode, recipe.kind == "reward") if recipe.purpose == "pairs" else partial(_single, encode)
+
+
+def _single(encode: EncodeRow, row: Row, index: int) -> Example:
+    return Example(conversations=(encode(row, index),))
+
+
+def _pair(encode: EncodeRow, is_valued: bool, row: Row, index: int) -> Example:
+    assert row.rejected is not None
+    conversations = (encode(row, index), encode(row.rejected, index))
+    return Example(conversations=tuple(map(valued, conversations)) if is_valued else conversations)
+
+
+def _labelled(encode: EncodeRow, rows: Sequence[Row], order: RowOrder, row: Row, index: int) -> Example:
+    """Encode a labelled row, and its prompt with the answer of the next row."""
+    other = with_answer_of(row, rows[order.row(index + 1)])
+    return Example(conversations=(encode(row, index), encode(other, index)))
+
+
+def with_answer_of(row: Row, other: Row) -> Row:
+    """Return a row with the last answer of another. Its boxes are written as if they lay on this row's first image."""
+    answer = other.messages[-1]
+    kept = sum(message.content.count("<bbox>") for message in row.messages[:-1])
+    lent = answer.content.count("<bbox>")
+    return replace(
+        row,
+        messages=(*row.messages[:-1], answer),
+        boxes=row.boxes[:kept] + other.boxes[len(other.boxes) - lent :],
+        box_images=row.box_images[:kept] + (0,) * lent,
+    )
+
+
+def valued(conversation: EncodedConversation) -> EncodedConversation:
+    """Return the conversation with one scored token, after its end: the state that predicts it has seen all."""
+    last_D1 = conversation.positions_DL[:, -1:]
+    return replace(
+        conversation,
+        token_ids_L=torch.cat([conversation.token_ids_L, conversation.token_ids_L[-1:]]),
+        positions_DL=torch.cat([conversation.positions_DL, last_D1 + 1], dim=1),
+        is_scored_L=torch.arange(len(conversation.token_ids_L) + 1) == len(conversation.token_ids_L),
+    )
 
 
 def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:

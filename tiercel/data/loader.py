@@ -25,9 +25,9 @@ from torch import Tensor
 from tiercel.data.order import RowOrder, indices_of_step, rank_slice
 from tiercel.data.rows import reject
 from tiercel.errors import DataError, TiercelError, TrainingError
-from tiercel.types import EncodedConversation, EncodedPrompt, RejectedRow, Row
+from tiercel.types import EncodedPrompt, Example, RejectedRow, Row
 
-Encoded = TypeVar("Encoded", EncodedPrompt, EncodedConversation)
+Encoded = TypeVar("Encoded", EncodedPrompt, Example)
 Encode = Callable[[Row, int], Encoded]  # of (row, index); raises DataError for a row that cannot be used
 
 _WAITING_SLICES = 1  # kept by a worker besides the slice that it sends and the slice that it makes

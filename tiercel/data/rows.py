@@ -15,7 +15,7 @@ from tiercel.data.images import path_problem, shown_path, stray_problem
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageRoots, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
 
-Purpose = Literal["sft", "grpo"]
+Purpose = Literal["sft", "pairs", "labels", "grpo"]
 Role = Literal["system", "user", "assistant"]
 ImageSize = Callable[[ImageSource], Size]
 

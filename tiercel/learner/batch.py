@@ -12,7 +12,7 @@ from tiercel.errors import DataError
 from tiercel.learner.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.models.prompts import completion_positions
-from tiercel.types import Completion, EncodedConversation, EncodedImage, EncodedPrompt, Row, ScoredGroup
+from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,28 +217,22 @@ def _old_logprobs(groups: Sequence[AdvantageGroup]) -> Tensor | None:
     return None if any(group.old_logprobs is None for group in groups) else torch.cat(rows)
 
 
-def conversation_item(conversation: EncodedConversation) -> PackItem:
-    """Make an item of an SFT conversation: its prompt with one continuation."""
-    continuation = Continuation(
-        token_ids_L=conversation.token_ids_L,
-        positions_DL=conversation.positions_DL,
-        is_scored_L=conversation.is_scored_L,
-        picture_spans=conversation.picture_spans,
-    )
-    return PackItem(prompt=conversation.prompt, continuations=(continuation,))
-
-
 def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[int]]:
     """Divide the items, in order, into bins of at most `budget` tokens. Returns the places of the items of each bin.
     Raises DataError for an item that does not fit alone."""
+    return filled_bins([(item.prompt.row.id, packed_length(item, form)) for item in items], budget)
+
+
+def filled_bins(lengths: Sequence[tuple[str, int]], budget: int) -> list[list[int]]:
+    """Divide what has these lengths in tokens, in order, into bins of at most `budget` tokens, as `packed_bins`; each
+    is named by its row."""
     bins: list[list[int]] = []
     room = 0
-    for i, item in enumerate(items):
-        length = packed_length(item, form)
+    for i, (row, length) in enumerate(lengths):
         if length > budget:
             raise DataError(
-                f"row {item.prompt.row.id}: {length} tokens are more than learner.max_tokens_per_microbatch = "
-                f"{budget}; raise it, or lower data.max_prompt_tokens",
+                f"row {row}: {length} tokens are more than learner.max_tokens_per_microbatch = {budget}; raise it, or "
+                "lower data.max_prompt_tokens",
                 field="messages",
             )
         if not bins or length > room:

@@ -158,6 +158,11 @@ class PackedTokens:
     targets_N: Tensor  # int64, the predicted token
     continuation_of_N: Tensor  # int64, the number of the token's continuation
 
+    @property
+    def continuation_count(self) -> int:
+        """Count the continuations of all groups, C."""
+        return sum(len(group.completions) for group in self.layout.groups)
+
 
 def pack(items: Sequence[PackItem]) -> PackedTokens:
     """Put groups end to end. Continuations are numbered in the order of the items. An item may have none."""

@@ -248,7 +248,7 @@ class _TurnTokens:
         self.text = text  # of the whole conversation
         self.ids: list[int] = []
         self.is_scored: list[bool] = []
-        self.prompt_text = ""  # all text before the first assistant turn
+        self.prompt_text = ""  # all text before the first assistant turn that is trained on
         self.prompt_length = 0  # tokens of it
         self.image_count = 0
         self._text_length = 0
@@ -264,9 +264,9 @@ class _TurnTokens:
                 field="messages",
             )
         self._add(before[self._text_length :], is_scored=False)
-        if not self.prompt_text:
-            self.prompt_text, self.prompt_length = before, len(self.ids)
         is_trained = messages[number].is_trained
+        if is_trained and not self.prompt_text:
+            self.prompt_text, self.prompt_length = before, len(self.ids)
         turn, end, rest = _split_turn(self.family, after[len(before) :])
         self._add(turn, is_scored=is_trained)
         self.ids.append(end)

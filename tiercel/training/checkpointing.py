@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors.torch import save_file
@@ -20,6 +21,7 @@ from tiercel.training.run_rows import ROWS
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
 
+OBJECTIVE = "objective"  # in a checkpoint's state: what the loss needs of earlier steps
 LOWEST_IS_BEST = ("eval/loss",)
 
 
@@ -31,10 +33,17 @@ class Checkpoints:
     recipe: BaseRecipe
     rows: Mapping[str, Any]  # the identity of the run's rows
 
-    def save(self, trainer: Trainer, step: int, row: Mapping[str, float], pending: Sequence[PendingGroup] = ()) -> None:
+    def save(
+        self,
+        trainer: Trainer,
+        step: int,
+        row: Mapping[str, float],
+        pending: Sequence[PendingGroup] = (),
+        objective: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Save a checkpoint after `step` updates, and remove older ones than the newest `train.keep`, but for the best.
-        `row`: the step's metrics; `pending`: this rank's groups of the next step. Raises RunError, as where the disk
-        is full."""
+        `row`: the step's metrics; `pending`: this rank's groups of the next step; `objective`: its state. Raises
+        RunError, as where the disk is full."""
         ranks, strategy = self.run.ranks, trainer.strategy
         ranks.pulse.begin("save", step)
         weights = strategy.model_weights() if self.recipe.lora is None else strategy.trained_weights()
@@ -45,6 +54,7 @@ class Checkpoints:
             "next_index": step * self.recipe.optim.prompts_per_step,
             "loss_scaler": strategy.scaler_state(),
             ROWS: dict(self.rows),
+            OBJECTIVE: dict(objective),
             **self._score(row),
         }
 

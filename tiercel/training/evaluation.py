@@ -2,18 +2,19 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
-from tiercel.data.encoding import conversation_encoder, prompt_encoder, require_readable
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, OfflineRecipe
+from tiercel.data.encoding import example_encoder, prompt_encoder, require_readable
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
-from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.models.family import Family
 from tiercel.rollout.sampler import greedy_params
@@ -21,7 +22,8 @@ from tiercel.runs.recording import gathered_groups
 from tiercel.runs.waiting import waiting
 from tiercel.scoring.metrics import reward_statistics
 from tiercel.scoring.scorer import Scorer
-from tiercel.training.minibatches import conversation_passes
+from tiercel.training.minibatches import shared_out
+from tiercel.training.objectives import Objective
 from tiercel.training.rollouts import Rollouts
 from tiercel.training.session import Session
 from tiercel.training.step_rows import next_batch
@@ -92,10 +94,11 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
-def evaluate_loss(session: Session, trainer: Trainer, recipe: SftRecipe, step: int) -> dict[str, float]:
+def evaluate_examples(session: Session, trainer: Trainer, objective: Objective, step: int) -> dict[str, float]:
     """Compute the loss of the policy after `step` updates on the held-out rows; nothing where there are none."""
     session.ranks.pulse.begin("evaluation", step)
-    return heldout_loss(trainer, recipe, session.read.heldout)
+    assert isinstance(session.recipe, OfflineRecipe)
+    return heldout_loss(trainer, objective, session.recipe, session.read.heldout)
 
 
 def evaluate(
@@ -103,7 +106,7 @@ def evaluate(
 ) -> Evaluation | None:
     """Greedy completions of every row of data.eval, scored; None where the recipe has no such rows. With ranks, each
     takes its share, and the first has the result."""
-    table = heldout_rows(recipe, "grpo", ranks)
+    table = heldout_rows(recipe, ranks)
     if table is None:
         return None
     scored, rejected = heldout_groups(completer, family, recipe, scorer, ranks, table)
@@ -142,9 +145,9 @@ def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
     )
 
 
-def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable | None:
+def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
     """Read the rows of data.eval; None where the recipe has none. Raises DataError where too many cannot be used."""
-    table = ranks.together(lambda: read_heldout_rows(recipe.data, purpose, ranks.pulse.beat))
+    table = ranks.together(lambda: read_heldout_rows(recipe.data, recipe.purpose, ranks.pulse.beat))
     if table is not None:
         ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
         require_readable(recipe, table)
@@ -153,28 +156,47 @@ def heldout_rows(recipe: BaseRecipe, purpose: Purpose, ranks: Ranks) -> RowTable
 
 def loss_in_words(row: Mapping[str, float]) -> str:
     """Write what `heldout_loss` found as one line for a person."""
-    loss = row["eval/loss"]
-    return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) on {row['eval/count']} held-out rows"
+    loss, rows = row["eval/loss"], f"{row['eval/count']} held-out rows"
+    if "eval/accuracy" in row:
+        return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} on {rows}"
+    return f"loss {loss:.4f} (perplexity of tokens {math.exp(min(loss, 700.0)):.4g}) on {rows}"
 
 
-def heldout_loss(passes: Passes, recipe: SftRecipe, table: RowTable | None) -> dict[str, float]:
-    """`eval/loss`, mean negative logprob per scored token of the held-out rows; nothing where there are none."""
+def heldout_loss(
+    passes: Passes, objective: Objective, recipe: OfflineRecipe, table: RowTable | None
+) -> dict[str, float]:
+    """`eval/loss` on the held-out rows, of pairs `eval/accuracy` and `eval/margin` too; nothing where there are none.
+    The parts of a loss that are means over the rows of a step are means over those that are read at once."""
     if table is None:
         return {}
-    ranks = passes.ranks
-    encode = conversation_encoder(passes.family, recipe.data)
-    sums = {"loss": 0.0, "tokens": 0.0}
+    ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
+    encode = example_encoder(recipe, passes.family, table.rows, _in_file_order(table.rows))
     with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():
         for _ in range(loader.steps_left):
-            batch = next_batch(loader, ranks)
-            for each in conversation_passes(passes, batch.prompts):
+            made = shared_out(passes, next_batch(loader, ranks).prompts, recipe)
+            plan = objective.plan(passes, made)
+            shares = []
+            for each in passes.example_passes(plan.made):
                 ranks.pulse.work_on(each.row_ids)
                 features_KH = passes.vision.features(each.packed.images)
-                sums["loss"] -= float(passes.learner(each.packed, features_KH, 1.0).logprobs_N.sum())
-                sums["tokens"] += len(each.packed.targets_N)
+                shares.append(objective.share(each, passes.learner(each.packed, features_KH, 1.0), plan))
+            of_step = ranks.sum(_added([{"loss": float(share.loss)} | _floats(share.sums) for share in shares]))
+            own = plan.tokens if recipe.purpose == "sft" else plan.examples
+            loss, weight, examples = loss + of_step.pop("loss") * own, weight + own, examples + plan.examples
+            sums.update(of_step)
             passes.vision.end_step()
-    sums = ranks.sum(sums)
-    return {"eval/loss": sums["loss"] / max(1, sums["tokens"]), "eval/count": len(table.rows)}
+    found = {name: value / max(1, examples) for name, value in sums.items()}
+    pairs = {f"eval/{name}": found[f"pairs/{name}"] for name in ("accuracy", "margin") if f"pairs/{name}" in found}
+    return {"eval/loss": loss / max(1, weight), "eval/count": len(table.rows), **pairs}
+
+
+def _floats(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in sums.items()}
+
+
+def _added(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up rows of the same keys."""
+    return {name: sum(row[name] for row in rows) for name in rows[0]}
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
@@ -191,7 +213,7 @@ def _loader(
     rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks
 ) -> StepLoader[Encoded]:
     order = StepOrder(
-        rows=RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False),
+        rows=_in_file_order(rows),
         prompts_per_step=ROWS_AT_ONCE * ranks.world_size,
         end=len(rows),
         rank=ranks.rank,
@@ -199,3 +221,7 @@ def _loader(
     )
     steps = math.ceil(len(rows) / order.prompts_per_step)
     return StepLoader(rows, encode, order, start=0, stop=steps, workers=recipe.data.workers)
+
+
+def _in_file_order(rows: Sequence[Row]) -> RowOrder:
+    return RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False)

@@ -30,7 +30,7 @@ from tiercel.types import EncodedPrompt
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
     require_installed(recipe)
-    with open_session(recipe, "grpo", run) as session:
+    with open_session(recipe, run) as session:
         if session.is_over:
             return
         trainer = build_trainer(recipe, session.found, session.say, session.ranks, kept_tokens(recipe, run))

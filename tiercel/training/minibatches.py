@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tiercel.algorithms import Totals
-from tiercel.config.schema import GrpoRecipe
+from tiercel.config.schema import GrpoRecipe, OfflineRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
-from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, totals_of, without_zero_groups
+from tiercel.learner.batch import AdvantageGroup, PolicyUnit, totals_of, without_zero_groups
+from tiercel.learner.examples import Bundle, bundles
 from tiercel.learner.layout import PackItem
 from tiercel.training.spreading import cut_for_all
-from tiercel.training.trainer import NO_TOTALS, ConversationPass, Passes, Trainer
-from tiercel.types import EncodedConversation
+from tiercel.training.trainer import NO_TOTALS, Passes, Trainer
+from tiercel.types import EncodedImage, Example
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoR
     ranks = trainer.ranks
     totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
     parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe))
-    learnt = balanced(trainer, parts, lambda group: group.item)
+    learnt = balanced(trainer, parts, lambda group: (group.item,))
     return Minibatch(totals=totals, units=trainer.units(learnt, totals))
 
 
@@ -52,9 +53,16 @@ def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Grp
     return [group.item for group in learnt_groups(trainer, groups, recipe)] * recipe.optim.rollout_epochs
 
 
-def conversation_passes(passes: Passes, conversations: Sequence[EncodedConversation]) -> list[ConversationPass]:
-    """Share a step's conversations out over the ranks, and pack those of this rank."""
-    return passes.conversations(balanced(passes, conversations, conversation_item))
+def shared_out(passes: Passes, examples: Sequence[Example], recipe: OfflineRecipe) -> list[Bundle]:
+    """Bundle a step's examples, and share the bundles out over the ranks: those of this rank."""
+    made = bundled(passes, examples, share_rows=recipe.data.group_by_prefix)
+    return balanced(passes, made, lambda bundle: bundle.items)
+
+
+def bundled(passes: Passes, examples: Sequence[Example], *, share_rows: bool = False) -> list[Bundle]:
+    """Bundle this rank's examples."""
+    form, budget = passes.learner.form, passes.max_tokens
+    return bundles(examples, passes.family.is_placeholder, form, budget, share_rows=share_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +85,7 @@ def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Cal
     return shares
 
 
-def balanced(passes: Passes, items: Sequence[T], packed_item: Callable[[T], PackItem]) -> list[T]:
+def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
     """Move items between ranks so that all have nearly as many tokens to compute; each rank's are in the global order.
 
     Computed features of a frozen tower travel along, so that no picture is computed twice.
@@ -85,9 +93,9 @@ def balanced(passes: Passes, items: Sequence[T], packed_item: Callable[[T], Pack
     ranks, vision = passes.ranks, passes.vision
     if ranks.world_size == 1:
         return list(items)
-    moves = balancing_moves(ranks.gather([passes.length(packed_item(item)) for item in items]))
+    moves = balancing_moves(ranks.gather([sum(map(passes.length, packed(item))) for item in items]))
     parcels = {
-        number: _Parcel(item=items[move.item], features=vision.held(packed_item(items[move.item]).images))
+        number: _Parcel(item=items[move.item], features=vision.held(_images(packed(items[move.item]))))
         for number, move in enumerate(moves)
         if move.sender == ranks.rank
     }
@@ -97,4 +105,8 @@ def balanced(passes: Passes, items: Sequence[T], packed_item: Callable[[T], Pack
     for parcel in received.values():
         vision.adopt(parcel.features)
         kept.append(parcel.item)
-    return sorted(kept, key=lambda item: packed_item(item).prompt.index)
+    return sorted(kept, key=lambda item: packed(item)[0].prompt.index)
+
+
+def _images(items: Sequence[PackItem]) -> tuple[EncodedImage, ...]:
+    return tuple(image for item in items for image in item.images)

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tiercel.config import GrpoRecipe, Recipe, SftRecipe
-from tiercel.data.encoding import conversation_encoder
+from tiercel.config import GrpoRecipe, OfflineRecipe, Recipe
+from tiercel.data.encoding import example_encoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
@@ -23,11 +23,13 @@ from tiercel.training.budget import kept_tokens
 from tiercel.training.build import build_trainer
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.kept_groups import kept_groups
+from tiercel.training.minibatches import bundled
+from tiercel.training.objectives import objective_of
 from tiercel.training.passes import Known
 from tiercel.training.session import run_length, set_up_numerics
 from tiercel.training.trainer import NO_TOTALS, Trainer
-from tiercel.training.update import Contribution, policy_contributions, sft_contributions
-from tiercel.types import EncodedConversation, EncodedImage
+from tiercel.training.update import Contribution, example_contributions, policy_contributions
+from tiercel.types import EncodedImage, Example
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +82,12 @@ def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None
         restore_adapter(trainer.policy, directory / "adapter")
     if (name := spoilt_weight(trainer.policy.trained_parameters())) is not None:
         say(f"the trained weight {name} is not finite itself: go on from an earlier checkpoint, with a lower optim.lr")
-    make = _policy_passes if isinstance(recipe, GrpoRecipe) else _conversation_passes
+    if isinstance(recipe, GrpoRecipe):
+        passes = _policy_passes(trainer, recipe, directory)
+    else:
+        passes = _example_passes(trainer, recipe, directory)
     findings = []
-    for each in make(trainer, recipe, directory):  # type: ignore[arg-type]
+    for each in passes:
         findings.append(_finding(trainer, each))
         say(findings[-1].line)
     return findings
@@ -135,21 +140,22 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
             )
 
 
-def _conversation_passes(trainer: Trainer, recipe: SftRecipe, directory: Path) -> Iterator[Pass]:
+def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) -> Iterator[Pass]:
     """Encode the step's rows again; they are a function of its number."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
-    table = read_training_rows(recipe.data, "sft")
-    encode = conversation_encoder(trainer.policy.family, recipe.data)
+    table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data.shuffle)
-    conversations: list[EncodedConversation] = []
+    encode = example_encoder(recipe, trainer.policy.family, table.rows, order)
+    examples: list[Example] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
-            conversations.append(encode(table.rows[order.row(index)], index))
-    tokens = sum(int(conversation.is_scored_L.sum()) for conversation in conversations)
-    for conversation in conversations:
-        for each in trainer.conversations([conversation]):
+            examples.append(encode(table.rows[order.row(index)], index))
+    objective = objective_of(recipe)
+    plan = objective.plan(trainer, bundled(trainer, examples))
+    for bundle in plan.made:
+        for each in trainer.example_passes([bundle]):
             yield Pass(
-                row=conversation.row.id,
+                row=each.row_ids[0],
                 images_of_passes=[each.packed.images],
-                contributions=sft_contributions(trainer, each, tokens),
+                contributions=example_contributions(trainer, objective, each, plan),
             )

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from tiercel.config import GrpoRecipe, SftRecipe
+from tiercel.config import GrpoRecipe, OfflineRecipe
 from tiercel.config.reward_rules import reward_models
 from tiercel.config.schema import BaseRecipe, Recipe, Source
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
@@ -23,7 +23,7 @@ from tiercel.trackers.opening import require_packages
 from tiercel.training.watching import phase_limits
 
 COLLECTIVE_PATIENCE = 2
-AnyRecipe = TypeVar("AnyRecipe", SftRecipe, GrpoRecipe)
+AnyRecipe = TypeVar("AnyRecipe", OfflineRecipe, GrpoRecipe)
 
 
 def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe, pulse: Pulse) -> Path | None:

@@ -8,7 +8,6 @@ from tiercel.data import reading
 from tiercel.data.encoding import require_readable
 from tiercel.data.order import rank_slice
 from tiercel.data.reading import RowTable, RunRows, require_few_bad, write_bad_rows
-from tiercel.data.rows import Purpose
 from tiercel.data.scan import undecodable
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError
@@ -19,9 +18,9 @@ ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run 
 FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so one in each row is half a second on one core
 
 
-def read_run_rows(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> RunRows:
+def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
     """Read the run's rows; rejected ones are recorded before they can stop the run."""
-    rows = reading.read_run_rows(recipe.data, purpose, run.ranks.pulse.beat)
+    rows = reading.read_run_rows(recipe.data, recipe.purpose, run.ranks.pulse.beat)
     for table in rows.tables:
         require_readable(recipe, table)
         if run.ranks.is_first:

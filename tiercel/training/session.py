@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ import torch
 from tiercel.config.schema import BaseRecipe
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
-from tiercel.data.rows import Purpose
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import Terminated
 from tiercel.reliability.diagnosis import Diagnosis
@@ -22,7 +22,7 @@ from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.runs.waiting import waiting
 from tiercel.trackers.opening import Trackers, open_trackers, require_packages
-from tiercel.training.checkpointing import Checkpoints
+from tiercel.training.checkpointing import OBJECTIVE, Checkpoints
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
 from tiercel.training.run_rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
@@ -69,6 +69,11 @@ class Session:
         return self.found.step if self.found else 0
 
     @property
+    def kept_state(self) -> Mapping[str, float]:
+        """What the newest checkpoint kept of `close_step`'s state; empty in a new run."""
+        return self.found.state.get(OBJECTIVE, {}) if self.found else {}
+
+    @property
     def is_over(self) -> bool:
         """Whether all steps are done."""
         return self.start >= self.length.steps
@@ -92,9 +97,16 @@ class Session:
         """Return the context in which a step runs: it writes a trace where train.profile asks for one."""
         return profiled(self.recipe.train.profile, self.run, step.updates, self.say)
 
-    def close_step(self, step: Step, trainer: Trainer, pending: Sequence[PendingGroup] = ()) -> None:
-        """Record and tell the step's row; save where that is due. `pending`: this rank's groups of the next step.
-        Raises Terminated, once all is saved, where SIGTERM or SIGINT came."""
+    def close_step(
+        self,
+        step: Step,
+        trainer: Trainer,
+        pending: Sequence[PendingGroup] = (),
+        state: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Record and tell the step's row; save where that is due. `pending`: this rank's groups of the next step;
+        `state`: what the loss needs of earlier steps. Raises Terminated, once all is saved, where SIGTERM or SIGINT
+        came."""
         row = {
             "step": step.updates,
             **step.row,
@@ -108,7 +120,7 @@ class Session:
         self.progress.step(row)
         is_asked = self.ranks.any(self.stop.is_set)
         if is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
-            self.checkpoints.save(trainer, step.updates, row, pending)
+            self.checkpoints.save(trainer, step.updates, row, pending, state)
         if is_asked:
             raise Terminated(f"stopped after step {step.updates}, saved; the same command goes on from there")
 
@@ -123,7 +135,7 @@ class Session:
 
 
 @contextmanager
-def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Iterator[Session]:
+def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
     """Read the rows, find the newest valid checkpoint, cut off what is past it."""
     set_up_numerics(recipe)
     ranks = run.ranks
@@ -132,7 +144,7 @@ def open_session(recipe: BaseRecipe, purpose: Purpose, run: RunDirectory) -> Ite
         progress = stack.enter_context(Progress(log, 0, recipe.train.log_every))
         say = progress.say
         with waiting(say, f"reading the rows of {recipe.data.train}"):
-            read = ranks.together(lambda: read_run_rows(recipe, purpose, run))
+            read = ranks.together(lambda: read_run_rows(recipe, run))
         rows = read.train.identity()
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))

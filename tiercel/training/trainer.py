@@ -4,7 +4,7 @@ N scored tokens of a microbatch.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,9 @@ from tiercel.algorithms import Totals
 from tiercel.algorithms.kl import Kl, KlTerm
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategy import Strategy
-from tiercel.learner.batch import AdvantageGroup, PolicyUnit, conversation_item, empty_item, packed_bins, policy_units
+from tiercel.learner.batch import AdvantageGroup, PolicyUnit, empty_item, filled_bins, policy_units
 from tiercel.learner.batch import empty_unit as unit_of
+from tiercel.learner.examples import Bundle, all_items
 from tiercel.learner.forms import packed_length
 from tiercel.learner.head import TokenScores
 from tiercel.learner.layout import PackedTokens, PackItem, pack
@@ -24,22 +25,27 @@ from tiercel.models.family import Family
 from tiercel.models.policy import Policy
 from tiercel.models.reference import move_reference
 from tiercel.models.vision import VisionStore
-from tiercel.types import EncodedConversation
+from tiercel.types import Example
 
 NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # of passes that have no loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConversationPass:
-    """Packed conversations that go through the learner at once."""
+class ExamplePass:
+    """Packed examples that go through the learner at once. The continuations of the pack are their conversations, in
+    order."""
 
     packed: PackedTokens
-    row_ids: tuple[str, ...]  # none in an empty pass
+    examples: tuple[Example, ...]  # none in an empty pass
+
+    @property
+    def row_ids(self) -> tuple[str, ...]:
+        return tuple(example.row.id for example in self.examples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A policy and how tokens go through it. All ranks call `units` and `conversations` together, and where passes are
+    """A policy and how tokens go through it. All ranks call `units` and `example_passes` together, and where passes are
     not private they make equally many."""
 
     policy: Policy
@@ -65,22 +71,31 @@ class Passes:
         units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private))
         return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
 
-    def conversations(self, conversations: Sequence[EncodedConversation]) -> list[ConversationPass]:
-        """Pack conversations into passes, in their order; at the end empty passes, as in `units`."""
-        items = [conversation_item(conversation) for conversation in conversations]
-        bins = self.ranks.together(lambda: packed_bins(items, self.learner.form, self.max_tokens))
-        passes = [
-            ConversationPass(
-                packed=pack([items[place] for place in places]),
-                row_ids=tuple(items[place].prompt.row.id for place in places),
-            )
-            for places in bins
-        ]
+    def example_passes(self, made: Sequence[Bundle]) -> list[ExamplePass]:
+        """Pack bundles into passes, in their order; at the end empty passes, as in `units`."""
+        lengths = [(bundle.examples[0].row.id, bundle.length(self.learner.form)) for bundle in made]
+        bins = self.ranks.together(lambda: filled_bins(lengths, self.max_tokens))
+        passes = []
+        for places in bins:
+            chosen = [made[place] for place in places]
+            examples = tuple(example for bundle in chosen for example in bundle.examples)
+            passes.append(ExamplePass(packed=pack(all_items(chosen)), examples=examples))
         return passes + [self.empty_pass()] * self._missing(len(passes))
 
-    def empty_pass(self) -> ConversationPass:
+    def empty_pass(self) -> ExamplePass:
         """Make a pass without a scored token."""
-        return ConversationPass(packed=pack([self._empty_item()]), row_ids=())
+        return ExamplePass(packed=pack([self._empty_item()]), examples=())
+
+    def as_reference(self) -> AbstractContextManager[None]:
+        """Make the policy compute as the reference does. Weights that are trained whole stay as they are."""
+        return self.policy.as_reference()
+
+    def logprobs(self, packed: PackedTokens, *, of_reference: bool = False) -> Tensor:
+        """Compute the logprobs (N,) of a pack's scored tokens, without gradient. `of_reference`: inside
+        `as_reference`."""
+        with torch.no_grad():
+            features_KH = self.vision.features(packed.images, of_reference=of_reference)
+            return self.learner(packed, features_KH, self.temperature).logprobs_N
 
     def scores(self, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
         """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
@@ -114,9 +129,13 @@ class Trainer(Passes):
     max_grad_norm: float
     kl: KlTerm | None  # None: nothing holds the policy near the reference
 
+    def as_reference(self) -> AbstractContextManager[None]:
+        """Make the policy compute with all weights of the reference."""
+        return self.strategy.as_reference()
+
     def reference_logprobs(self, units: Sequence[PolicyUnit]) -> list[list[Tensor]]:
         """Compute the reference's logprobs (N,) for each microbatch of each unit, through the policy's own path."""
-        with self.strategy.as_reference():
+        with self.as_reference():
             return [[scores.logprobs_N for scores in self.scores(unit, of_reference=True)] for unit in units]
 
     @contextmanager

@@ -23,8 +23,9 @@ from tiercel.learner.prefix import PrefixPass
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
 from tiercel.training.finite import Trace, TracedPart, faulty_rows, gradient_size, non_finite
 from tiercel.training.minibatches import Minibatch
+from tiercel.training.objectives import Objective, Plan
 from tiercel.training.passes import Known
-from tiercel.training.trainer import ConversationPass, Trainer
+from tiercel.training.trainer import ExamplePass, Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
 Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ranks' passes: sums, largest values
@@ -199,23 +200,26 @@ def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[PrefixPass | N
     prefix.backward()
 
 
-def sft_update(trainer: Trainer, passes: Sequence[ConversationPass]) -> Update:
-    """Make one update by the negative mean logprob of the scored tokens of all ranks. Raises NonFiniteError."""
-    tokens = trainer.ranks.total(sum(len(each.packed.targets_N) for each in passes))
+def example_update(trainer: Trainer, objective: Objective, plan: Plan) -> Update:
+    """Make one update from a step's examples. Raises NonFiniteError."""
+    passes = trainer.example_passes(plan.made)
     with trainer.vision.update([each.packed.images for each in passes]):
-        return _apply(trainer, [sft_contributions(trainer, each, tokens) for each in passes], tokens)
+        return _apply(trainer, [example_contributions(trainer, objective, each, plan) for each in passes], plan.tokens)
 
 
-def sft_contributions(trainer: Trainer, conversations: ConversationPass, tokens: int) -> Iterator[Contribution]:
-    """Yield what a pass adds to the mean over `tokens`."""
-    packed, rows = conversations.packed, conversations.row_ids
+def example_contributions(
+    trainer: Trainer, objective: Objective, each: ExamplePass, plan: Plan
+) -> Iterator[Contribution]:
+    """Yield what a pass adds to the loss."""
+    packed, rows = each.packed, each.row_ids
     trainer.ranks.pulse.work_on(rows)
     with trainer.training_mode():
         features_KH = trainer.vision.features(packed.images, with_gradient=True)
         scores = trainer.learner(packed, features_KH, trainer.temperature)
+    share = objective.share(each, scores, plan)
     yield Contribution(
-        loss=-scores.logprobs_N.sum() / max(1, tokens),
-        loss_sums={},
+        loss=share.loss,
+        loss_sums=share.sums,
         pass_sums={
             "entropy/mean": scores.entropy_N.sum(),
             "tokens/packed": scores.logprobs_N.new_full((), len(packed.token_ids_T) if rows else 0),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
-from tiercel.config.keys import ENTRY, GRPO_SECTIONS, Key, keys_of, type_in_words
+from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, every_key, type_in_words
 from tiercel.rewards.builtin import BY_NAME, CALL, OPTIONS
 from tiercel.sections import shown
 
@@ -80,7 +80,7 @@ KEYS_ACROSS = """\
 - GRPO: `rollout.group_size` is 2 or more, because the advantage of a single completion is undefined, except with
   `algorithm.advantage: reinforce_pp`.
 - GRPO: `optim.minibatches` divides `optim.prompts_per_step`; several updates per rollout (`optim.minibatches` x
-  `optim.rollout_epochs`) go with `rollout.top_p: 1` and `rollout.top_k: 0` only. An SFT step is one update.
+  `optim.rollout_epochs`) go with `rollout.top_p: 1` and `rollout.top_k: 0` only. Steps of other verbs are one update.
 - Beside `lora` a vision tower or projector that is not in `freeze` is trained whole, so it is not adapted as well.
 - `optim.part_lr` names only parts that are trained.
 - GRPO: with `algorithm.kl.coef` above 0 a copy of what is trained whole is kept as the run started (`model.reference`);
@@ -88,18 +88,20 @@ KEYS_ACROSS = """\
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, because a shared prompt has one dropout mask.
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
+- DPO, KTO, reward models: `learner.max_tokens_per_microbatch` holds twice `data.max_prompt_tokens`; an option of `dpo`
+  that its `loss` does not read is refused.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """
 
 
 def render_reference() -> str:
     """Write the text of docs/recipe.md."""
-    keys = keys_of("grpo")
-    top = [key for key in keys.values() if not key.parent and _is_value(key)]
-    sections = [key for key in keys.values() if key.section is not None]
+    keys = every_key()
+    top = [key for key in keys if not key.parent and _is_value(key)]
+    sections = [key for key in keys if key.section is not None]
     parts = [HEADER, _table("## Top level", top)]
     for section in sections:
-        parts.append(_section(section, [key for key in keys.values() if key.parent in (section.path, _entry(section))]))
+        parts.append(_section(section, [key for key in keys if key.parent in (section.path, _entry(section))]))
         if section.path == "rewards":
             parts.append(_reward_options())
     return "\n".join([*parts, KEYS_ACROSS])
@@ -112,8 +114,7 @@ def _entry(section: Key) -> str:
 def _section(section: Key, keys: list[Key]) -> str:
     assert section.section is not None
     notes = [(inspect.getdoc(section.section) or "").strip()]
-    if section.path in GRPO_SECTIONS:
-        notes.append("GRPO only.")
+    notes += [f"Only `tiercel {kind}`." for kind, sections in OWN_SECTIONS.items() if section.path in sections]
     if section.is_list_of_sections:
         notes.append("A list; each entry has these keys.")
     if section.path == "lora":
