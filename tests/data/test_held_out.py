@@ -50,7 +50,7 @@ def test_the_choice_does_not_depend_on_the_order_of_files_or_on_other_rows(tmp_p
     assert set(ids(there.heldout)) == set(ids(back.heldout)) == set(ids(turned.heldout))
     assert there.train.counts == back.train.counts[::-1]
     assert sum(there.train.counts) == 33
-    assert there.train.order(0, True).row_count == 33
+    assert there.train.order(0, Data(train=two)).row_count == 33
 
 
 def test_rows_of_equal_id_in_two_files_are_on_one_side_where_the_count_lets_them(tmp_path):

@@ -325,7 +325,7 @@ def test_files_are_mixed_by_weight_each_with_its_own_format_and_images(tmp_path)
     assert (table.counts, table.weights, table.total) == ((6, 1), (1.0, 0.5), 7)
     assert table.format == "tiercel, vlm_r1"
     assert [row.image_roots.base for row in table.rows][-2:] == [str(tmp_path / "one"), str(tmp_path / "two")]
-    order = table.order(0, True)
+    order = table.order(0, Data(train="-"))
     drawn = [table.rows[order.row(index)].image_roots.base for index in range(70)]
     assert drawn.count(str(tmp_path / "two")) == 20  # 2 of the 7 rows of a round
 

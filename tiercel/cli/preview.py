@@ -36,7 +36,7 @@ def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
     cannot be written."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     table = read_training_rows(recipe.data, recipe.purpose)
-    order = table.order(recipe.train.seed, recipe.data.shuffle)
+    order = table.order(recipe.train.seed, recipe.data)
     indices = range(min(count, len(table.rows)))
     with open_dialogues(recipe, family, print) as dialogues:
         if isinstance(recipe, GrpoRecipe):

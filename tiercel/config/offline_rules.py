@@ -50,8 +50,18 @@ def dropout(recipe: BaseRecipe) -> Problems:
         )
 
 
+def _grouped_rows(recipe: OfflineRecipe) -> Problems:
+    if recipe.data.group_by_prefix and recipe.data.mix:
+        yield Problem(
+            key="data.group_by_prefix",
+            text="true given with data.mix, which takes rows of the files by turns; write one file, or remove one of "
+            "the two",
+            also=("data.mix",),
+        )
+
+
 def _shared_dropout(recipe: OfflineRecipe) -> Problems:
-    if recipe.purpose != "sft":
+    if recipe.purpose != "sft" or recipe.data.group_by_prefix:
         yield from dropout(recipe)
 
 
@@ -88,6 +98,7 @@ OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
     _rows_fit_microbatch,
     _one_update,
     _last_turn,
+    _grouped_rows,
     _shared_dropout,
     _pair_loss,
     _kept_start,

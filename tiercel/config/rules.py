@@ -66,6 +66,10 @@ def _prompt_template(recipe: BaseRecipe) -> Problems:
 
 
 def _learnt_turns(recipe: GrpoRecipe) -> Problems:
+    if recipe.data.group_by_prefix:
+        yield Problem(
+            key="data.group_by_prefix", text="true given, but GRPO groups the completions of each prompt; remove it"
+        )
     if recipe.data.train_turns != "all":
         yield Problem(
             key="data.train_turns", text=f"{recipe.data.train_turns} given, but GRPO learns what it samples; remove it"

@@ -11,7 +11,7 @@ RESAMPLED. The number of tries that a step made is not stored either, because ea
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -24,6 +24,19 @@ _ROUNDS_APART = 1 << 48  # added to a round's number, so that no round is shuffl
 _EPOCHS_APART = 1 << 32  # added to epochs of the second order, so that none is shuffled like one of the first
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Clusters:
+    """Numbers the cluster of each row of a file. Rows of a cluster stay together where rows are shuffled."""
+
+    of_row: np.ndarray
+
+
+def clusters_of(keys: Sequence[Hashable]) -> Clusters:
+    """Put rows with equal keys into a cluster."""
+    numbers: dict[Hashable, int] = {}
+    return Clusters(np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowOrder:
     """Holds everything that decides the order of a run's rows. The rows are numbered file after file."""
@@ -32,6 +45,7 @@ class RowOrder:
     weights: tuple[float, ...]
     seed: int
     shuffle: bool
+    clusters: Clusters | None = None  # of a single file's rows
 
     @property
     def row_count(self) -> int:
@@ -47,7 +61,7 @@ class RowOrder:
     def row(self, index: int) -> int:
         """Return the number of the row at `index`, which counts from 0 through all epochs of the run."""
         if len(self.counts) == 1:
-            return row_of_index(index, self.counts[0], self.seed, self.shuffle)[1]
+            return row_of_index(index, self.counts[0], self.seed, self.shuffle, self.clusters)[1]
         start = RESAMPLED if index >= RESAMPLED else 0
         shares = self.shares
         number, place = divmod(index - start, sum(shares))
@@ -62,7 +76,9 @@ class RowOrder:
         return sum(self.counts[:file]) + row_of_index(own_index, self.counts[file], own_seed, self.shuffle)[1]
 
 
-def row_of_index(index: int, row_count: int, seed: int, shuffle: bool) -> tuple[int, int]:
+def row_of_index(
+    index: int, row_count: int, seed: int, shuffle: bool, clusters: Clusters | None = None
+) -> tuple[int, int]:
     """Return (epoch, row number) of the row at `index`, which counts from 0 through all epochs of the run; indices from
     RESAMPLED on are those of rows that fill up steps. Raises ValueError without rows."""
     if row_count < 1:
@@ -71,6 +87,8 @@ def row_of_index(index: int, row_count: int, seed: int, shuffle: bool) -> tuple[
         epoch, place = divmod(index - RESAMPLED, row_count)
         return epoch, int(_permutation(row_count, seed, epoch + _EPOCHS_APART)[place])
     epoch, place = divmod(index, row_count)
+    if shuffle and clusters is not None:
+        return epoch, int(_clustered(clusters, seed, epoch)[place])
     return epoch, int(_permutation(row_count, seed, epoch)[place]) if shuffle else place
 
 
@@ -114,6 +132,13 @@ def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
     order = np.argsort(draws, kind="stable")
     order.setflags(write=False)
     return order
+
+
+@lru_cache(maxsize=4)
+def _clustered(clusters: Clusters, seed: int, epoch: int) -> np.ndarray:
+    """Return the row numbers in the order of one epoch: the clusters shuffled, the rows of each in the file's order."""
+    places = np.argsort(_permutation(int(clusters.of_row.max()) + 1, seed, epoch))
+    return np.argsort(places[clusters.of_row], kind="stable")
 
 
 @lru_cache(maxsize=4)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
@@ -15,7 +15,7 @@ from tiercel.data.choice import chosen
 from tiercel.data.formats import default_id, detect_format, expanded, parse_record
 from tiercel.data.hub import places_of_files
 from tiercel.data.images import open_header
-from tiercel.data.order import RowOrder
+from tiercel.data.order import RowOrder, clusters_of
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.errors import DataError
@@ -39,15 +39,22 @@ class RowTable:
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
 
-    def order(self, seed: int, shuffle: bool) -> RowOrder:
+    def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
-        return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=shuffle)
+        clusters = clusters_of([_beginning(row) for row in self.rows]) if data.group_by_prefix else None
+        return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
     def identity(self) -> dict[str, Any]:
         """Describe the rows, for JSON: the number of usable rows of each file, and a hash of their lines and ids.
         Tables with equal identities have equal orders."""
         places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
         return {"counts": list(self.counts), "sha256": hashlib.sha256(places.encode()).hexdigest()}
+
+
+def _beginning(row: Row) -> Hashable:
+    """Return what rows have in common that begin alike: system turn and pictures."""
+    system = row.messages[0].content if row.messages[0].role == "system" else None
+    return system, row.visuals, row.image_roots, row.pixels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

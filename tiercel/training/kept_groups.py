@@ -43,7 +43,7 @@ def _prompts(
     family: Family, recipe: GrpoRecipe, table: RowTable, records: Sequence[GroupRecord]
 ) -> list[EncodedPrompt]:
     """Encode the records' prompts, with what an environment adds to them."""
-    encode, order = prompt_encoder(family, recipe.data), table.order(recipe.train.seed, recipe.data.shuffle)
+    encode, order = prompt_encoder(family, recipe.data), table.order(recipe.train.seed, recipe.data)
     prompts = []
     for record in records:
         row = table.rows[order.row(record.index)]

@@ -35,7 +35,7 @@ def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
         if session.start == 0 and (row := evaluate_examples(session, trainer, objective, 0)):
             session.open_with(row)
             session.progress.step({"step": 0, **row})
-        order = session.table.order(recipe.train.seed, recipe.data.shuffle)
+        order = session.table.order(recipe.train.seed, recipe.data)
         with StepRows(session, example_encoder(recipe, trainer.family, session.table.rows, order)) as rows:
             for step in rows.steps():
                 with session.profiled(step):

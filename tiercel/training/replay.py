@@ -144,7 +144,7 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
     """Encode the step's rows again; they are a function of its number."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
     table = read_training_rows(recipe.data, recipe.purpose)
-    order = table.order(recipe.train.seed, recipe.data.shuffle)
+    order = table.order(recipe.train.seed, recipe.data)
     encode = example_encoder(recipe, trainer.policy.family, table.rows, order)
     examples: list[Example] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):

@@ -59,7 +59,7 @@ def try_first_rows(
     """Decode the images of the first rows from a step on, before weights are loaded for them, each rank its share, and
     record those that cannot be decoded. Raises DataError where they are too many, or all."""
     ranks = run.ranks
-    order = table.order(recipe.train.seed, recipe.data.shuffle)
+    order = table.order(recipe.train.seed, recipe.data)
     start = step * recipe.optim.prompts_per_step
     numbers = list(dict.fromkeys(order.row(index) for index in range(start, start + FIRST_ROWS)))
     rows = [table.rows[number] for number in rank_slice(numbers, ranks.rank, ranks.world_size)]

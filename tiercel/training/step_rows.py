@@ -19,7 +19,7 @@ class StepRows(Generic[Encoded]):
 
     def __init__(self, session: Session, encode: Encode[Encoded]):
         recipe, ranks = session.recipe, session.ranks
-        order = session.table.order(recipe.train.seed, recipe.data.shuffle)
+        order = session.table.order(recipe.train.seed, recipe.data)
         steps = StepOrder(
             rows=order,
             prompts_per_step=recipe.optim.prompts_per_step,
