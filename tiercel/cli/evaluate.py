@@ -4,8 +4,8 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from tiercel.config import OfflineRecipe, Recipe
-from tiercel.config.schema import BaseRecipe
+from tiercel.config import DpoRecipe, OfflineRecipe, Recipe
+from tiercel.config.schema import BaseRecipe, Model
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
 from tiercel.learner.proof import prove_where_needed
@@ -16,8 +16,9 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.build import passes_for_inference, training_device
-from tiercel.training.evaluation import evaluate, heldout_loss, heldout_rows, loss_in_words
-from tiercel.training.objectives import objective_of
+from tiercel.training.evaluation import evaluate, heldout_rows
+from tiercel.training.heldout_loss import heldout_loss, loss_in_words, sums_of
+from tiercel.training.objectives import Known, objective_of
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
 from tiercel.training.turns import Completer, open_dialogues
@@ -58,6 +59,17 @@ def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None]:
     return recipe.model.path, found.path / "adapter"
 
 
+def _reference(recipe: OfflineRecipe, model: Model, ranks: Ranks) -> Known | None:
+    """Compute the reference of the held-out rows by the model that the run starts from; None where no loss needs it."""
+    recipe = recipe.model_copy(update={"model": model})
+    if not (recipe.needs_reference or (isinstance(recipe, DpoRecipe) and recipe.dpo.has_reference)):
+        return None
+    start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
+    policy, rows = load_for_inference(recipe, training_device(), start), heldout_rows(recipe, ranks)
+    assert rows is not None
+    return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
+
+
 def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> str:
     """Return one line on the model's held-out rows."""
     set_up_numerics(recipe)
@@ -69,7 +81,10 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
     ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, OfflineRecipe):
         passes, rows = passes_for_inference(policy, chosen, ranks), heldout_rows(chosen, ranks)
-        return loss_in_words(heldout_loss(passes, objective_of(chosen), chosen, rows))
+        assert rows is not None  # the command's recipe has them
+        return loss_in_words(
+            heldout_loss(passes, objective_of(chosen), chosen, rows, _reference(chosen, recipe.model, ranks))
+        )
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with (

@@ -76,6 +76,11 @@ class RowOrder:
         return sum(self.counts[:file]) + row_of_index(own_index, self.counts[file], own_seed, self.shuffle)[1]
 
 
+def file_order(row_count: int) -> RowOrder:
+    """Return the order of the file."""
+    return RowOrder(counts=(row_count,), weights=(1.0,), seed=0, shuffle=False)
+
+
 def row_of_index(
     index: int, row_count: int, seed: int, shuffle: bool, clusters: Clusters | None = None
 ) -> tuple[int, int]:

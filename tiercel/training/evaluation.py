@@ -1,19 +1,15 @@
-"""Held-out rows: greedy completions scored with training's own prompt and parser, or the loss of SFT."""
+"""Held-out rows: greedy completions, scored with training's own prompt and parser."""
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, OfflineRecipe
-from tiercel.data.encoding import example_encoder, prompt_encoder, require_readable
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.data.encoding import prompt_encoder, require_readable
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
-from tiercel.data.order import RowOrder
+from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.models.family import Family
@@ -22,12 +18,10 @@ from tiercel.runs.recording import gathered_groups
 from tiercel.runs.waiting import waiting
 from tiercel.scoring.metrics import reward_statistics
 from tiercel.scoring.scorer import Scorer
-from tiercel.training.minibatches import shared_out
-from tiercel.training.objectives import Objective
 from tiercel.training.rollouts import Rollouts
 from tiercel.training.session import Session
 from tiercel.training.step_rows import next_batch
-from tiercel.training.trainer import Passes, Trainer
+from tiercel.training.trainer import Trainer
 from tiercel.training.turns import Completer
 from tiercel.types import Row, ScoredGroup
 
@@ -94,13 +88,6 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
-def evaluate_examples(session: Session, trainer: Trainer, objective: Objective, step: int) -> dict[str, float]:
-    """Compute the loss of the policy after `step` updates on the held-out rows; nothing where there are none."""
-    session.ranks.pulse.begin("evaluation", step)
-    assert isinstance(session.recipe, OfflineRecipe)
-    return heldout_loss(trainer, objective, session.recipe, session.read.heldout)
-
-
 def evaluate(
     completer: Completer, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
 ) -> Evaluation | None:
@@ -121,7 +108,7 @@ def heldout_groups(
     encode = prompt_encoder(family, recipe.data)
     scored: list[ScoredGroup] = []
     rejected = list(table.rejected)
-    with _loader(table.rows, encode, recipe, ranks) as loader:
+    with heldout_loader(table.rows, encode, recipe, ranks, ROWS_AT_ONCE * ranks.world_size) as loader:
         for _ in range(loader.steps_left):
             batch = next_batch(loader, ranks)
             prompts = ranks.together(partial(completer.begun, batch.prompts))
@@ -154,51 +141,6 @@ def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
     return table
 
 
-def loss_in_words(row: Mapping[str, float]) -> str:
-    """Write what `heldout_loss` found as one line for a person."""
-    loss, rows = row["eval/loss"], f"{row['eval/count']} held-out rows"
-    if "eval/accuracy" in row:
-        return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} on {rows}"
-    return f"loss {loss:.4f} (perplexity of tokens {math.exp(min(loss, 700.0)):.4g}) on {rows}"
-
-
-def heldout_loss(
-    passes: Passes, objective: Objective, recipe: OfflineRecipe, table: RowTable | None
-) -> dict[str, float]:
-    """`eval/loss` on the held-out rows, of pairs `eval/accuracy` and `eval/margin` too; nothing where there are none.
-    The parts of a loss that are means over the rows of a step are means over those that are read at once."""
-    if table is None:
-        return {}
-    ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
-    encode = example_encoder(recipe, passes.family, table.rows, _in_file_order(table.rows))
-    with _loader(table.rows, encode, recipe, ranks) as loader, torch.no_grad():
-        for _ in range(loader.steps_left):
-            made = shared_out(passes, next_batch(loader, ranks).prompts, recipe)
-            plan = objective.plan(passes, made)
-            shares = []
-            for each in passes.example_passes(plan.made):
-                ranks.pulse.work_on(each.row_ids)
-                features_KH = passes.vision.features(each.packed.images)
-                shares.append(objective.share(each, passes.learner(each.packed, features_KH, 1.0), plan))
-            of_step = ranks.sum(_added([{"loss": float(share.loss)} | _floats(share.sums) for share in shares]))
-            own = plan.tokens if recipe.purpose == "sft" else plan.examples
-            loss, weight, examples = loss + of_step.pop("loss") * own, weight + own, examples + plan.examples
-            sums.update(of_step)
-            passes.vision.end_step()
-    found = {name: value / max(1, examples) for name, value in sums.items()}
-    pairs = {f"eval/{name}": found[f"pairs/{name}"] for name in ("accuracy", "margin") if f"pairs/{name}" in found}
-    return {"eval/loss": loss / max(1, weight), "eval/count": len(table.rows), **pairs}
-
-
-def _floats(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in sums.items()}
-
-
-def _added(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up rows of the same keys."""
-    return {name: sum(row[name] for row in rows) for name in rows[0]}
-
-
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     """Score interval of a proportion (Wilson 1927)."""
     if count == 0:
@@ -209,19 +151,16 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _loader(
-    rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks
+def heldout_loader(
+    rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks, at_once: int
 ) -> StepLoader[Encoded]:
+    """Make a loader of this rank's share of the rows, in the file's order, `at_once` of all ranks together."""
     order = StepOrder(
-        rows=_in_file_order(rows),
-        prompts_per_step=ROWS_AT_ONCE * ranks.world_size,
+        rows=file_order(len(rows)),
+        prompts_per_step=at_once,
         end=len(rows),
         rank=ranks.rank,
         world_size=ranks.world_size,
     )
     steps = math.ceil(len(rows) / order.prompts_per_step)
     return StepLoader(rows, encode, order, start=0, stop=steps, workers=recipe.data.workers)
-
-
-def _in_file_order(rows: Sequence[Row]) -> RowOrder:
-    return RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False)

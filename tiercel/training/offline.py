@@ -1,19 +1,22 @@
 """Learning from the rows' own answers (SFT, DPO, KTO, reward models): a run, and one step of it, top to bottom."""
 
+from dataclasses import dataclass
 from functools import partial
 
 from tiercel.config.schema import OfflineRecipe
 from tiercel.data.encoding import example_encoder
+from tiercel.data.order import RowOrder
 from tiercel.learner.examples import all_items
 from tiercel.models.experts import METRICS
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.budget import keep_tokens, kept_tokens
 from tiercel.training.build import build_trainer
-from tiercel.training.evaluation import evaluate_examples
+from tiercel.training.heldout_loss import heldout_loss
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import Objective, objective_of
 from tiercel.training.packages import require_installed
+from tiercel.training.precomputed import Precomputed, precomputed
 from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
@@ -32,22 +35,50 @@ def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
         keep_tokens(recipe, run, trainer.max_tokens)
         objective = objective_of(recipe)
         objective.state.update(session.kept_state)
-        if session.start == 0 and (row := evaluate_examples(session, trainer, objective, 0)):
+        loop = Loop(
+            recipe=recipe,
+            session=session,
+            trainer=trainer,
+            objective=objective,
+            reference=precomputed(recipe, session, trainer),
+            order=session.table.order(recipe.train.seed, recipe.data),
+        )
+        if session.start == 0 and (row := loop.evaluated(0)):
             session.open_with(row)
             session.progress.step({"step": 0, **row})
-        order = session.table.order(recipe.train.seed, recipe.data)
-        with StepRows(session, example_encoder(recipe, trainer.family, session.table.rows, order)) as rows:
+        with StepRows(session, example_encoder(recipe, trainer.family, session.table.rows, loop.order)) as rows:
             for step in rows.steps():
                 with session.profiled(step):
-                    one_step(recipe, session, trainer, objective, step)
+                    one_step(loop, step)
 
 
-def one_step(recipe: OfflineRecipe, session: Session, trainer: Trainer, objective: Objective, step: Step) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """What all steps share."""
+
+    recipe: OfflineRecipe
+    session: Session
+    trainer: Trainer
+    objective: Objective
+    reference: Precomputed
+    order: RowOrder
+
+    def evaluated(self, step: int) -> dict[str, float]:
+        """Compute the loss of the held-out rows after `step` updates; nothing where there are none."""
+        table = self.session.read.heldout
+        if table is None:
+            return {}
+        self.session.ranks.pulse.begin("evaluation", step)
+        return heldout_loss(self.trainer, self.objective, self.recipe, table, self.reference.heldout)
+
+
+def one_step(loop: Loop, step: Step) -> None:
     """Learn from the step's examples, record; evaluate and save where that is due."""
+    recipe, session, trainer, objective = loop.recipe, loop.session, loop.trainer, loop.objective
     with step.phase("learn"):
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
         made = shared_out(trainer, step.prompts, recipe)
-        plan = objective.plan(trainer, made)
+        plan = objective.plan(trainer, made, loop.reference.of(made, loop.order))
         update = session.guard.attempt(trainer, partial(example_update, trainer, objective, plan)) or NO_UPDATE
         trainer.vision.end_step()
     step.row = {
@@ -65,5 +96,5 @@ def one_step(recipe: OfflineRecipe, session: Session, trainer: Trainer, objectiv
         **utilisation_metrics(trainer, all_items(plan.made), step.seconds("learn")),
     }
     if session.is_evaluated_after(step):
-        step.row |= evaluate_examples(session, trainer, objective, step.updates)
+        step.row |= loop.evaluated(step.updates)
     session.close_step(step, trainer, state=objective.state)

@@ -1,0 +1,80 @@
+"""Rows with answers, without an update: the loss of held-out rows, and sums of the answers' logprobs."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from tiercel.config.schema import OfflineRecipe
+from tiercel.data.encoding import example_encoder
+from tiercel.data.order import file_order
+from tiercel.data.reading import RowTable
+from tiercel.learner.examples import Bundle
+from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
+from tiercel.training.minibatches import shared_out
+from tiercel.training.objectives import Known, Objective, Share, answer_sums
+from tiercel.training.step_rows import next_batch
+from tiercel.training.trainer import Passes
+
+
+def heldout_loss(
+    passes: Passes, objective: Objective, recipe: OfflineRecipe, table: RowTable, known: Known | None = None
+) -> dict[str, float]:
+    """`eval/loss`, and of pairs `eval/accuracy` and `eval/margin`. What a loss takes from all rows of a step is taken
+    from ROWS_AT_ONCE. `known`: the reference of the rows by their numbers, where it was computed before."""
+    ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
+    for made in _bundles_of(passes, recipe, table):
+        plan = objective.plan(passes, made, known)
+        with torch.no_grad():
+            shares = []
+            for each in passes.example_passes(plan.made):
+                ranks.pulse.work_on(each.row_ids)
+                scores = passes.learner(each.packed, passes.vision.features(each.packed.images), 1.0)
+                shares.append(objective.share(each, scores, plan))
+        found = ranks.sum(_added(shares))
+        own = plan.tokens if recipe.purpose == "sft" else plan.examples
+        loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
+        sums.update(found)
+        passes.vision.end_step()
+    pairs = {
+        f"eval/{name}": sums[f"pairs/{name}"] / max(1, examples)
+        for name in ("accuracy", "margin")
+        if f"pairs/{name}" in sums
+    }
+    return {"eval/loss": loss / max(1, weight), "eval/count": len(table.rows), **pairs}
+
+
+def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int, torch.Tensor]:
+    """Sum the policy's logprobs over each answer of every row, by the row's number. All ranks have them all. Inside
+    `as_reference` they are the reference's."""
+    found: dict[int, torch.Tensor] = {}
+    for made in _bundles_of(passes, recipe, table):
+        found |= answer_sums(passes, made, of_reference=True)
+        passes.vision.end_step()
+    own = {number: sums_2.cpu() for number, sums_2 in found.items()}
+    return {number: sums_2 for each in passes.ranks.gather(own) for number, sums_2 in each.items()}
+
+
+def loss_in_words(row: Mapping[str, float]) -> str:
+    """Write what `heldout_loss` found as one line for a person."""
+    loss, rows = row["eval/loss"], f"on {row['eval/count']} held-out rows"
+    if "eval/accuracy" in row:
+        return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} {rows}"
+    return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) {rows}"
+
+
+def _bundles_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> Iterator[list[Bundle]]:
+    """Yield this rank's bundles of the rows, some at a time. The index of each is the number of its row."""
+    encode = example_encoder(recipe, passes.family, table.rows, file_order(len(table.rows)))
+    with heldout_loader(table.rows, encode, recipe, passes.ranks, ROWS_AT_ONCE) as loader:
+        for _ in range(loader.steps_left):
+            yield shared_out(passes, next_batch(loader, passes.ranks).prompts, recipe)
+
+
+def _added(shares: Sequence[Share]) -> dict[str, float]:
+    """Add up what passes give. All have the same sums."""
+    rows = [
+        {"loss": float(share.loss)} | {name: float(value) for name, value in share.sums.items()} for share in shares
+    ]
+    return {name: sum(row[name] for row in rows) for name in rows[0]}
