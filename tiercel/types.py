@@ -89,6 +89,11 @@ class Row:
     label: bool | None = None  # of a labelled row: whether the answer is good
 
     @property
+    def sides(self) -> tuple["Row", ...]:
+        """Return the row, and of a pair also the one with the rejected answer."""
+        return (self,) if self.rejected is None else (self, self.rejected)
+
+    @property
     def visuals(self) -> tuple[ImageSource | VideoSource, ...]:
         """Return images and videos in the order of their marks."""
         images, videos = iter(self.images), iter(self.videos)

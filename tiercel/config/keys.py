@@ -36,9 +36,14 @@ OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
 ENTRY = "N"
 
 
+def titled(kind: Kind) -> str:
+    """Write a kind of recipe as a name."""
+    return "reward model" if kind == "reward" else kind.upper()
+
+
 def named(kind: Kind) -> str:
     """Write a kind of recipe with its article, for a sentence."""
-    return f"a {kind}" if kind == "reward" else f"{'an' if kind == 'sft' else 'a'} {kind.upper()}"
+    return f"{'an' if kind == 'sft' else 'a'} {titled(kind)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

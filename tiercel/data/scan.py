@@ -62,7 +62,7 @@ def scan(
             known.update({place: size for place, size in sizes.items() if place[1].data is None})
             for row in block:
                 try:
-                    length = _prompt_length(row, sizes, plan_prompt, config)
+                    length = max(_prompt_length(side, sizes, plan_prompt, config) for side in row.sides)
                 except DataError as error:
                     rejected.append(reject(row, error))
                     continue
@@ -96,7 +96,7 @@ def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
         sizes = _sizes(rows, {}, partial(_size, decoded_size, config.max_image_pixels), threads)
     found = []
     for row in rows:
-        problems = (sizes[row.image_roots, image] for image in row.images)
+        problems = (sizes[row.image_roots, image] for side in row.sides for image in side.images)
         problem = next((problem for problem in problems if isinstance(problem, ImageProblem)), None)
         if problem is not None:
             found.append(reject(row, problem))
@@ -146,7 +146,7 @@ def _sizes(
     threads: Executor,
 ) -> dict[_Place, Size | ImageProblem]:
     """Return the size of each different image of the rows, or its problem."""
-    images = dict.fromkeys((row.image_roots, image) for row in rows for image in row.images)
+    images = dict.fromkeys((row.image_roots, image) for row in rows for side in row.sides for image in side.images)
     unknown = [image for image in images if image not in known]
     found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))
     return {image: found[image] if image in found else known[image] for image in images}
