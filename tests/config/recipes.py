@@ -17,7 +17,13 @@ rewards: [{name: exact}, {name: format, weight: 0.2}]
 train: {steps: 10}
 output: runs/grpo
 """
-GOOD = {"sft": SFT, "grpo": GRPO}
+GOOD = {
+    "sft": SFT,
+    "dpo": SFT.replace("runs/sft", "runs/dpo") + "dpo: {loss: sigmoid}\n",
+    "kto": SFT.replace("runs/sft", "runs/kto") + "kto: {beta: 0.1}\n",
+    "reward": SFT.replace("runs/sft", "runs/reward") + "ranking: {centre_coef: 0.01}\n",
+    "grpo": GRPO,
+}
 
 
 def write_files(directory: Path) -> None:

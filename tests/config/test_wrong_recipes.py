@@ -36,6 +36,10 @@ def sft(override: str, key: str, says: str) -> Wrong:
     return Wrong(overrides=tuple(override.split(" & ")), kind="sft", key=key, says=says)
 
 
+def of(kind: Kind, override: str, key: str, says: str) -> Wrong:
+    return Wrong(overrides=tuple(override.split(" & ")), kind=kind, key=key, says=says)
+
+
 def text(content: str, key: str, says: str) -> Wrong:
     return Wrong(text=content, key=key, says=says)
 
@@ -422,6 +426,50 @@ WRONG = [
     text(GOOD["grpo"] + "output: runs/other\n", "output: given twice", "lines 6 and 7"),
     text(GOOD["grpo"].replace("output: runs/grpo\n", ""), "output", "missing; write it: the run directory"),
     text(GOOD["grpo"].replace("data: {train: rows.jsonl}\n", ""), "data", "missing; write the section with train"),
+    # pairs and labels
+    of("dpo", "dpo.loss=dpo", "dpo.loss", "must be one of sigmoid, ipo, hinge"),
+    of("dpo", "dpo={beta: 0.1}", "dpo.loss", "missing; write it: the loss of a pair"),
+    of("dpo", "dpo.beta=0", "dpo.beta", "above 0"),
+    of("dpo", "beta=0.1", "beta", "write dpo.beta"),
+    of("dpo", "dpo.label_smoothing=0.5", "dpo.label_smoothing", "below 0.5"),
+    of("dpo", "dpo.gamma=1.0", "dpo.gamma", "it belongs to simpo"),
+    of("dpo", "dpo.loss=hinge & dpo.label_smoothing=0.1", "dpo.label_smoothing", "hinge has no place for it"),
+    of("dpo", "dpo.loss=orpo & dpo.length_normalised=true", "dpo.length_normalised", "orpo has no place"),
+    of("dpo", "dpo.loss=simpo & dpo.precompute_reference=true", "dpo.precompute_reference", "losses with a reference"),
+    of("dpo", "dpo.sft_coef=-1", "dpo.sft_coef", "at least 0"),
+    of("dpo", "loss_type=ipo", "loss_type", "write dpo.loss"),
+    of("dpo", "rpo_alpha=1", "rpo_alpha", "write dpo.sft_coef"),
+    of("dpo", "simpo_gamma=1", "simpo_gamma", "write dpo.gamma"),
+    of("dpo", "precompute_ref_log_probs=true", "precompute_ref_log_probs", "write dpo.precompute_reference"),
+    of("dpo", "rollout.group_size=8", "rollout", "a DPO recipe has no rollout; use `tiercel grpo`"),
+    of("dpo", "optim.minibatches=2", "optim.minibatches", "a step of DPO is one update"),
+    of("dpo", "optim.rollout_epochs=2", "optim.rollout_epochs", "a step of DPO is one update"),
+    of("dpo", "data.train_turns=last", "data.train_turns", "learns only the last answer"),
+    of("dpo", "lora.dropout=0.1", "lora.dropout", "answers share one prompt computation"),
+    of("dpo", "learner.max_tokens_per_microbatch=6000", "learner.max_tokens_per_microbatch", "a pair, twice"),
+    of(
+        "dpo",
+        "train.keep_best=eval/reward/mean & data.eval=rows.jsonl",
+        "train.keep_best",
+        "eval/loss or eval/accuracy",
+    ),
+    of("dpo", "kto.beta=0.2", "kto", "use `tiercel kto`"),
+    of("dpo", "lora=null & train.strategy=deepspeed", "train.strategy", "dpo.precompute_reference: true"),
+    of("kto", "kto.beta=-1", "kto.beta", "above 0"),
+    of("kto", "beta=0.1", "beta", "write kto.beta"),
+    of("kto", "kto.desirable_weight=-1", "kto.desirable_weight", "at least 0"),
+    of("kto", "kto.undesirable_weight=x", "kto.undesirable_weight", "must be a number"),
+    of("kto", "dpo.loss=ipo", "dpo", "use `tiercel dpo`"),
+    of("kto", "train.keep_best=eval/accuracy & data.eval=rows.jsonl", "train.keep_best", "write eval/loss"),
+    of("reward", "ranking.centre_coef=-1", "ranking.centre_coef", "at least 0"),
+    of("reward", "center_rewards_coefficient=0.01", "center_rewards_coefficient", "write ranking.centre_coef"),
+    of("reward", "rewards=[{name: exact}]", "rewards", "a reward model recipe has no rewards"),
+    sft("dpo.loss=sigmoid", "dpo", "use `tiercel dpo`"),
+    sft("data.group_by_prefix=yes", "data.group_by_prefix", "true or false"),
+    sft("data.group_by_prefix=true & data.mix=[{path: rows.jsonl}]", "data.group_by_prefix", "takes rows of the files"),
+    sft("data.group_by_prefix=true & lora.dropout=0.1", "lora.dropout", "answers share one prompt computation"),
+    grpo("data.group_by_prefix=true", "data.group_by_prefix", "GRPO groups the completions of each prompt"),
+    grpo("dpo.loss=sigmoid", "dpo", "use `tiercel dpo`"),
     text(GOOD["grpo"] + "data2: !!python/object:os.system x\n", "line 7, column 8", "not used in recipes"),
 ]
 
@@ -438,7 +486,7 @@ def recipe_file(wrong: Wrong) -> str:
     return "wrong.yaml"
 
 
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
+@pytest.mark.parametrize("kind", GOOD)
 def test_the_recipes_to_spoil_are_good(workplace: Path, kind: Kind):
     assert load_recipe(kind, f"{kind}.yaml").output == f"runs/{kind}"
 

@@ -5,6 +5,7 @@ import pytest
 from tiercel.data.order import (
     RESAMPLED,
     RowOrder,
+    clusters_of,
     indices_of_step,
     indices_of_try,
     prompts_of_epochs,
@@ -137,3 +138,26 @@ def test_further_rollouts_of_mixed_files_have_an_order_of_their_own():
     order = mixed((40, 20), (2.0, 1.0))
     again = [order.row(RESAMPLED + index) for index in range(60)]
     assert sorted(again) == list(range(60)) and again != [order.row(index) for index in range(60)]
+
+
+def test_rows_of_a_cluster_stay_together_in_the_order_of_the_file():
+    keys = [number % 5 for number in range(20)]
+    order = RowOrder(counts=(20,), weights=(1.0,), seed=3, shuffle=True, clusters=clusters_of(keys))
+    for epoch in range(3):
+        numbers = [order.row(20 * epoch + place) for place in range(20)]
+        assert sorted(numbers) == list(range(20))
+        for start in range(0, 20, 4):
+            together = numbers[start : start + 4]
+            assert len({keys[number] for number in together}) == 1 and together == sorted(together)
+    firsts = [[keys[order.row(20 * epoch + 4 * place)] for place in range(5)] for epoch in range(3)]
+    assert len({tuple(each) for each in firsts}) == 3  # each epoch has an order of its own
+
+
+def test_clusters_of_unequal_sizes():
+    keys = ["a", "b", "a", "c", "b", "a"]
+    order = RowOrder(counts=(6,), weights=(1.0,), seed=0, shuffle=True, clusters=clusters_of(keys))
+    numbers = [order.row(place) for place in range(6)]
+    runs = [key for place, key in enumerate(keys[n] for n in numbers) if not place or key != keys[numbers[place - 1]]]
+    assert sorted(numbers) == list(range(6)) and len(runs) == 3
+    unshuffled = RowOrder(counts=(6,), weights=(1.0,), seed=0, shuffle=False, clusters=clusters_of(keys))
+    assert [unshuffled.row(place) for place in range(6)] == list(range(6))

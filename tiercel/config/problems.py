@@ -120,6 +120,10 @@ def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
     if suggestion.key is None:
         return suggestion.hint or _known_keys(path, kind)
     if declared_name(suggestion.key) not in keys_of(kind):
+        own = {key.leaf: key.path for key in keys_of(kind).values() if key.parent in OWN_SECTIONS[kind]}
+        leaves = [name.rpartition(".")[2] for name in (path, suggestion.key)]
+        if (leaf := next((leaf for leaf in leaves if leaf in own), None)) is not None:
+            return f"write {own[leaf]}"
         section = suggestion.key.partition(".")[0]
         verb = next((kind for kind, sections in OWN_SECTIONS.items() if section in sections), "grpo")
         text = f"it would be {suggestion.key}, but {named(kind)} recipe has no {section}"
