@@ -85,7 +85,18 @@ def test_neighbours_share_up_to_the_budget():
     assert [[example.prompt.index for example in bundle.examples] for bundle in together] == [[2, 3, 4], [5]]
     assert [bundle.length("dense") for bundle in together] == [8, 4]
     assert [bundle.length("dense") for bundle in bundles(rows, is_vision, "dense", 7, share_rows=True)] == [6, 4, 4]
-    assert [bundle.length("repeated") for bundle in together] == [12, 4]
+    repeated = bundles(rows, is_vision, "repeated", 100, share_rows=True)
+    assert [len(bundle.examples) for bundle in repeated] == [1, 1, 1, 1]  # it would not have fewer tokens
+
+
+def test_pairs_of_long_questions_are_not_grouped():
+    def pair(asked, index):
+        return Example(conversations=tuple(conversation([1, 9, *asked], [n], index, "a") for n in (5, 6)))
+
+    short, long = [2], [2, 2, 2, 2]
+    assert len(bundles([pair([3], 0), pair(short, 1)], is_vision, "dense", 99, share_rows=True)) == 2
+    # Apart 2 + 1 + 2 tokens each, together 2 + 4 * 2.
+    assert len(bundles([pair([3, *long], 0), pair(long, 1)], is_vision, "dense", 99, share_rows=True)) == 2
 
 
 def random_pairs(family, seed):

@@ -43,16 +43,18 @@ def bundles(
     examples: Sequence[Example], is_vision: IsVision, form: str, budget: int, *, share_rows: bool = False
 ) -> list[Bundle]:
     """Make a bundle of each example, or, with `share_rows`, of neighbours whose prompts begin alike, up to `budget`
-    tokens."""
+    tokens and where that has fewer tokens: a pair's own question is then computed for each of its answers."""
     made: list[Bundle] = []
     for example in examples:
+        own = _bundle(example, is_vision)
         if share_rows and made:
             together = (*made[-1].examples, example)
             item = shared_item([each for one in together for each in one.conversations], is_vision)
-            if item is not None and packed_length(item, form) <= budget:
+            apart = made[-1].length(form) + own.length(form)
+            if item is not None and packed_length(item, form) <= min(budget, apart - 1):
                 made[-1] = Bundle(examples=together, items=(item,))
                 continue
-        made.append(_bundle(example, is_vision))
+        made.append(own)
     return made
 
 

@@ -1,0 +1,166 @@
+"""What the verbs that learn from rows compute of a step, on a tiny model."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.test_loops import sft_recipe, write_rows
+from tiercel.algorithms.pair_section import Dpo, Kto
+from tiercel.config.schema import DpoRecipe, KtoRecipe, SftRecipe
+from tiercel.data.encoding import example_encoder, with_answer_of
+from tiercel.data.order import file_order
+from tiercel.data.reading import read_training_rows
+from tiercel.training.build import build_trainer
+from tiercel.training.minibatches import shared_out
+from tiercel.training.objectives import objective_of, reference_sums
+from tiercel.training.update import example_update
+
+LN2 = math.log(2)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Rows with pictures, each with a rejected answer and a label."""
+    recipe = sft_recipe(Path("unused"), write_rows(tmp_path_factory.mktemp("rows")), Path("unused"))
+    made = []
+    for number, row in enumerate(read_training_rows(recipe.data, "sft").rows[:6]):
+        *asked, answer = row.messages
+        wrong = replace(row, messages=(*asked, replace(answer, content="no, not that")))
+        made.append(replace(row, rejected=wrong, label=number % 2 == 0))
+    return made
+
+
+def recipe_of(kind, checkpoint, tmp_path, **changes):
+    own = {key: changes.pop(key) for key in ("dpo", "kto") if key in changes}
+    tree = sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", **changes).model_dump()
+    return kind.model_validate({**tree, **own})
+
+
+def begun(recipe, rows):
+    """A trainer, an objective, and the bundles of all rows in a step."""
+    trainer = build_trainer(recipe)
+    encode = example_encoder(recipe, trainer.family, rows, file_order(len(rows)))
+    examples = [encode(row, index) for index, row in enumerate(rows)]
+    return trainer, objective_of(recipe), shared_out(trainer, examples, recipe)
+
+
+def learn(trainer, objective, made, known=None):
+    plan = objective.plan(trainer, made, known)
+    update = example_update(trainer, objective, plan)
+    trainer.vision.end_step()
+    return update, objective.metrics(update.loss_sums, plan.examples)
+
+
+def gradient(trainer):
+    return torch.cat([p.grad.flatten().clone() for p in trainer.policy.trained_parameters().values()])
+
+
+@pytest.mark.parametrize("loss", ("sigmoid", "mpo"))
+def test_pairs_start_even_and_are_told_apart(tiny_checkpoints, tmp_path, rows, loss):
+    recipe = recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=Dpo(loss=loss, beta=0.5))
+    trainer, objective, made = begun(recipe, rows)
+    assert all(len(bundle.items) == 1 and len(bundle.items[0].continuations) == 2 for bundle in made)
+    update, metrics = learn(trainer, objective, made)
+    assert metrics["pairs/accuracy"] == 0.5 and metrics["pairs/margin"] == 0.0
+    if loss == "sigmoid":
+        assert update.loss == pytest.approx(LN2, abs=1e-6)
+    for _ in range(8):
+        _, metrics = learn(trainer, objective, made)
+    assert metrics["pairs/accuracy"] == 1.0 and metrics["pairs/margin"] > 0.1
+    assert metrics["pairs/reward_chosen"] - metrics["pairs/reward_rejected"] == pytest.approx(metrics["pairs/margin"])
+    assert objective.state["answers"] == 9 * 12
+    assert objective.state["rewards"] != 0
+
+
+def test_a_known_reference_gives_the_same_update(tiny_checkpoints, tmp_path, rows):
+    recipe = recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=Dpo(loss="ipo"))
+    trainer, objective, made = begun(recipe, rows)
+    learn(trainer, objective, made)
+    plan = objective.plan(trainer, made)
+    known = reference_sums(trainer, made)
+    assert {index: values.tolist() for index, values in plan.reference.items()} == {
+        index: values.tolist() for index, values in known.items()
+    }
+    assert objective.plan(trainer, made, known).reference is known
+
+
+@pytest.mark.parametrize("kind", (SftRecipe, DpoRecipe))
+def test_rows_that_share_their_pictures_give_the_same_gradient_together(tiny_checkpoints, tmp_path, rows, kind):
+    pictured = max(rows, key=lambda row: len(row.images))
+    several = []
+    for number in range(4):
+        sides = [
+            replace(side, messages=(*side.messages[:-2], replace(side.messages[-2], content=text), side.messages[-1]))
+            for side in pictured.sides
+            for text in ["<image>" * len(side.images) + str(number)]
+        ]
+        several.append(replace(sides[0], id=f"row-{number}", rejected=sides[1]))
+    found = []
+    for grouped in (False, True):
+        own = {"dpo": Dpo(loss="sigmoid", sft_coef=0.5)} if kind is DpoRecipe else {}
+        data = {"group_by_prefix": grouped}
+        recipe = recipe_of(kind, tiny_checkpoints["qwen2_5_vl"], tmp_path, data=data, **own)
+        trainer, objective, made = begun(recipe, several)
+        assert len(made) == (1 if grouped else 4)
+        gradients = []
+        trainer.strategy.update = lambda norm, most, of=trainer, into=gradients: bool(into.append(gradient(of)) or 1)
+        update, _ = learn(trainer, objective, made)
+        found.append((update, gradients[0]))
+    (apart, expected), (together, computed) = found
+    assert together.loss == pytest.approx(apart.loss, abs=1e-6) and together.tokens == apart.tokens
+    assert together.pass_sums["tokens/packed"] < apart.pass_sums["tokens/packed"]
+    assert float((computed - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path, rows):
+    recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto(beta=0.5))
+    trainer, objective, made = begun(recipe, rows)
+    assert objective.plan(trainer, made).divergence == 0
+    update, metrics = learn(trainer, objective, made)
+    assert update.loss == pytest.approx(0.5, abs=1e-6) and metrics["labels/desirable_fraction"] == 0.5
+    for _ in range(8):
+        update, metrics = learn(trainer, objective, made)
+    assert metrics["labels/reward_desirable"] > metrics["labels/reward_undesirable"]
+    assert update.loss < 0.5
+
+
+def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_path, rows):
+    recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto())
+    trainer, objective, made = begun(recipe, rows)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in trainer.policy.trained_parameters().items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    plan = objective.plan(trainer, made)
+    examples = [example for bundle in made for example in bundle.examples]
+    gaps = []
+    for example in examples:
+        (one,) = shared_out(trainer, [replace(example, conversations=example.conversations[1:])], recipe)
+        (alone,) = trainer.example_passes([one])
+        own = float(trainer.logprobs(alone.packed).sum())
+        with trainer.as_reference():
+            gaps.append(own - float(trainer.logprobs(alone.packed, of_reference=True).sum()))
+    assert plan.divergence == pytest.approx(max(0.0, sum(gaps) / len(gaps)), rel=1e-4, abs=1e-4)
+    assert len(plan.made) == len(examples) and all(len(b.items[0].continuations) == 1 for b in plan.made)
+
+
+def test_a_borrowed_answer_brings_its_boxes(rows):
+    row, other = rows[0], rows[1]
+    own = replace(
+        row,
+        messages=(replace(row.messages[0], content="<bbox> or what?"), replace(row.messages[-1], content="<bbox>")),
+        boxes=((0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 2.0, 2.0)),
+        box_images=(0, 0),
+    )
+    lent = replace(
+        other,
+        messages=(*other.messages[:-1], replace(other.messages[-1], content="at <bbox>")),
+        boxes=((5.0, 5.0, 6.0, 6.0),),
+        box_images=(1,),
+    )
+    made = with_answer_of(own, lent)
+    assert made.messages[-1].content == "at <bbox>" and made.messages[0] == own.messages[0]
+    assert (made.boxes, made.box_images) == (((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)), (0, 0))
