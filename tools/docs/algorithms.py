@@ -9,6 +9,7 @@ from tiercel.algorithms.correction import Correction
 from tiercel.algorithms.kl import KL_ESTIMATORS, Kl
 from tiercel.algorithms.losses import LOSSES
 from tiercel.algorithms.normalisers import NORMALISERS
+from tiercel.algorithms.pairs import PAIR_LOSSES
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.surrogates import SURROGATES
@@ -48,6 +49,33 @@ With `kl.coef` 0 no reference is computed. `kl.place: loss` adds coef x estimate
 subtracts coef x the sum over a completion's tokens from its reward, before the advantage; it needs a pass before the
 update. The reference is the policy that the run started from; with `kl.sync_every` it is an adapter of its own, kept
 in checkpoints, that moves towards the policy by `kl.sync_mix`."""
+
+PAIRS_NOTE = """\
+For `tiercel dpo`. w is the chosen answer, l the rejected one; log p is an answer's logprob summed over its n tokens (a
+mean with `dpo.length_normalised`), r the reference, beta `dpo.beta`, s the logistic function, e `dpo.label_smoothing`.
+SFT is the mean negative logprob of the chosen answers' tokens, times `dpo.sft_coef`, which any loss may have. The
+reference is the policy that the run started from: the model without the adapter, or with that of `lora.init`. A pair's
+prompt and pictures are computed once for both answers. The loss is a mean over the pairs of the step on all ranks."""
+
+LABELS_NOTE = """\
+`tiercel kto` learns from answers that are labelled good or bad one by one, `tiercel reward` trains a reward model on
+pairs. z is an estimate of the policy's divergence from the reference: the mean over the step's rows, on all ranks, of
+log p/r of the answer of the row that comes next, at least 0."""
+
+LABEL_LOSSES = {
+    "tiercel kto": (
+        "w (1 - s(+-beta (log p/r - z))), + and `kto.desirable_weight` for good answers, - and "
+        "`kto.undesirable_weight` for bad ones",
+        "KTO: Ethayarajh et al. 2024",
+        "thumbs up and down, without pairs",
+    ),
+    "tiercel reward": (
+        "-log s(vw - vl - margin) + `ranking.centre_coef` (vw + vl)²; v the value of the answer, margin the row's "
+        "column `margin`, else 0",
+        "Bradley and Terry 1952; margin: Llama 2 2023; centring: Eisenstein et al. 2023",
+        "a reward for GRPO from pairs",
+    ),
+}
 
 OWN_LOSS = """\
 ## Your own loss
@@ -165,6 +193,9 @@ METRICS = """\
 """
 
 
+HEAD = ("name", "formula", "source", "when to use")
+
+
 def render() -> str:
     """Write the text of docs/algorithms.md."""
     around = [
@@ -184,6 +215,10 @@ def render() -> str:
             "## Around the loss\n",
             _table(("key", "what it does", "when"), around),
             METRICS,
+            f"## Pairs: `dpo.loss`\n\n{PAIRS_NOTE}\n",
+            _catalogue(PAIR_LOSSES),
+            f"## Labels and reward models\n\n{LABELS_NOTE}\n",
+            _table(HEAD, [(f"`{name}`", *texts) for name, texts in LABEL_LOSSES.items()]),
             OWN_LOSS,
             OWN_ADVANTAGE,
         ]
@@ -192,7 +227,7 @@ def render() -> str:
 
 def _catalogue(entries: Mapping[str, Any]) -> str:
     rows = [(f"`{name}`", each.formula, each.source, each.use) for name, each in entries.items()]
-    return _table(("name", "formula", "source", "when to use"), rows)
+    return _table(HEAD, rows)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
