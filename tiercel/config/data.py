@@ -15,7 +15,7 @@ from tiercel.sections import (
     form_of,
 )
 
-FormatName = Literal["tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "refcoco"]
+FormatName = Literal["tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "trl", "rlhf_v", "refcoco"]
 RowFormat = Literal["auto", FormatName]
 
 

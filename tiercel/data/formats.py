@@ -6,6 +6,8 @@ vlm_r1    VLM-R1: conversations of human and gpt turns (or problem), image, solu
 sharegpt  LLaMA-Factory: conversations of human and gpt turns, system, images
 alpaca    LLaMA-Factory: instruction, input, output, history, system, images
 openai    OpenAI: messages whose content has text and image_url parts; pictures are data: URLs or paths
+trl       TRL: prompt with completion, or with chosen and rejected (preferences.py)
+rlhf_v    RLHF-V: image, question, chosen, rejected
 refcoco   referring expressions: image, bbox as [x, y, width, height], expression (or several in sentences)
 
 All formats except openai take their images from `images` or `image`. Everything that is not part of the conversation
@@ -16,12 +18,13 @@ them by name.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import basename, splitext
 from typing import Any
 
 from tiercel.config.data import FormatName
 from tiercel.data.image_parts import has_image_parts, read_image_parts
+from tiercel.data.preferences import label_of, pair_in_text, sides_of
 from tiercel.data.rows import (
     BOX_MARK,
     Reading,
@@ -206,6 +209,25 @@ def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
     )
 
 
+def from_trl(record: Mapping[str, Any]) -> RowDraft:
+    """Read TRL's rows: a prompt, and the completion where there is one, each text or a list of turns. A completion
+    alone is a whole conversation."""
+    _refuse(record, "tools", "chosen", "rejected")
+    turns: list[Any] = []
+    for key, role in (("prompt", "user"), ("question", "user"), ("completion", "assistant")):
+        value = record.get(key)
+        turns += value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
+    answer = next((key for key in ("answer", "solution") if given(record, key)), None)
+    return RowDraft(
+        messages=read_messages(turns, "prompt"),
+        messages_field="prompt",
+        images=read_images(record),
+        videos=read_videos(record),
+        answer=None if answer is None else clean_answer(record[answer]),
+        columns=_columns(record, "prompt", "question", "completion", *_answer_column(answer)),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
     """Reads one format. The texts are for messages and for the table of docs/data.md."""
@@ -239,13 +261,13 @@ FORMATS: dict[FormatName, Format] = {
     "sharegpt": Format(
         convert=from_sharegpt,
         rows="LLaMA-Factory's ShareGPT rows",
-        marks="conversations with system or tools",
+        marks="conversations with system, tools, chosen or kto_tag",
         answer=f"`solution`, else `answer`, else {_LAST_TURN}",
     ),
     "alpaca": Format(
         convert=from_alpaca,
         rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
-        marks="instruction with output",
+        marks="instruction with output or chosen",
         answer="`solution`, else `answer`, else `output`",
     ),
     "openai": Format(
@@ -253,6 +275,18 @@ FORMATS: dict[FormatName, Format] = {
         rows="OpenAI's messages, each picture where its part stands",
         marks="messages with image_url parts",
         answer="`answer`, else `solution`",
+    ),
+    "trl": Format(
+        convert=from_trl,
+        rows="TRL's rows, each of prompt and answer as text or as turns",
+        marks="prompt; chosen with rejected",
+        answer="`answer`, else `solution`",
+    ),
+    "rlhf_v": Format(
+        convert=from_trl,
+        rows="RLHF-V's and RLAIF-V's pairs; also as JSON in `text`",
+        marks="question with chosen and rejected, or such a text",
+        answer="none",
     ),
     "refcoco": Format(
         convert=from_refcoco,
@@ -290,12 +324,26 @@ def parse_record(
     try:
         id = _read_id(record, id)
         require_plain(record)
-        return finish(FORMATS[format].convert(record), reading, id=id, line=line, pixels=read_pixels(record))
+
+        def row_of(side: Mapping[str, Any]) -> Row:
+            return finish(FORMATS[format].convert(side), reading, id=id, line=line, pixels=read_pixels(side))
+
+        if reading.purpose == "labels":
+            label, unlabelled = label_of(record)
+            return replace(row_of(unlabelled), label=label)
+        return paired(*map(row_of, sides_of(format, record))) if reading.purpose == "pairs" else row_of(record)
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
     except RecursionError:  # from a message that shows the wrong value
         return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
+
+
+def paired(chosen: Row, rejected: Row) -> Row:
+    """Make the row of a pair. Raises DataError where both sides are equal."""
+    if chosen.messages == rejected.messages and chosen.visuals == rejected.visuals:
+        raise DataError("both answers are equal, so there is nothing to prefer", field="rejected")
+    return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
 
 
 def default_id(file: str, line: int) -> str:
@@ -326,17 +374,22 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
     if "messages" in has and has_image_parts(record["messages"]):
         found.add("openai")
     elif "messages" in has:
-        if has & {"objects", "solution", "label", "system", "rejected_response"}:
+        if has & {"objects", "solution", "label", "system", "rejected_response", "rejected_messages"}:
             found.add("swift")
-        if "boxes" in has or {"answer", "solution"} <= has:  # ms-swift would read the solution, tiercel the answer
+        # Of an answer and a solution ms-swift would read the solution, tiercel the answer.
+        if has & {"boxes", "rejected"} or {"answer", "solution"} <= has:
             found.add("tiercel")
     elif has & {"query", "response"}:
         found.add("swift")
-    if "conversations" in has and has & {"system", "tools"}:
+    elif {"question", "chosen", "rejected"} <= has or pair_in_text(record) is not None:
+        found.add("rlhf_v")
+    elif not has & {"conversations", "instruction"} and ("prompt" in has or {"chosen", "rejected"} <= has):
+        found.add("trl")
+    if "conversations" in has and has & {"system", "tools", "chosen", "kto_tag"}:
         found.add("sharegpt")
     elif "conversations" in has or ({"problem", "solution"} <= has and "messages" not in has):
         found.add("vlm_r1")
-    if {"instruction", "output"} <= has and "messages" not in has:
+    if "instruction" in has and has & {"output", "chosen"} and "messages" not in has:
         found.add("alpaca")
     if "bbox" in has and has & {*_EXPRESSIONS, *_SEVERAL} and not has & {"messages", "conversations", "problem"}:
         found.add("refcoco")
@@ -424,6 +477,8 @@ def _without_videos(record: Mapping[str, Any]) -> None:
 
 def _refuse(record: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
+        if record.get(key) and key in ("chosen", "rejected"):
+            raise DataError("is of a preference pair; `tiercel dpo` learns from pairs", field=key)
         if record.get(key):
             raise DataError(f"tiercel trains on images, videos and text; it does not read rows with `{key}`", field=key)
 

@@ -172,7 +172,7 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
             image_roots=roots,
             image_size=partial(open_header, roots=roots, max_pixels=config.max_image_pixels),
             prompt=config.prompt,
-            last_turn_only=purpose == "sft" and config.train_turns == "last",
+            last_turn_only=purpose != "grpo" and (purpose != "sft" or config.train_turns == "last"),
         )
         if format == "refcoco" and config.prompt is None:
             raise DataError(

@@ -346,7 +346,9 @@ def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> 
     if "user" not in roles:
         reason = "no user turn to sample after" if purpose == "grpo" else "no user turn to answer"
         raise DataError(reason, field=field)
-    if purpose == "sft":
+    if purpose in ("pairs", "labels") and roles[-1] != "assistant":
+        raise DataError("the last turn is no answer of the assistant", field=field)
+    if purpose != "grpo":
         if "assistant" not in roles:
             raise DataError("no assistant turn to train on", field=field)
         if roles.index("assistant") < roles.index("user"):

@@ -1,0 +1,139 @@
+"""Rows of pairs and of labels, in each format."""
+
+import json
+
+import pytest
+
+from tiercel.config.data import Data
+from tiercel.data.formats import detect_format, parse_record
+from tiercel.data.reading import read_rows
+from tiercel.data.rows import Reading
+from tiercel.types import ImageRoots, RejectedRow
+
+ASKED = "Where is the seven?"
+TURNS = [{"role": "user", "content": f"<image>{ASKED}"}, {"role": "assistant", "content": "left"}]
+HUMAN = {"from": "human", "value": f"<image>{ASKED}"}
+PAIRS = {
+    "tiercel": {"messages": TURNS, "rejected": "right", "images": ["a.png"]},
+    "tiercel turns": {"messages": TURNS, "rejected": [{"role": "assistant", "content": "right"}], "images": ["a.png"]},
+    "tiercel whole": {
+        "messages": TURNS,
+        "rejected": [TURNS[0], {"role": "assistant", "content": "right"}],
+        "images": ["a.png"],
+    },
+    "swift": {"messages": TURNS, "rejected_response": "right", "images": ["a.png"]},
+    "swift messages": {
+        "messages": TURNS,
+        "rejected_messages": [TURNS[0], {"role": "assistant", "content": "right"}],
+        "images": ["a.png"],
+    },
+    "swift query": {"query": f"<image>{ASKED}", "response": "left", "rejected_response": "right", "images": ["a.png"]},
+    "trl": {"prompt": ASKED, "chosen": "left", "rejected": "right", "images": ["a.png"]},
+    "trl turns": {
+        "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ASKED}]}],
+        "chosen": [{"role": "assistant", "content": [{"type": "text", "text": "left"}]}],
+        "rejected": [{"role": "assistant", "content": "right"}],
+        "images": ["a.png"],
+    },
+    "trl whole": {
+        "chosen": TURNS,
+        "rejected": [TURNS[0], {"role": "assistant", "content": "right"}],
+        "images": ["a.png"],
+    },
+    "sharegpt": {
+        "conversations": [HUMAN],
+        "chosen": {"from": "gpt", "value": "left"},
+        "rejected": {"from": "gpt", "value": "right"},
+        "images": ["a.png"],
+    },
+    "alpaca": {"instruction": ASKED, "input": "", "chosen": "left", "rejected": "right", "images": ["a.png"]},
+    "rlhf_v": {"question": ASKED, "chosen": "left", "rejected": "right", "image": "a.png"},
+    "rlhf_v text": {
+        "text": json.dumps({"question": ASKED, "chosen": "left", "rejected": "right"}),
+        "image": "a.png",
+    },
+}
+LABELLED = {
+    "swift": {"messages": TURNS, "label": True, "images": ["a.png"]},
+    "trl": {"prompt": ASKED, "completion": "left", "label": False, "images": ["a.png"]},
+    "sharegpt": {"conversations": [HUMAN, {"from": "gpt", "value": "left"}], "kto_tag": True, "images": ["a.png"]},
+    "alpaca": {"instruction": ASKED, "output": "left", "kto_tag": 0, "images": ["a.png"]},
+}
+
+
+def read(tmp_path, purpose, *records, **data):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return read_rows(str(file), Data(train=str(file), **data), purpose)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_each_format(tmp_path, name):
+    record = {"id": "one", "source": "mine", **PAIRS[name]}
+    assert detect_format([record], "rows.jsonl") == name.split()[0]
+    table = read(tmp_path, "pairs", record)
+    assert table.rejected == ()
+    (row,) = table.rows
+    for side, answer in ((row, "left"), (row.rejected, "right")):
+        assert [(turn.role, turn.content) for turn in side.messages] == [
+            ("user", f"<image>{ASKED}"),
+            ("assistant", answer),
+        ]
+        assert side.images[0].path == "a.png" and side.id == "one" and side.columns["source"] == "mine"
+        assert not side.columns.keys() & {"chosen", "rejected", "rejected_response", "rejected_messages"}
+    assert row.rejected.rejected is None and row.label is None and row.sides == (row, row.rejected)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_of_each_format(tmp_path, name):
+    assert detect_format([LABELLED[name]], "rows.jsonl") == name
+    (row,) = read(tmp_path, "labels", LABELLED[name]).rows
+    assert row.label is bool(LABELLED[name].get("label", LABELLED[name].get("kto_tag")))
+    assert row.messages[-1].content == "left" and "label" not in row.columns and row.rejected is None
+
+
+def test_a_pair_may_have_other_pictures(tmp_path):
+    record = {**PAIRS["tiercel"], "rejected": "left", "rejected_images": ["b.png"]}
+    (row,) = read(tmp_path, "pairs", record).rows
+    assert (row.images[0].path, row.rejected.images[0].path) == ("a.png", "b.png")
+
+
+def test_only_the_last_answer_is_trained_on(tmp_path):
+    earlier = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    (row,) = read(tmp_path, "pairs", {"messages": [*earlier, *TURNS], "rejected": "right", "images": ["a.png"]}).rows
+    for side in row.sides:
+        assert [turn.is_trained for turn in side.messages if turn.role == "assistant"] == [False, True]
+        assert len(side.messages) == 4
+
+
+@pytest.mark.parametrize(
+    ("purpose", "record", "field", "says"),
+    (
+        ("pairs", {"messages": TURNS, "images": ["a.png"]}, "rejected", "no rejected answer given"),
+        ("pairs", {**PAIRS["tiercel"], "rejected_response": "x"}, "rejected", "rejected and rejected_response given"),
+        ("pairs", {**PAIRS["tiercel"], "rejected": "left"}, "rejected", "both answers are equal"),
+        ("pairs", {**PAIRS["tiercel"], "rejected": 3}, "rejected", "must be the rejected answer, or a list of turns"),
+        ("pairs", {**PAIRS["tiercel"], "rejected": "  "}, "messages[1]", "the assistant turn is empty"),
+        ("pairs", {**PAIRS["tiercel"], "messages": TURNS[:1]}, "messages", "the last turn is no answer"),
+        ("pairs", {**PAIRS["tiercel"], "margin": "big"}, "margin", "a margin is a finite number"),
+        ("pairs", {"prompt": ASKED, "chosen": "left"}, "rejected", "is missing"),
+        ("labels", {"messages": TURNS, "images": ["a.png"]}, "label", "has `label` or `kto_tag`"),
+        ("labels", {"messages": TURNS, "images": ["a.png"], "label": "yes"}, "label", "true, false, 1 or 0"),
+        ("labels", {"messages": TURNS, "images": ["a.png"], "label": 2}, "label", "true, false, 1 or 0"),
+        ("sft", PAIRS["sharegpt"], "chosen", "`tiercel dpo` learns from pairs"),
+        ("sft", PAIRS["trl"], "chosen", "`tiercel dpo` learns from pairs"),
+    ),
+)
+def test_wrong_rows_name_the_field(purpose, record, field, says):
+    reading = Reading(file="rows.jsonl", purpose=purpose, image_roots=ImageRoots(), image_size=lambda image: (1, 1))
+    format = "tiercel" if "messages" in record else detect_format([record], "rows.jsonl")
+    rejected = parse_record(record, format=format, line=1, reading=reading)
+    assert isinstance(rejected, RejectedRow)
+    assert rejected.field == field and says in rejected.reason
+
+
+def test_trls_rows_of_prompt_and_completion_are_for_sft_and_prompts_alone_for_grpo(tmp_path):
+    (row,) = read(tmp_path, "sft", {"prompt": ASKED, "completion": "left", "images": ["a.png"]}).rows
+    assert [turn.content for turn in row.messages] == [f"<image>{ASKED}", "left"]
+    (row,) = read(tmp_path, "grpo", {"prompt": ASKED, "solution": "left", "images": ["a.png"]}).rows
+    assert [turn.content for turn in row.messages] == [f"<image>{ASKED}"] and row.answer == "left"

@@ -1,0 +1,132 @@
+"""Rows that say which answer is better: a pair as two records of its format, a label taken from its record.
+
+tiercel   messages that end with the chosen answer; rejected: the other answer, or what follows the last question,
+          or a whole conversation; rejected_images where its pictures are others
+swift     messages with rejected_response, or rejected_messages; rejected_images; query with response
+trl       prompt, chosen, rejected; or chosen and rejected with the prompt in both; prompt, completion, label
+sharegpt  conversations, chosen, rejected; kto_tag
+alpaca    instruction, chosen, rejected; kto_tag
+rlhf_v    question, chosen, rejected, also as JSON in `text`
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tiercel.config.data import FormatName
+from tiercel.data.rows import given, is_number
+from tiercel.errors import DataError
+
+Record = Mapping[str, Any]
+LABELS = ("label", "kto_tag")
+REJECTED = ("rejected", "rejected_response", "rejected_messages")
+_LAYOUT = "a pair has `chosen` and `rejected`, or messages and `rejected`; docs/data.md shows each format"
+
+
+def sides_of(format: FormatName, record: Record) -> tuple[Record, Record]:
+    """Return a pair as the record with the chosen answer and the one with the rejected answer. Raises DataError."""
+    margin = record.get("margin")
+    if margin is not None and not is_number(margin):
+        raise DataError(f"is {margin!r}; a margin is a finite number", field="margin")
+    return SIDES[format](record)
+
+
+def label_of(record: Record) -> tuple[bool, Record]:
+    """Return whether the row's answer is good, and the record without its label. Raises DataError."""
+    keys = [key for key in LABELS if given(record, key)]
+    if len(keys) != 1:
+        raise DataError(
+            "a labelled row has `label` or `kto_tag`: true for a good answer, false for a bad one", field="label"
+        )
+    value = record[keys[0]]
+    if not (isinstance(value, bool) or (type(value) in (int, float) and value in (0, 1))):
+        raise DataError(f"is {value!r}; it must be true, false, 1 or 0", field=keys[0])
+    return bool(value), without(record, *keys)
+
+
+def without(record: Record, *keys: str) -> dict[str, Any]:
+    """Copy a record without some keys."""
+    return {key: value for key, value in record.items() if key not in keys}
+
+
+def pair_in_text(record: Record) -> Record | None:
+    """Read RLHF-V's JSON in `text`; None where there is none."""
+    try:
+        inner = json.loads(record["text"]) if isinstance(record.get("text"), str) else None
+    except (ValueError, RecursionError):
+        return None
+    return inner if isinstance(inner, dict) and {"question", "chosen", "rejected"} <= inner.keys() else None
+
+
+def _of_messages(record: Record) -> tuple[Record, Record]:
+    """Read messages, or ms-swift's query and response, with another answer beside them."""
+    keys = [key for key in REJECTED if given(record, key)]
+    if len(keys) != 1:
+        raise DataError(f"{' and '.join(keys) or 'no rejected answer'} given; {_LAYOUT}", field="rejected")
+    chosen, value = without(record, *REJECTED, "rejected_images"), record[keys[0]]
+    other = dict(chosen)
+    if given(record, "rejected_images"):
+        other = {**without(other, "image"), "images": record["rejected_images"]}
+    if not given(record, "messages"):
+        return chosen, {**other, "response": value}
+    turns = record["messages"]
+    if not isinstance(turns, list):
+        return chosen, other  # who reads them tells
+    if isinstance(value, str):
+        value = [{"role": "assistant", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise DataError("must be the rejected answer, or a list of turns", field=keys[0])
+    last = max((place for place, turn in enumerate(turns) if _role(turn) == "user"), default=-1)
+    whole = any(_role(turn) == "user" for turn in value)
+    return chosen, {**other, "messages": value if whole else [*turns[: last + 1], *value]}
+
+
+def _of_trl(record: Record) -> tuple[Record, Record]:
+    return _each(record, lambda rest, answer: {**rest, "completion": answer})
+
+
+def _of_sharegpt(record: Record) -> tuple[Record, Record]:
+    turns = record.get("conversations")
+    before = turns if isinstance(turns, list) else []
+    return _each(record, lambda rest, answer: {**rest, "conversations": [*before, answer]})
+
+
+def _of_alpaca(record: Record) -> tuple[Record, Record]:
+    return _each(record, lambda rest, answer: {**rest, "output": answer})
+
+
+def _of_rlhf_v(record: Record) -> tuple[Record, Record]:
+    inner = pair_in_text(record)
+    flat = record if inner is None else {**without(record, "text"), **inner}
+    return _each(flat, lambda rest, answer: {**rest, "completion": answer})
+
+
+def _each(record: Record, with_answer: Callable[[Record, Any], Record]) -> tuple[Record, Record]:
+    """Put both answers in place. `with_answer`: makes a record of the rest and an answer."""
+    for key in ("chosen", "rejected"):
+        if not given(record, key):
+            raise DataError(f"is missing; {_LAYOUT}", field=key)
+    rest = without(record, "chosen", "rejected", "rejected_images")
+    other = {**rest, "images": record["rejected_images"]} if given(record, "rejected_images") else rest
+    return with_answer(rest, record["chosen"]), with_answer(other, record["rejected"])
+
+
+def _role(turn: Any) -> Any:
+    return turn.get("role") if isinstance(turn, Mapping) else None
+
+
+def _no_pairs(record: Record) -> tuple[Record, Record]:
+    raise DataError("this format has no place for pairs; write tiercel's own rows", field="rejected")
+
+
+SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
+    "tiercel": _of_messages,
+    "swift": _of_messages,
+    "openai": _of_messages,
+    "trl": _of_trl,
+    "sharegpt": _of_sharegpt,
+    "vlm_r1": _of_sharegpt,
+    "alpaca": _of_alpaca,
+    "rlhf_v": _of_rlhf_v,
+    "refcoco": _no_pairs,
+}
