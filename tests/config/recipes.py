@@ -21,7 +21,6 @@ GOOD = {
     "sft": SFT,
     "dpo": SFT.replace("runs/sft", "runs/dpo") + "dpo: {loss: sigmoid}\n",
     "kto": SFT.replace("runs/sft", "runs/kto") + "kto: {beta: 0.1}\n",
-    "reward": SFT.replace("runs/sft", "runs/reward") + "ranking: {centre_coef: 0.01}\n",
     "grpo": GRPO,
 }
 

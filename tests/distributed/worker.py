@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
-from tiercel.config import GrpoRecipe
+from tiercel.config import DpoRecipe, GrpoRecipe, KtoRecipe
 from tiercel.data.encoding import example_encoder, prompt_encoder
 from tiercel.data.order import RowOrder, rank_slice
 from tiercel.data.reading import read_rows
@@ -39,7 +40,7 @@ from tiercel.training.objectives import objective_of
 from tiercel.training.parity import trainer_logprobs
 from tiercel.training.trainer import Trainer
 from tiercel.training.update import example_update
-from tiercel.types import Completion, EncodedPrompt, Example, Group, ScoredCompletion, ScoredGroup
+from tiercel.types import Completion, EncodedPrompt, Example, Group, Row, ScoredCompletion, ScoredGroup
 
 STEPS = 5
 PROMPTS = 4
@@ -56,6 +57,8 @@ STRATEGIES = {
         "deepspeed": {"offload_parameters": True, "offload_optimizer": True},
     },
 }
+OFFLINE = {"dpo": DpoRecipe, "kto": KtoRecipe}
+SECTIONS = {"dpo": {"loss": "mpo", "beta": 0.5}, "kto": {"beta": 0.5}}
 TRAINED = {
     "adapter": {},
     "adapter, recomputed in part": {
@@ -146,6 +149,17 @@ def _held(weight: torch.Tensor) -> int:
     return weight.ds_tensor.numel() if hasattr(weight, "ds_tensor") else weight.numel()
 
 
+def kinds_of(family_name: str, trained: str) -> tuple[str, ...]:
+    """What is learnt: pairs and labels too, for one family, where the reference can be computed."""
+    return ("grpo", "sft", *(OFFLINE if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()))
+
+
+def with_another_answer(row: Row) -> Row:
+    """The row as one of a pair, and with a label."""
+    wrong = replace(row.messages[-1], content="no, not that")
+    return replace(row, rejected=replace(row, messages=(*row.messages[:-1], wrong)), label=len(row.id) % 2 == 0)
+
+
 def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.Tensor]:
     """Gradients of every step of both loops for every family."""
     found = {}
@@ -154,14 +168,17 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     changes |= TRAINED[options.trained]
     for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
         checkpoint = options.checkpoints / family_name
-        for kind, make in (("grpo", grpo_recipe), ("sft", sft_recipe)):
+        for kind in kinds_of(family_name, options.trained):
             own = {**changes, "rollout": {"parity_action": "warn"}}  # recorded logprobs are random
-            if kind == "sft":
+            if kind != "grpo":
                 own = {key: value for key, value in changes.items() if key != "algorithm"}
+            make = grpo_recipe if kind == "grpo" else sft_recipe
             recipe = make(checkpoint, options.rows, Path("unused"), **own)
+            if kind in OFFLINE:
+                recipe = OFFLINE[kind].model_validate({**recipe.model_dump(), kind: SECTIONS[kind]})
             trainer = build_trainer(recipe, ranks=ranks)
             family = trainer.policy.family
-            rows = read_rows(str(options.rows), recipe.data, kind).rows
+            rows = [with_another_answer(row) for row in read_rows(str(options.rows), recipe.data, "sft").rows]
             if kind == "grpo":
                 encode = prompt_encoder(family, recipe.data)
             else:

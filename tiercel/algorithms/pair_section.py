@@ -1,4 +1,4 @@
-"""The recipe's sections `dpo`, `kto` and `ranking`."""
+"""The recipe's sections `dpo` and `kto`."""
 
 from typing import Annotated, Literal
 
@@ -62,10 +62,3 @@ class Kto(Section):
     """Weight of answers whose label is true."""
     undesirable_weight: NonNegativeFloat = 1.0
     """Weight of answers whose label is false."""
-
-
-class Ranking(Section):
-    """How `tiercel reward` trains a model that gives an answer a number."""
-
-    centre_coef: NonNegativeFloat = 0.0
-    """Weight of the square of the two values' sum, which keeps values around 0."""

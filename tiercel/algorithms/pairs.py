@@ -162,13 +162,6 @@ def kto_losses(rewards_B: Tensor, desirable_B: Tensor, divergence: Tensor | floa
     return wanted_B.where(desirable_B, unwanted_B)
 
 
-def ranking_losses(values_B2: Tensor, margins_B: Tensor, centre_coef: float) -> Tensor:
-    """Compute the Bradley-Terry loss of a reward model (B,): -log s(vw - vl - margin), plus `centre_coef` * (vw + vl)²
-    (Eisenstein et al. 2023), which keeps the values around 0."""
-    sums_B = values_B2.sum(1)
-    return -logsigmoid(values_B2[:, 0] - values_B2[:, 1] - margins_B) + centre_coef * sums_B**2
-
-
 def log1mexp(values: Tensor) -> Tensor:
     """Compute log(1 - exp(x)) of x < 0 without cancellation (Maechler 2012)."""
     values = values.clamp(max=-1e-7)  # a logprob of 0 would have infinite odds

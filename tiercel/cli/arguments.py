@@ -15,7 +15,6 @@ TRAINING: dict[Kind, str] = {
     "sft": "supervised fine-tuning",
     "dpo": "learn from pairs of a chosen and a rejected answer: DPO, IPO, MPO, ORPO, SimPO, CPO",
     "kto": "learn from answers that are labelled good or bad: KTO",
-    "reward": "train a reward model on pairs",
     "grpo": "reinforcement by GRPO",
 }
 

@@ -9,7 +9,6 @@ from tiercel.config.schema import (
     KtoRecipe,
     OfflineRecipe,
     Recipe,
-    RewardRecipe,
     SftRecipe,
 )
 
@@ -21,7 +20,6 @@ __all__ = [
     "KtoRecipe",
     "OfflineRecipe",
     "Recipe",
-    "RewardRecipe",
     "SftRecipe",
     "detect_kind",
     "flatten",

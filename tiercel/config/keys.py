@@ -19,15 +19,12 @@ from tiercel.config.schema import (
     Kind,
     KtoRecipe,
     Recipe,
-    RewardRecipe,
     SftRecipe,
 )
 from tiercel.rewards.variants import OneReward
 from tiercel.sections import Section
 
-RECIPES: dict[Kind, type[Recipe]] = {
-    each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, RewardRecipe, GrpoRecipe)
-}
+RECIPES: dict[Kind, type[Recipe]] = {each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, GrpoRecipe)}
 # The sections that only one kind of recipe has; an SFT recipe has none.
 OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
     kind: tuple(name for name in recipe.model_fields if name not in BaseRecipe.model_fields)
@@ -36,14 +33,9 @@ OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
 ENTRY = "N"
 
 
-def titled(kind: Kind) -> str:
-    """Write a kind of recipe as a name."""
-    return "reward model" if kind == "reward" else kind.upper()
-
-
 def named(kind: Kind) -> str:
     """Write a kind of recipe with its article, for a sentence."""
-    return f"{'an' if kind == 'sft' else 'a'} {titled(kind)}"
+    return f"{'an' if kind == 'sft' else 'a'} {kind.upper()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

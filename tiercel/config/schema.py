@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
+from tiercel.algorithms.pair_section import Dpo, Kto
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
@@ -26,7 +26,7 @@ from tiercel.sections import (
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
-Kind = Literal["sft", "dpo", "kto", "reward", "grpo"]  # a verb, and its recipe
+Kind = Literal["sft", "dpo", "kto", "grpo"]  # a verb, and its recipe
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
@@ -261,14 +261,6 @@ class KtoRecipe(OfflineRecipe):
     def needs_reference(self) -> bool:
         """Tell that steps compute the reference's logprobs."""
         return True
-
-
-class RewardRecipe(OfflineRecipe):
-    """Recipe of `tiercel reward`: trains a model that gives an answer a number, on pairs."""
-
-    kind = "reward"
-    purpose = "pairs"
-    ranking: Ranking
 
 
 class GrpoRecipe(BaseRecipe):

@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import torch
-
 from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe, OfflineRecipe
 from tiercel.data.images import decode
 from tiercel.data.order import RowOrder
@@ -44,17 +42,16 @@ def example_encoder(
     encode = partial(_encode, family, recipe.data, encode_conversation)
     if recipe.purpose == "labels":
         return partial(_labelled, encode, rows, order)
-    return partial(_pair, encode, recipe.kind == "reward") if recipe.purpose == "pairs" else partial(_single, encode)
+    return partial(_pair, encode) if recipe.purpose == "pairs" else partial(_single, encode)
 
 
 def _single(encode: EncodeRow, row: Row, index: int) -> Example:
     return Example(conversations=(encode(row, index),))
 
 
-def _pair(encode: EncodeRow, is_valued: bool, row: Row, index: int) -> Example:
+def _pair(encode: EncodeRow, row: Row, index: int) -> Example:
     assert row.rejected is not None
-    conversations = (encode(row, index), encode(row.rejected, index))
-    return Example(conversations=tuple(map(valued, conversations)) if is_valued else conversations)
+    return Example(conversations=(encode(row, index), encode(row.rejected, index)))
 
 
 def _labelled(encode: EncodeRow, rows: Sequence[Row], order: RowOrder, row: Row, index: int) -> Example:
@@ -73,17 +70,6 @@ def with_answer_of(row: Row, other: Row) -> Row:
         messages=(*row.messages[:-1], answer),
         boxes=row.boxes[:kept] + other.boxes[len(other.boxes) - lent :],
         box_images=row.box_images[:kept] + (0,) * lent,
-    )
-
-
-def valued(conversation: EncodedConversation) -> EncodedConversation:
-    """Return the conversation with one scored token, after its end: the state that predicts it has seen all."""
-    last_D1 = conversation.positions_DL[:, -1:]
-    return replace(
-        conversation,
-        token_ids_L=torch.cat([conversation.token_ids_L, conversation.token_ids_L[-1:]]),
-        positions_DL=torch.cat([conversation.positions_DL, last_D1 + 1], dim=1),
-        is_scored_L=torch.arange(len(conversation.token_ids_L) + 1) == len(conversation.token_ids_L),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tiercel.config.data import FormatName
-from tiercel.data.rows import given, is_number
+from tiercel.data.rows import given
 from tiercel.errors import DataError
 
 Record = Mapping[str, Any]
@@ -25,9 +25,6 @@ _LAYOUT = "a pair has `chosen` and `rejected`, or messages and `rejected`; docs/
 
 def sides_of(format: FormatName, record: Record) -> tuple[Record, Record]:
     """Return a pair as the record with the chosen answer and the one with the rejected answer. Raises DataError."""
-    margin = record.get("margin")
-    if margin is not None and not is_number(margin):
-        raise DataError(f"is {margin!r}; a margin is a finite number", field="margin")
     return SIDES[format](record)
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
-from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses, ranking_losses
-from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe, RewardRecipe
+from tiercel.algorithms.pair_section import Dpo, Kto
+from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses
+from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe
 from tiercel.learner.examples import Bundle
 from tiercel.learner.head import TokenScores
 from tiercel.training.minibatches import bundled
@@ -64,9 +64,7 @@ def objective_of(recipe: OfflineRecipe) -> Objective:
     """Make the objective of a recipe."""
     if isinstance(recipe, DpoRecipe):
         return Pairs(recipe.dpo)
-    if isinstance(recipe, KtoRecipe):
-        return Labels(recipe.kto)
-    return Values(recipe.ranking) if isinstance(recipe, RewardRecipe) else Sft()
+    return Labels(recipe.kto) if isinstance(recipe, KtoRecipe) else Sft()
 
 
 class Sft:
@@ -167,27 +165,6 @@ class Labels:
             "labels/desirable_fraction": wanted / max(1, examples),
             "labels/kl": sums["labels/kl"] / max(1, examples),
         }
-
-
-class Values:
-    """The Bradley-Terry loss of a reward model. The learner's scores are its values: one for each answer."""
-
-    def __init__(self, ranking: Ranking):
-        self._ranking = ranking
-        self.state: dict[str, float] = {}
-
-    def plan(self, passes: Passes, made: Sequence[Bundle], reference: Known | None = None) -> Plan:
-        return _counted(passes, made)
-
-    def share(self, each: ExamplePass, scores: TokenScores, plan: Plan) -> Share:
-        values_B2 = _by_answer(each, scores.logprobs_N)[0]
-        margins_B = values_B2.new_tensor([float(example.row.columns.get("margin") or 0) for example in each.examples])
-        losses_B, found_B2 = ranking_losses(values_B2, margins_B, self._ranking.centre_coef), values_B2.detach()
-        sums = {"pairs/value_chosen": found_B2[:, 0].sum(), "pairs/value_rejected": found_B2[:, 1].sum()}
-        return Share(loss=losses_B.sum() / max(1, plan.examples), sums=_ranking_sums(found_B2) | sums)
-
-    def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
-        return _means(sums, examples)
 
 
 def reference_sums(passes: Passes, made: Sequence[Bundle]) -> dict[int, Tensor]:

@@ -1,4 +1,4 @@
-"""Learning from the rows' own answers (SFT, DPO, KTO, reward models): a run, and one step of it, top to bottom."""
+"""Learning from the rows' own answers (SFT, DPO, KTO): a run, and one step of it, top to bottom."""
 
 from dataclasses import dataclass
 from functools import partial

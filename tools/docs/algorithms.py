@@ -58,9 +58,9 @@ reference is the policy that the run started from: the model without the adapter
 prompt and pictures are computed once for both answers. The loss is a mean over the pairs of the step on all ranks."""
 
 LABELS_NOTE = """\
-`tiercel kto` learns from answers that are labelled good or bad one by one, `tiercel reward` trains a reward model on
-pairs. z is an estimate of the policy's divergence from the reference: the mean over the step's rows, on all ranks, of
-log p/r of the answer of the row that comes next, at least 0."""
+`tiercel kto` learns from answers that are labelled good or bad one by one. z is an estimate of the policy's divergence
+from the reference: the mean over the step's rows, on all ranks, of log p/r of the answer of the row that comes next, at
+least 0."""
 
 LABEL_LOSSES = {
     "tiercel kto": (
@@ -68,12 +68,6 @@ LABEL_LOSSES = {
         "`kto.undesirable_weight` for bad ones",
         "KTO: Ethayarajh et al. 2024",
         "thumbs up and down, without pairs",
-    ),
-    "tiercel reward": (
-        "-log s(vw - vl - margin) + `ranking.centre_coef` (vw + vl)²; v the value of the answer, margin the row's "
-        "column `margin`, else 0",
-        "Bradley and Terry 1952; margin: Llama 2 2023; centring: Eisenstein et al. 2023",
-        "a reward for GRPO from pairs",
     ),
 }
 
@@ -217,7 +211,7 @@ def render() -> str:
             METRICS,
             f"## Pairs: `dpo.loss`\n\n{PAIRS_NOTE}\n",
             _catalogue(PAIR_LOSSES),
-            f"## Labels and reward models\n\n{LABELS_NOTE}\n",
+            f"## Labels\n\n{LABELS_NOTE}\n",
             _table(HEAD, [(f"`{name}`", *texts) for name, texts in LABEL_LOSSES.items()]),
             OWN_LOSS,
             OWN_ADVANTAGE,

@@ -88,7 +88,7 @@ KEYS_ACROSS = """\
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, because a shared prompt has one dropout mask.
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
-- DPO, KTO, reward models: `learner.max_tokens_per_microbatch` holds twice `data.max_prompt_tokens`; an option of `dpo`
+- DPO, KTO: `learner.max_tokens_per_microbatch` holds twice `data.max_prompt_tokens`; an option of `dpo`
   that its `loss` does not read is refused.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """

@@ -1,0 +1,143 @@
+"""Whole runs that learn from pairs and labels: killed and resumed, with the reference computed before, evaluated."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.training.test_loops import merged, run_offline, write_rows
+from tiercel.cli.main import main
+from tiercel.config import load_recipe
+from tiercel.runs.directory import read_metrics
+from tiercel.training import offline
+
+KINDS = {
+    "dpo": {"dpo": {"loss": "sigmoid", "beta": 0.5}},
+    "mpo": {"dpo": {"loss": "mpo", "beta": 0.5}},
+    "kto": {"kto": {"beta": 0.5}},
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    """Rows with none, one or two pictures; the rejected side of one has another picture."""
+    file = write_rows(tmp_path_factory.mktemp("rows"))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for number, record in enumerate(records):
+        record |= {"rejected": "no, not that", "label": number % 2 == 0}
+    pictured = [record for record in records if record["images"]]
+    pictured[0]["rejected_images"] = pictured[1]["images"][:1] * len(pictured[0]["images"])
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+@pytest.fixture
+def write(rows, tiny_checkpoints, tmp_path):
+    """A recipe of a kind, with changes, as `load_recipe` gives it."""
+
+    def recipe(name: str, output: str, **changes):
+        tree = {
+            "model": {"path": str(tiny_checkpoints["qwen2_5_vl"]), "dtype": "float32"},
+            "lora": {"rank": 4, "alpha": 8},
+            "data": {
+                "train": str(rows),
+                "eval": str(rows),
+                "workers": 0,
+                "max_prompt_tokens": 200,
+                "format": "tiercel",
+            },
+            "learner": {"max_tokens_per_microbatch": 450},
+            "optim": {"lr": 1e-2, "prompts_per_step": 6},
+            "train": {"steps": 4, "save_every": 2, "threads": 1},
+            "output": str(tmp_path / output),
+            **KINDS[name],
+        }
+        file = tmp_path / f"{output}.yaml"
+        file.write_text(yaml.safe_dump(merged(tree, changes)))
+        return load_recipe("kto" if name == "kto" else "dpo", file)
+
+    return recipe
+
+
+def last(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir())
+
+
+def bytes_of(run: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(last(run).rglob("*.safetensors"))}
+
+
+def without_times(run: Path) -> list[dict]:
+    kept = read_metrics(run)
+    return [{key: value for key, value in row.items() if not key.startswith(("time/", "memory/"))} for row in kept]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, name):
+    whole = run_offline(write(name, "whole"))
+    honest, calls = offline.example_update, iter(range(100))
+
+    def failing(trainer, objective, plan):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return honest(trainer, objective, plan)
+
+    monkeypatch.setattr(offline, "example_update", failing)
+    recipe = write(name, "ended")
+    with pytest.raises(KeyboardInterrupt):
+        run_offline(recipe)
+    monkeypatch.setattr(offline, "example_update", honest)
+    ended = run_offline(recipe)
+    assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
+    states = [json.loads((last(run) / "state.json").read_text())["objective"] for run in (whole, ended)]
+    assert states[0] == states[1] and bool(states[0]) == (name != "kto")
+
+
+def test_pairs_are_told_apart_on_held_out_rows(write, capsys):
+    run = run_offline(write("dpo", "run"))
+    rows = read_metrics(run)
+    assert rows[0]["eval/accuracy"] == 0.5 and rows[0]["eval/margin"] == 0 and rows[-1]["eval/accuracy"] > 0.8
+    assert all({"pairs/accuracy", "pairs/margin", "tokens/prompt"} <= row.keys() for row in rows[1:])
+    assert main(["eval", str(run)]) == 0
+    before, after = capsys.readouterr().out.splitlines()[-2:]
+    assert before.startswith("before: accuracy 0.500, margin 0.0000, loss 0.6931")
+    assert after.startswith(f"after:  accuracy {rows[-1]['eval/accuracy']:.3f}, margin {rows[-1]['eval/margin']:.4f}")
+
+
+@pytest.mark.parametrize("changes", ({}, {"lora": None, "freeze": [], "optim": {"lr": 1e-3}}))
+def test_a_reference_computed_before_gives_the_same_run(write, changes, capsys):
+    each, before = (
+        run_offline(write("dpo", name, **changes, dpo={"precompute_reference": name == "before"}))
+        for name in ("each", "before")
+    )
+    assert (before / "reference.safetensors").is_file() and not (each / "reference.safetensors").exists()
+    for one, other in zip(read_metrics(each), read_metrics(before), strict=True):
+        for key in ("loss", "pairs/margin", "eval/loss", "eval/margin"):
+            assert one.get(key) == pytest.approx(other.get(key), abs=2e-5)
+    capsys.readouterr()
+    assert main(["eval", str(before)]) == 0
+    after = capsys.readouterr().out.splitlines()[-1]
+    assert float(after.split("margin ")[1].split(",")[0]) == pytest.approx(
+        read_metrics(before)[-1]["eval/margin"], abs=1e-3
+    )
+
+
+def test_kto_moves_labels_apart(write, capsys):
+    run = run_offline(write("kto", "run"))
+    rows = read_metrics(run)
+    assert rows[1]["loss"] == pytest.approx(0.5, abs=1e-6) and rows[-1]["eval/loss"] < rows[0]["eval/loss"]
+    assert rows[-1]["labels/reward_desirable"] > rows[-1]["labels/reward_undesirable"]
+    assert main(["eval", str(run)]) == 0
+    assert f"loss {rows[-1]['eval/loss']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ("dpo", "kto"))
+def test_check_preview_and_plan_take_the_recipe(write, tmp_path, capsys, name):
+    recipe = write(name, "unused")
+    file = str(tmp_path / "unused.yaml")
+    assert main(["check", file]) == 0 and f"a valid {name.upper()} recipe" in capsys.readouterr().out
+    assert main(["data", "preview", file, "--output", str(tmp_path / "rows.html")]) == 0
+    page = (tmp_path / "rows.html").read_text()
+    assert ("the rejected answer" in page) == (name == "dpo") and recipe.kind == name
+    assert main(["plan", file]) == 0
