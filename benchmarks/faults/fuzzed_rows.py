@@ -18,7 +18,6 @@ from PIL import Image
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.config.data import FormatName
 from tiercel.config.schema import Data
-from tiercel.data.formats import FORMATS
 from tiercel.data.reading import first_reasons, read_rows, write_bad_rows
 from tiercel.data.rows import Purpose
 from tiercel.runs.files import json_line
@@ -64,6 +63,35 @@ GOOD: dict[FormatName, tuple[dict[str, Any], ...]] = {
         },
     ),
     "refcoco": ({"image": "a.png", "bbox": [1, 2, 3, 4], "expression": "the 7"},),
+}
+ASKED = {"prompt": "Where?", "images": ["a.png"]}
+SIDES = {"chosen": "There.", "rejected": "Here."}
+PAIRED: dict[FormatName, tuple[dict[str, Any], ...]] = {
+    "tiercel": ({"messages": [QUESTION, {"role": "assistant", "content": "a"}], "rejected": "b", "images": ["a.png"]},),
+    "swift": ({"query": "Where?", "response": "There.", "rejected_response": "Here.", "images": ["a.png"]},),
+    "trl": (ASKED | SIDES,),
+    "rlhf_v": (
+        {"question": "Where?", "image": "a.png", **SIDES},
+        {"text": json.dumps({"question": "Where?", **SIDES})},
+    ),
+    "sharegpt": (
+        {
+            "conversations": [{"from": "human", "value": "Where?"}],
+            **{side: {"from": "gpt", "value": answer} for side, answer in SIDES.items()},
+        },
+    ),
+    "alpaca": ({"instruction": "Where?", **SIDES},),
+}
+LABELLED: dict[FormatName, tuple[dict[str, Any], ...]] = {
+    "tiercel": ({"messages": [QUESTION, {"role": "assistant", "content": "a"}], "label": True, "images": ["a.png"]},),
+    "trl": ({**ASKED, "completion": "There.", "label": False},),
+    "alpaca": ({"instruction": "Where?", "output": "There.", "kto_tag": True},),
+}
+ROWS: dict[Purpose, dict[FormatName, tuple[dict[str, Any], ...]]] = {
+    "grpo": GOOD,
+    "sft": GOOD,
+    "pairs": PAIRED,
+    "labels": LABELLED,
 }
 LONG = 1 << 20
 
@@ -171,6 +199,16 @@ FIELDS: dict[str, some.SearchStrategy] = {
     "min_pixels": some.one_of(numbers, values),
     "max_pixels": some.one_of(numbers, values),
     "tools": values,
+    "prompt": some.one_of(texts, turns("role", "content"), values),
+    "completion": some.one_of(texts, turns("role", "content"), values),
+    "chosen": some.one_of(texts, turns("role", "content"), values),
+    "rejected": some.one_of(texts, turns("role", "content"), values),
+    "rejected_response": some.one_of(texts, values),
+    "rejected_messages": turns("role", "content"),
+    "rejected_images": images,
+    "kto_tag": values,
+    "question": some.one_of(texts, values),
+    "text": some.one_of(texts, values.map(json.dumps), values),
 }
 records = some.one_of(
     some.fixed_dictionaries({}, optional=FIELDS),
@@ -227,23 +265,22 @@ odd_lines = some.one_of(
 )
 
 
-def files_of(format: FormatName) -> some.SearchStrategy:
+def files_of(purpose: Purpose, format: FormatName) -> some.SearchStrategy:
     """Files that claim a format: good rows with a few fields replaced, any others, and what is no row."""
     change = some.one_of([some.tuples(some.just(key), field) for key, field in FIELDS.items()])
-    spoilt = some.builds(
-        lambda good, changes: good | dict(changes), some.sampled_from(GOOD[format]), some.lists(change, max_size=2)
-    )
+    good = some.sampled_from(ROWS[purpose][format])
+    spoilt = some.builds(lambda good, changes: good | dict(changes), good, some.lists(change, max_size=2))
     written = some.one_of(spoilt, spoilt, records).map(lambda record: json.dumps(record).encode())
     return some.tuples(
         some.just(format),
-        some.sampled_from(("grpo", "sft")),
+        some.just(purpose),
         some.sampled_from((b"\n", b"\r\n", b"\n\n", b" \n")),
         some.sampled_from((b"", b"\xef\xbb\xbf")),
         some.lists(some.one_of(written, written, odd_lines), min_size=ROWS_A_FILE, max_size=ROWS_A_FILE),
     )
 
 
-files = some.one_of([files_of(format) for format in FORMATS])
+files = some.one_of([files_of(purpose, format) for purpose in ROWS for format in ROWS[purpose]])
 
 
 def fuzzed_rows(size: Size, seed: int, work_dir: Path) -> Figure:
@@ -281,7 +318,7 @@ def _judged(
 ) -> tuple[list[str | None], int, int]:
     """For each row what is wrong with how it ended, in no order; how many were read and how many rejected. A good row
     comes first: a file without any is refused as a whole."""
-    good = json.dumps(GOOD[format][0] | {"id": "good"}).encode()
+    good = json.dumps(ROWS[purpose][format][0] | {"id": "good"}).encode()
     path.write_bytes(mark + ending.join([good, *content]) + ending)
     config = Data(train=str(path), format=format, prompt="{prompt}" if format == "refcoco" else None)
     try:
