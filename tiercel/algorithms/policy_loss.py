@@ -13,7 +13,7 @@ from tiercel.algorithms.types import LossInput, LossOutput, TokenTerms
 
 
 def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
-    """Compute w L + kl.coef KL - entropy_coef entropy at each token, times the normaliser, summed.
+    """Compute w L + kl.coef KL - entropy_coef entropy + teacher.coef D at each token, times the normaliser, summed.
 
     `token_sums` holds those of the policy's term L, such as clip/low_fraction, and kl/mean where there is such a term.
     Raises TrainingError where a loss of the user's own fails.
@@ -27,6 +27,8 @@ def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
         token_sums["kl/mean"] = batch.kl_N.detach().sum()
     if batch.entropy_N is not None:
         values_N = values_N - algorithm.entropy_coef * batch.entropy_N
+    if batch.teacher_N is not None:
+        values_N = values_N + batch.teacher_N
     normaliser = NORMALISERS[algorithm.normaliser_name]
     return LossOutput(loss=(values_N * normaliser.of(batch)).sum(), token_sums=token_sums)
 

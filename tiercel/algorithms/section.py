@@ -10,6 +10,7 @@ from tiercel.algorithms.kl import Kl
 from tiercel.algorithms.losses import LossKeys
 from tiercel.algorithms.own import ADVANTAGE_KEY, LOSS_KEY, own_function
 from tiercel.algorithms.surrogates import SurrogateKeys
+from tiercel.algorithms.teacher import Teacher
 from tiercel.sections import NonNegativeFloat, PositiveFloat
 
 
@@ -29,6 +30,7 @@ class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the k
     the policy term (DeepSeek-V3.2 2025); null is off."""
     kl: Kl = Kl()
     correction: Correction = Correction()
+    teacher: Teacher | None = None
 
 
 def own_calls(algorithm: Algorithm) -> dict[str, str]:

@@ -43,6 +43,7 @@ class LossInput:
     totals: Totals
     longest: int  # tokens that a completion may have (rollout.max_new_tokens; with turns, max_trajectory_tokens)
     entropy_N: Tensor | None = None  # with gradient; None where it is no term of the loss
+    teacher_N: Tensor | None = None  # a teacher's term of the loss, with gradient; None where there is none
     weights_N: Tensor | None = None  # factors of the policy-gradient term, detached; None is 1
 
     @property

@@ -3,6 +3,7 @@
 from tiercel.config.loading import detect_kind, flatten, load_recipe, recipe_to_yaml
 from tiercel.config.schema import (
     BaseRecipe,
+    DistillRecipe,
     DpoRecipe,
     GrpoRecipe,
     Kind,
@@ -14,6 +15,7 @@ from tiercel.config.schema import (
 
 __all__ = [
     "BaseRecipe",
+    "DistillRecipe",
     "DpoRecipe",
     "GrpoRecipe",
     "Kind",

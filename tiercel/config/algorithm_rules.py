@@ -39,7 +39,7 @@ def _minibatches(recipe: GrpoRecipe) -> Problems:
 
 def _group_size(recipe: GrpoRecipe) -> Problems:
     advantage = recipe.algorithm.advantage
-    if recipe.rollout.group_size > 1:
+    if recipe.rollout.group_size > 1 or not recipe.learns_from_rewards:
         return
     if advantage_of(advantage).least_group > 1:
         alone = next(name for name, each in ADVANTAGES.items() if each.least_group == 1)

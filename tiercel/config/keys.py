@@ -13,7 +13,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from tiercel.config.schema import (
-    BaseRecipe,
+    DistillRecipe,
     DpoRecipe,
     GrpoRecipe,
     Kind,
@@ -24,10 +24,18 @@ from tiercel.config.schema import (
 from tiercel.rewards.variants import OneReward
 from tiercel.sections import Section
 
-RECIPES: dict[Kind, type[Recipe]] = {each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, GrpoRecipe)}
-# The sections that only one kind of recipe has; an SFT recipe has none.
+RECIPES: dict[Kind, type[Recipe]] = {
+    each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, DistillRecipe, GrpoRecipe)
+}
+
+
+def _parent(recipe: type[Recipe]) -> type[Section]:
+    return next(each for each in recipe.__mro__[1:] if issubclass(each, Section))
+
+
+# The sections that tell a kind of recipe from those before it; an SFT recipe has none.
 OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
-    kind: tuple(name for name in recipe.model_fields if name not in BaseRecipe.model_fields)
+    kind: tuple(name for name in recipe.model_fields if name not in _parent(recipe).model_fields)
     for kind, recipe in RECIPES.items()
 }
 ENTRY = "N"

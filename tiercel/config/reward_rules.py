@@ -11,7 +11,7 @@ def reward_entries(recipe: GrpoRecipe) -> Problems:
     for index, reward in enumerate(recipe.rewards):
         for problem in reward.problems(recipe.rewards[:index]):
             yield problem.below(f"rewards.{index}")
-    if recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
+    if recipe.learns_from_rewards and recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
         keys = tuple(f"rewards.{index}.weight" for index in range(len(recipe.rewards)))
         yield Problem(
             key=keys[0],

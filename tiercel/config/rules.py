@@ -13,6 +13,7 @@ from tiercel.config.reward_rules import reward_entries, reward_names
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Purpose, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
+from tiercel.config.teacher_rules import distill, teacher
 from tiercel.config.turn_rules import turns
 from tiercel.sections import Problem, Problems, Section, address_fault, regex_fault, shown
 
@@ -367,4 +368,6 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     reward_entries,
     reward_names,
     turns,
+    teacher,
+    distill,
 )

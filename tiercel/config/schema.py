@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from tiercel.algorithms.pair_section import Dpo, Kto
 from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.teacher import RowsTeacher, Teacher
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
@@ -26,7 +27,7 @@ from tiercel.sections import (
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
-Kind = Literal["sft", "dpo", "kto", "grpo"]  # a verb, and its recipe
+Kind = Literal["sft", "dpo", "kto", "distill", "grpo"]  # a verb, and its recipe
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
@@ -266,7 +267,7 @@ class KtoRecipe(OfflineRecipe):
 class GrpoRecipe(BaseRecipe):
     """Recipe of `tiercel grpo`: samples after the last user turn."""
 
-    kind = "grpo"
+    kind: ClassVar[Kind] = "grpo"
     purpose = "grpo"
     rewards: Annotated[tuple[Annotated[Entry, OneReward()], ...], Field(min_length=1)]
     rollout: Rollout = Rollout()
@@ -276,6 +277,35 @@ class GrpoRecipe(BaseRecipe):
     def needs_reference(self) -> bool:
         """Tell whether there is a KL penalty."""
         return self.algorithm.kl.coef > 0
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Tell whether completions have advantages."""
+        return True
+
+    @property
+    def taught_by(self) -> Teacher | None:
+        """Return the teacher's section, where the loss has a term of one."""
+        return self.algorithm.teacher
+
+
+class DistillRecipe(GrpoRecipe):
+    """Recipe of `tiercel distill`: samples after the last user turn, and learns what a teacher says of it. Rewards only
+    measure."""
+
+    kind = "distill"
+    rewards: tuple[Annotated[Entry, OneReward()], ...] = ()
+    teacher: RowsTeacher
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Tell that no completion has an advantage."""
+        return False
+
+    @property
+    def taught_by(self) -> Teacher | None:
+        """Return the teacher's section."""
+        return self.teacher
 
 
 Recipe = OfflineRecipe | GrpoRecipe

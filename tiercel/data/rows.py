@@ -307,15 +307,17 @@ def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def fill_prompt(messages: Sequence[Message], template: str, columns: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Replace the last user turn by `template`, which is data.prompt, with {prompt} and columns filled in."""
+def fill_prompt(
+    messages: Sequence[Message], template: str, columns: Mapping[str, Any], of: str = "data.prompt"
+) -> tuple[Message, ...]:
+    """Replace the last user turn by `template` with {prompt} and columns filled in. `of`: what has the template."""
     last = max(number for number, message in enumerate(messages) if message.role == "user")
 
     def value(name: str) -> str:
         if name == "prompt":
             return messages[last].content
         if columns.get(name) is None:
-            raise DataError(f"is missing, but data.prompt has {{{name}}}", field=name)
+            raise DataError(f"is missing, but {of} has {{{name}}}", field=name)
         given_value = columns[name]
         if isinstance(given_value, dict | list | bool):
             return json.dumps(given_value, ensure_ascii=False)

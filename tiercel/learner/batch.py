@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tiercel.algorithms import Totals
 from tiercel.errors import DataError
+from tiercel.learner.divergence import TeacherTokens
 from tiercel.learner.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.models.prompts import completion_positions
@@ -23,6 +24,7 @@ class AdvantageGroup:
     advantages_G: Tensor  # fp32
     sampler_logprobs: tuple[Tensor, ...]  # fp32 (L,) of each completion, from the engine that sampled it
     old_logprobs: tuple[Tensor, ...] | None = None  # fp32 (L,), from the learner's policy; None: not computed yet
+    teacher: tuple[TeacherTokens, ...] | None = None  # of each completion; None without a teacher
 
     def part(self, start: int, stop: int) -> "AdvantageGroup":
         """Return a group of the completions from `start` to before `stop`, with the whole prompt."""
@@ -31,6 +33,7 @@ class AdvantageGroup:
             advantages_G=self.advantages_G[start:stop],
             sampler_logprobs=self.sampler_logprobs[start:stop],
             old_logprobs=None if self.old_logprobs is None else self.old_logprobs[start:stop],
+            teacher=None if self.teacher is None else self.teacher[start:stop],
         )
 
 
@@ -42,6 +45,7 @@ class PolicyBatch:
     advantages_C: Tensor  # fp32
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
     old_logprobs_N: Tensor | None = None  # fp32, from the learner's policy; None: not computed yet
+    teacher: TeacherTokens | None = None  # None without a teacher
     totals: Totals  # of the whole minibatch over all ranks
     prompt_ids: tuple[str, ...]
     row_of_C: tuple[str, ...]  # id of each completion's row, for messages
@@ -205,6 +209,7 @@ def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBat
         advantages_C=torch.cat([group.advantages_G for group in groups]),
         sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
         old_logprobs_N=_old_logprobs(groups),
+        teacher=_teacher(groups),
         totals=totals,
         prompt_ids=tuple(group.item.prompt.row.id for group in groups),
         row_of_C=tuple(group.item.prompt.row.id for group in groups for _ in group.item.continuations),
@@ -215,6 +220,11 @@ def _old_logprobs(groups: Sequence[AdvantageGroup]) -> Tensor | None:
     """Return the old logprobs (N,), or None where a group has none."""
     rows = [row for group in groups for row in group.old_logprobs or ()]
     return None if any(group.old_logprobs is None for group in groups) else torch.cat(rows)
+
+
+def _teacher(groups: Sequence[AdvantageGroup]) -> TeacherTokens | None:
+    parts = [part for group in groups for part in group.teacher or ()]
+    return TeacherTokens.joined(parts) if parts else None
 
 
 def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tiercel.learner.divergence import Target, divergence
 from tiercel.models.wide import has_wide_product
 
 NEVER = -1e30  # a placeholder's logit: its probability is exactly 0, and 0 * NEVER is 0
@@ -44,6 +45,7 @@ class TokenScores(NamedTuple):
 
     logprobs_N: Tensor  # fp32, with gradient where the pass has one
     entropy_N: Tensor  # fp32, in nats; detached unless its gradient was asked for
+    divergence_N: Tensor | None = None  # fp32, from a teacher, with gradient; None where there is none
 
 
 class TokenHead(nn.Module):
@@ -64,18 +66,43 @@ class TokenHead(nn.Module):
         self.cap = cap
         self.tile: Tile | None = None  # None: by device
 
+    def scaling(self, temperature: float) -> Scaling:
+        """Say how products become logits."""
+        excluded = tuple(i for i in self.placeholder_ids if i < self.linear.weight.shape[0])
+        return Scaling(temperature=temperature, excluded=excluded, cap=self.cap)
+
+    def distribution(self, hidden_MH: Tensor, temperature: float) -> Tensor:
+        """Compute the logprobs (M, V), fp32, of all words."""
+        return _log_softmax(hidden_MH.to(self.linear.weight.dtype), self.linear.weight, self.scaling(temperature))
+
     def forward(
-        self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
+        self,
+        hidden_NH: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        target: Target | None = None,
     ) -> TokenScores:
-        weight_VH = self.linear.weight
-        excluded = tuple(i for i in self.placeholder_ids if i < weight_VH.shape[0])
-        scaling = Scaling(temperature=temperature, excluded=excluded, cap=self.cap)
+        weight_VH, scaling = self.linear.weight, self.scaling(temperature)
         tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
         if weight_VH.requires_grad or entropy_gradient:
             logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile)
         else:
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, scaling, tile)
-        return TokenScores(logprobs_N=logprobs_N, entropy_N=entropy_N if entropy_gradient else entropy_N.detach())
+        return TokenScores(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N if entropy_gradient else entropy_N.detach(),
+            divergence_N=None if target is None else self._divergence(hidden_NH, scaling, target, tile),
+        )
+
+    def _divergence(self, hidden_NH: Tensor, scaling: Scaling, target: Target, tile: Tile) -> Tensor:
+        weight_VH = self.linear.weight
+
+        def of_chunk(hidden_MH: Tensor, weight: Tensor, chunk: slice) -> Tensor:
+            return target.of(_log_softmax(hidden_MH, weight, scaling), chunk)
+
+        return divergence(hidden_NH, weight_VH, _chunks(len(hidden_NH), weight_VH.shape[0], tile.logits), of_chunk)
 
 
 def _chunks(tokens: int, vocabulary: int, logits: int) -> list[slice]:

@@ -15,6 +15,7 @@ from tiercel.config.schema import Checkpointing
 from tiercel.learner.attention import DenseAttention, SplitAttention
 from tiercel.learner.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.learner.compiling import compiled_layers, like_later_inputs
+from tiercel.learner.divergence import Target
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.head import TokenHead, TokenScores
 from tiercel.learner.layout import PackedTokens, PrefixLayout
@@ -65,22 +66,27 @@ class Learner(nn.Module):
         temperature: float,
         prefix: PrefixPass | None = None,
         entropy_gradient: bool = False,
+        target: Target | None = None,
     ) -> TokenScores:
         """Compute logprobs and entropy of the N scored tokens. `features_KH`: vision features of `batch.images`, in
         their order; None without images. `prefix`: the pass over the prompt of the batch's only group, where it was run
-        before; then `batch.images` are those after the prompt. `entropy_gradient`: the entropy has a gradient too."""
-        with self.autocast():
-            if prefix is not None:
-                hidden_NH = self._states_after(batch, features_KH, prefix)
-            elif self.form == "repeated":
-                hidden_NH = self._repeated_states(batch, self._embedded(batch.token_ids_T, features_KH))
-            else:
-                embeddings_TH = self._embedded(batch.token_ids_T, features_KH)
-                hidden_TH = self._states(embeddings_TH, batch.positions_DT, self._form(batch))
-                hidden_NH = hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
+        before; then `batch.images` are those after the prompt. `entropy_gradient`: the entropy has a gradient too.
+        `target`: a teacher's distribution at these tokens, from which the divergence is computed."""
+        hidden_NH = self.scoring_states(batch, features_KH, prefix)
         with self.head_autocast():
             targets_N = batch.targets_N.to(self.device, non_blocking=True)
-            return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient)
+            return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient, target=target)
+
+    def scoring_states(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass | None) -> Tensor:
+        """Compute the hidden states (N, H) that predict the scored tokens."""
+        with self.autocast():
+            if prefix is not None:
+                return self._states_after(batch, features_KH, prefix)
+            embeddings_TH = self._embedded(batch.token_ids_T, features_KH)
+            if self.form == "repeated":
+                return self._repeated_states(batch, embeddings_TH)
+            hidden_TH = self._states(embeddings_TH, batch.positions_DT, self._form(batch))
+            return hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
         """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""

@@ -72,7 +72,10 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
 
 
 def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
-    """Sum weight * value over the rewards that apply. None where one failed, none applies, or it exceeds fp32."""
+    """Sum weight * value over the rewards that apply. None where one failed, none of those given applies, or it exceeds
+    fp32."""
+    if not values:
+        return 0.0
     if any(value.failure is not None for value in values):
         return None
     terms = [weight * value.value for value, weight in zip(values, weights, strict=True) if value.value is not None]

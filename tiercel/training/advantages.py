@@ -40,6 +40,8 @@ def step_advantages(
     `penalties`: what is taken off the totals, by the prompt's index, for every completion that has one. `among`:
     indices of the prompts that are learnt from; None is all.
     """
+    if not recipe.learns_from_rewards:
+        return [[0.0] * len(group.completions) for group in scored]
     algorithm = recipe.algorithm
     mine = [
         group_rewards(group, (penalties or {}).get(group.group.prompt.index))

@@ -16,17 +16,20 @@ from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.delta_net import rule_in_use
+from tiercel.models.family import Family
 from tiercel.models.loading import read_tensors
 from tiercel.models.memory_errors import weight_bytes
-from tiercel.models.policy import Policy, build_policy, starting_weights
+from tiercel.models.policy import Policy, build_policy, load_for_inference, starting_weights
 from tiercel.models.reference import restore_reference
 from tiercel.models.saving import restore_adapter
 from tiercel.models.vision import VisionStore
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.waiting import waiting
 from tiercel.training.budget import tokens_without_gradient, with_tokens
+from tiercel.training.forward import Passes
 from tiercel.training.strategy_choice import chosen_strategy
-from tiercel.training.trainer import Passes, Trainer
+from tiercel.training.teaching import Teaching, require_same_words, teacher_encoder
+from tiercel.training.trainer import Trainer
 
 Say = Callable[[str], None]
 
@@ -77,6 +80,7 @@ def build_trainer(
         strategy=strategy,
         max_grad_norm=recipe.optim.max_grad_norm,
         kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
+        teacher=_teacher(recipe, policy.family, say, ranks) if isinstance(recipe, GrpoRecipe) else None,
     )
     trainer.learner.eval()
     if not strategy.passes_are_private:
@@ -84,6 +88,28 @@ def build_trainer(
         with torch.no_grad():
             trainer.learner(trainer.empty_pass().packed, None, trainer.temperature)
     return trainer
+
+
+def _teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teaching | None:
+    """Load the teacher of the recipe; None where it has none. Raises ModelError where its tokenizer is another."""
+    section = recipe.taught_by
+    if section is None:
+        return None
+    pixels = section.max_pixels or recipe.model.max_pixels
+    source = {name: getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
+    chosen = recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update=source | {"max_pixels": pixels}),
+            "data": recipe.data.model_copy(update={"template": section.template}),
+        }
+    )
+    with waiting(say, f"loading the teacher {section.path}"):
+        adapter = None if section.adapter is None else Path(section.adapter)
+        model = load_for_inference(chosen, training_device(), adapter)
+        prove_where_needed(model, say)
+    require_same_words(model.family, policy)
+    passes = passes_for_inference(model, chosen, ranks)
+    return Teaching(section=section, passes=passes, encode=teacher_encoder(section, chosen.data, model.family, policy))
 
 
 def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:

@@ -19,6 +19,7 @@ from tiercel.training.parity import check_parity
 from tiercel.training.passes import kl_penalties
 from tiercel.training.resampling import filled_up
 from tiercel.training.rollouts import Rollouts, open_rollouts
+from tiercel.training.row_answers import answered_groups
 from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
@@ -51,6 +52,7 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
     """Sample, score, learn, publish the new policy to the engine, record; evaluate and save where that is due."""
     recipe, ranks, run = rollouts.recipe, session.ranks, session.run
     with step.phase("rollout"):
+        rollouts.take(ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates)))
         groups = rollouts.of(step.prompts)
         rollouts.keep(run, step.number, groups)
         rollouts.begin(step.upcoming)
@@ -61,7 +63,7 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
         penalties = kl_penalties(trainer, filled.learnt)
         advantages = step_advantages(ranks, filled.scored, recipe, penalties=penalties.of_group, among=filled.chosen)
         everyone = run.record_groups("rollouts", step.updates, trainer.family, filled.scored, advantages)
-        learnable = advantage_groups(filled.scored, advantages, penalties.old_logprobs)
+        learnable = trainer.taught(advantage_groups(filled.scored, advantages, penalties.old_logprobs))
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
         keep = partial(keep_groups, rollouts=run.rollouts_file(step.updates))
         learnt = learn(trainer, learnable, recipe, partial(session.guard.attempt, trainer, keep=keep))

@@ -12,10 +12,10 @@ from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable
 from tiercel.learner.examples import Bundle
 from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
+from tiercel.training.forward import Passes
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import Known, Objective, Share, answer_sums
 from tiercel.training.step_rows import next_batch
-from tiercel.training.trainer import Passes
 
 
 def heldout_loss(

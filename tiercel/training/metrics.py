@@ -12,8 +12,8 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.learner.layout import PackItem
 from tiercel.planning.devices import known_device
 from tiercel.scoring.metrics import reward_statistics
+from tiercel.training.forward import Passes
 from tiercel.training.operations import update_operations
-from tiercel.training.trainer import Passes
 from tiercel.types import Completion, ScoredGroup
 
 

@@ -12,8 +12,9 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, totals_of, without_zero_groups
 from tiercel.learner.examples import Bundle, bundles
 from tiercel.learner.layout import PackItem
+from tiercel.training.forward import NO_TOTALS, Passes
 from tiercel.training.spreading import cut_for_all
-from tiercel.training.trainer import NO_TOTALS, Passes, Trainer
+from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedImage, Example
 
 T = TypeVar("T")
@@ -43,7 +44,8 @@ def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoR
 
 def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
     """Choose the groups that the learner computes: where the loss has no other term, those with a nonzero advantage."""
-    has_other_term = (trainer.kl is not None and trainer.kl.in_loss) or recipe.algorithm.entropy_coef > 0
+    has_kl = trainer.kl is not None and trainer.kl.in_loss
+    has_other_term = has_kl or trainer.teacher is not None or recipe.algorithm.entropy_coef > 0
     skips = recipe.learner.skip_zero_advantage and not has_other_term
     return without_zero_groups(groups) if skips else groups
 

@@ -17,8 +17,8 @@ from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses
 from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe
 from tiercel.learner.examples import Bundle
 from tiercel.learner.head import TokenScores
+from tiercel.training.forward import ExamplePass, Passes
 from tiercel.training.minibatches import bundled
-from tiercel.training.trainer import ExamplePass, Passes
 from tiercel.types import Example
 
 Known = Mapping[int, Tensor]  # by the example's index: fp32, a number for each of its conversations

@@ -22,9 +22,10 @@ from tiercel.models.turns import second_turn
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
 from tiercel.training.engine_gap import engine_name, parity_tolerance
+from tiercel.training.forward import NO_TOTALS
 from tiercel.training.sampling import PROBE, PolicySync
 from tiercel.training.step import Step
-from tiercel.training.trainer import NO_TOTALS, Trainer
+from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedPrompt, Group
 
 PROMPTS = 2  # of each rank

@@ -15,7 +15,8 @@ from tiercel.config.algorithm_rules import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import AdvantageGroup, PolicyBatch, PolicyUnit, advantage_groups
-from tiercel.training.trainer import NO_TOTALS, Trainer
+from tiercel.training.forward import NO_TOTALS
+from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredGroup
 
 

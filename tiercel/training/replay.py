@@ -22,12 +22,13 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.training.budget import kept_tokens
 from tiercel.training.build import build_trainer
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
+from tiercel.training.forward import NO_TOTALS
 from tiercel.training.kept_groups import kept_groups
 from tiercel.training.minibatches import bundled
 from tiercel.training.objectives import objective_of
 from tiercel.training.passes import Known
 from tiercel.training.session import run_length, set_up_numerics
-from tiercel.training.trainer import NO_TOTALS, Trainer
+from tiercel.training.trainer import Trainer
 from tiercel.training.update import Contribution, example_contributions, policy_contributions
 from tiercel.types import EncodedImage, Example
 

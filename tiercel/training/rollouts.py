@@ -97,6 +97,12 @@ class Rollouts:
         self._ready.clear()
         return groups
 
+    def take(self, groups: Sequence[Group]) -> None:
+        """Take groups of the next step that need no sampling."""
+        for group in groups:
+            self._restored.pop(group.prompt.index, None)
+            self._ready[group.prompt.index] = group
+
     def keep(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
         """Keep the groups of a step whose turns were answered, for a run that is killed before it has learnt them."""
         if self.recipe.rollout.has_turns:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tiercel.algorithms import LossInput, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_sums, is_near_policy
-from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import TrainingError
 from tiercel.learner.batch import PolicyBatch, PolicyUnit
@@ -22,10 +21,11 @@ from tiercel.learner.head import TokenScores
 from tiercel.learner.prefix import PrefixPass
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
 from tiercel.training.finite import Trace, TracedPart, faulty_rows, gradient_size, non_finite
+from tiercel.training.forward import ExamplePass
 from tiercel.training.minibatches import Minibatch
 from tiercel.training.objectives import Objective, Plan
 from tiercel.training.passes import Known
-from tiercel.training.trainer import ExamplePass, Trainer
+from tiercel.training.trainer import Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
 Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ranks' passes: sums, largest values
@@ -95,15 +95,18 @@ def policy_contributions(
             trainer.ranks.pulse.work_on(batch.prompt_ids)
             with trainer.training_mode():
                 features_KH = trainer.vision.features(batch.packed.images, with_gradient=True)
-                scores = trainer.learner(batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
-            own = _policy_contribution(batch, scores, each, trainer.kl, recipe)
+                target = None if trainer.teacher is None else trainer.teacher.target(batch)
+                inputs = (batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
+                scores = trainer.learner(*inputs, target)
+            own = _policy_contribution(batch, scores, each, trainer, recipe)
             yield replace(own, pass_sums={**own.pass_sums, **_load_sums(trainer, own.tokens)})
 
 
 def _policy_contribution(
-    batch: PolicyBatch, scores: TokenScores, known: Known, kl: KlTerm | None, recipe: GrpoRecipe
+    batch: PolicyBatch, scores: TokenScores, known: Known, trainer: Trainer, recipe: GrpoRecipe
 ) -> Contribution:
     algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
+    kl, teacher = trainer.kl, None if trainer.teacher is None else trainer.teacher.term(batch, scores)
     device = logprobs_N.device
     detached_N = logprobs_N.detach()
     base_N = detached_N if known.old_logprobs_N is None else known.old_logprobs_N.to(device, non_blocking=True)
@@ -122,6 +125,7 @@ def _policy_contribution(
             weights_N=_product(factors),
             kl_N=None if kl is None or reference_N is None else kl.estimate(logprobs_N, reference_N),
             entropy_N=scores.entropy_N if algorithm.entropy_coef > 0 else None,
+            teacher_N=None if teacher is None else teacher.values_N,
             advantages_C=advantages_C,
             completion_of_N=completion_of_N,
             totals=batch.totals,
@@ -134,6 +138,7 @@ def _policy_contribution(
         loss_sums=output.token_sums,
         pass_sums={
             "entropy/mean": scores.entropy_N.detach().sum(),
+            **({} if teacher is None else {"teacher/kl": teacher.kl_sum}),
             **_learnt_share(factors[1:]),
             **match.sums,
         },

@@ -1,0 +1,72 @@
+"""Judgements on a teacher, and on what `tiercel distill` does not learn from."""
+
+from tiercel.algorithms.section import Algorithm
+from tiercel.config.schema import DistillRecipe, GrpoRecipe
+from tiercel.sections import Problem, Problems, Section, shown
+
+WITHOUT_REWARDS = ("normalise", "entropy_coef", "kl.coef", "kl.estimator", "kl.sync_every", "kl.sync_mix")
+
+
+def teacher(recipe: GrpoRecipe) -> Problems:
+    section = recipe.taught_by
+    if section is None:
+        return
+    key = "teacher" if isinstance(recipe, DistillRecipe) else "algorithm.teacher"
+    if section.mix != 0.5 and section.divergence != "jsd":
+        yield Problem(
+            key=f"{key}.mix",
+            text=f"{section.mix:g} given with {key}.divergence {section.divergence}, which mixes nothing; write "
+            "jsd, or remove it",
+            also=(f"{key}.divergence",),
+        )
+    if section.top_k is not None and section.divergence == "token":
+        yield Problem(
+            key=f"{key}.top_k",
+            text=f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it",
+            also=(f"{key}.divergence",),
+        )
+    if section.prompt is not None and recipe.rollout.has_turns:
+        yield Problem(
+            key=f"{key}.prompt",
+            text="given with tools or an environment, whose turns follow the policy's own prompt; remove it",
+            also=("rollout.tools", "rollout.environment"),
+        )
+
+
+def distill(recipe: GrpoRecipe) -> Problems:
+    """Refuse what only rewards have a use for."""
+    if not isinstance(recipe, DistillRecipe):
+        return
+    if recipe.algorithm.teacher is not None:
+        yield Problem(key="algorithm.teacher", text="given beside teacher, of which a recipe has one; remove it")
+    for name, value in _changed(recipe.algorithm, Algorithm(), ""):
+        if name not in WITHOUT_REWARDS and not name.startswith("teacher"):
+            yield Problem(
+                key=f"algorithm.{name}",
+                text=f"{shown(value)} given, but distillation learns from the teacher, not from rewards; remove it, or "
+                "use `tiercel grpo` with algorithm.teacher",
+            )
+    if recipe.rollout.resample_tries:
+        yield Problem(
+            key="rollout.resample_tries",
+            text=f"{recipe.rollout.resample_tries} given, but distillation needs no rewards that differ; remove it",
+        )
+    if recipe.teacher.rows_share and recipe.rollout.has_turns:
+        yield Problem(
+            key="teacher.rows_share",
+            text=f"{recipe.teacher.rows_share:g} given with tools or an environment; answers of rows have no turns; "
+            "write 0",
+            also=("rollout.tools", "rollout.environment"),
+        )
+
+
+def _changed(section: Section, default: Section, prefix: str) -> list[tuple[str, object]]:
+    """List the keys below a section that have another value than their default."""
+    found: list[tuple[str, object]] = []
+    for name in type(section).model_fields:
+        value, usual = getattr(section, name), getattr(default, name)
+        if isinstance(value, Section) and isinstance(usual, Section):
+            found += _changed(value, usual, f"{prefix}{name}.")
+        elif value != usual:
+            found.append((prefix + name, value))
+    return found

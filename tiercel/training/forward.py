@@ -1,0 +1,131 @@
+"""How packed tokens go through a policy.
+
+N scored tokens of a microbatch.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.algorithms import Totals
+from tiercel.distributed.ranks import Ranks
+from tiercel.learner.batch import AdvantageGroup, PolicyUnit, empty_item, filled_bins, policy_units
+from tiercel.learner.batch import empty_unit as unit_of
+from tiercel.learner.examples import Bundle, all_items
+from tiercel.learner.forms import packed_length
+from tiercel.learner.head import TokenScores
+from tiercel.learner.layout import PackedTokens, PackItem, pack
+from tiercel.learner.learner import Learner
+from tiercel.learner.prefix import PrefixPass
+from tiercel.models.family import Family
+from tiercel.models.policy import Policy
+from tiercel.models.vision import VisionStore
+from tiercel.types import Example
+
+NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # of passes that have no loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExamplePass:
+    """Packed examples that go through the learner at once. The continuations of the pack are their conversations, in
+    order."""
+
+    packed: PackedTokens
+    examples: tuple[Example, ...]  # none in an empty pass
+
+    @property
+    def row_ids(self) -> tuple[str, ...]:
+        return tuple(example.row.id for example in self.examples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """A policy and how tokens go through it. All ranks call `units` and `example_passes` together, and where passes are
+    not private they make equally many."""
+
+    policy: Policy
+    learner: Learner  # of a trainer: wrapped by the strategy
+    vision: VisionStore
+    ranks: Ranks
+    passes_are_private: bool
+    temperature: float
+    max_tokens: int  # of a microbatch
+
+    @property
+    def family(self) -> Family:
+        return self.policy.family
+
+    def length(self, item: PackItem) -> int:
+        """Count the tokens that the learner computes for an item."""
+        return packed_length(item, self.learner.form)
+
+    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[PolicyUnit]:
+        """Pack groups into units of microbatches, in their order; at the end empty units, so that all ranks have as
+        many. `totals`: of the minibatch over all ranks. Raises DataError for a completion that fits nowhere."""
+        form, private = self.learner.form, self.passes_are_private
+        units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private))
+        return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
+
+    def example_passes(self, made: Sequence[Bundle]) -> list[ExamplePass]:
+        """Pack bundles into passes, in their order; at the end empty passes, as in `units`."""
+        lengths = [(bundle.examples[0].row.id, bundle.length(self.learner.form)) for bundle in made]
+        bins = self.ranks.together(lambda: filled_bins(lengths, self.max_tokens))
+        passes = []
+        for places in bins:
+            chosen = [made[place] for place in places]
+            examples = tuple(example for bundle in chosen for example in bundle.examples)
+            passes.append(ExamplePass(packed=pack(all_items(chosen)), examples=examples))
+        return passes + [self.empty_pass()] * self._missing(len(passes))
+
+    def empty_pass(self) -> ExamplePass:
+        """Make a pass without a scored token."""
+        return ExamplePass(packed=pack([self._empty_item()]), examples=())
+
+    def as_reference(self) -> AbstractContextManager[None]:
+        """Make the policy compute as the reference does. Weights that are trained whole stay as they are."""
+        return self.policy.as_reference()
+
+    def logprobs(self, packed: PackedTokens, *, of_reference: bool = False) -> Tensor:
+        """Compute the logprobs (N,) of a pack's scored tokens, without gradient. `of_reference`: inside
+        `as_reference`."""
+        with torch.no_grad():
+            features_KH = self.vision.features(packed.images, of_reference=of_reference)
+            return self.learner(packed, features_KH, self.temperature).logprobs_N
+
+    def scores(self, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
+        """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
+        with torch.no_grad():
+            inputs = self._through(unit, of_reference)
+            return [
+                self.learner(packed, features_KH, self.temperature, prefix) for packed, features_KH, prefix in inputs
+            ]
+
+    def states(self, unit: PolicyUnit) -> list[Tensor]:
+        """Compute the states (N, H) that predict the scored tokens of each microbatch of a unit, without gradient. Only
+        where passes are private."""
+        with torch.no_grad():
+            return [self.learner.scoring_states(*inputs) for inputs in self._through(unit)]
+
+    def _through(
+        self, unit: PolicyUnit, of_reference: bool = False
+    ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
+        """Yield the inputs of each microbatch's pass."""
+        prefix = None
+        if unit.prefix is not None:
+            features_KH = self.vision.features(unit.prefix.images, of_reference=of_reference)
+            prefix = self.learner.run_prefix(unit.prefix, features_KH)
+        for batch in unit.batches:
+            self.ranks.pulse.work_on(batch.prompt_ids)
+            yield batch.packed, self.vision.features(batch.packed.images, of_reference=of_reference), prefix
+
+    def _empty_item(self) -> PackItem:
+        family = self.family
+        ordinary = next(i for i in range(family.vocabulary_size) if i not in family.placeholder_ids)
+        return empty_item(family.position_dimensions, ordinary)
+
+    def _missing(self, own: int) -> int:
+        """Empty passes after `own`: one pass at least on every rank; none are needed where passes are private."""
+        return 0 if self.passes_are_private else max(1, self.ranks.largest(own)) - own

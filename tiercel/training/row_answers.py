@@ -1,0 +1,53 @@
+"""Answers of rows in the place of completions: what a student learns off policy."""
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from tiercel.config.schema import DistillRecipe, GrpoRecipe
+from tiercel.errors import DataError
+from tiercel.models.family import Family
+from tiercel.models.prompts import encode_conversation
+from tiercel.types import Completion, EncodedPrompt, Group
+
+
+def answered_groups(
+    recipe: GrpoRecipe, family: Family, prompts: Sequence[EncodedPrompt], policy_version: int
+) -> list[Group]:
+    """Make groups of one completion, the row's answer, for the recipe's share of the prompts. Which ones is a function
+    of the seed and of the prompt's index. Raises DataError where such a row has no answer."""
+    if not isinstance(recipe, DistillRecipe):
+        return []
+    chosen = [prompt for prompt in prompts if _draw(recipe.train.seed, prompt.index) < recipe.teacher.rows_share]
+    return [
+        Group(prompt=prompt, completions=(_answer(recipe, family, prompt),), policy_version=policy_version)
+        for prompt in chosen
+    ]
+
+
+def _draw(seed: int, index: int) -> float:
+    return random.Random(f"{seed}:{index}").random()
+
+
+def _answer(recipe: DistillRecipe, family: Family, prompt: EncodedPrompt) -> Completion:
+    row = prompt.row
+    if row.messages[-1].role != "assistant":
+        raise DataError(f"row {row.id}: has no answer, which teacher.rows_share asks for", field="messages")
+    data = recipe.data
+    most = data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    found = encode_conversation(family, row, prompt.index, prompt.images, system=data.system, max_prompt_tokens=most)
+    token_ids_L = found.token_ids_L[found.is_scored_L]
+    if len(token_ids_L) > recipe.rollout.max_new_tokens:
+        raise DataError(
+            f"row {row.id}: its answer has {len(token_ids_L)} tokens, above rollout.max_new_tokens "
+            f"{recipe.rollout.max_new_tokens}; raise it",
+            field="messages",
+        )
+    return Completion(
+        token_ids_L=token_ids_L,
+        logprobs_L=torch.full((len(token_ids_L),), torch.nan),
+        text=row.messages[-1].content,
+        is_truncated=False,
+        seed=0,
+    )

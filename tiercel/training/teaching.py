@@ -1,0 +1,160 @@
+"""A teacher of the policy: what it says of the completions before an update, and its term of the loss.
+
+N scored tokens of a microbatch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from tiercel.algorithms import completions
+from tiercel.algorithms.kl import k2
+from tiercel.algorithms.teacher import DIVERGENCES, Teacher
+from tiercel.config.schema import Data
+from tiercel.data.encoding import prompt_encoder
+from tiercel.data.rows import fill_prompt
+from tiercel.errors import DataError, ModelError
+from tiercel.learner.batch import AdvantageGroup, PolicyBatch
+from tiercel.learner.divergence import Target, TeacherTokens
+from tiercel.learner.head import TokenScores
+from tiercel.learner.layout import PackItem
+from tiercel.models.family import Family
+from tiercel.models.prompts import completion_positions
+from tiercel.training.forward import NO_TOTALS, Passes
+from tiercel.types import EncodedPrompt, Row
+
+Encode = Callable[[Row, int], EncodedPrompt]
+TOP_TOKENS = 256  # whose whole distribution exists at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherTerm:
+    """What a teacher adds at the scored tokens of a microbatch."""
+
+    values_N: Tensor  # with gradient, times the coef
+    kl_sum: Tensor  # of the divergence over the tokens, for the metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teaching:
+    """A frozen teacher, whole on every rank."""
+
+    section: Teacher
+    passes: Passes
+    encode: Encode | None  # of the teacher's own prompts; None: it is asked exactly what the policy is
+
+    def taught(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
+        """Add what the teacher says of every completion. Raises DataError for a prompt that it cannot take."""
+        ranks, passes = self.passes.ranks, self.passes
+        asked = ranks.together(lambda: [self._asked(group) for group in groups])
+        found: list[TeacherTokens] = []
+        for unit in passes.units(asked, NO_TOTALS):
+            for batch, states_NH in zip(unit.batches, passes.states(unit), strict=True):
+                tokens = self._told(states_NH, batch.packed.targets_N).moved(torch.device("cpu"))
+                lengths = completions.lengths(batch.packed.continuation_of_N, batch.packed.continuation_count).tolist()
+                ends = list(accumulate(lengths))
+                found += [tokens[end - size : end] for size, end in zip(lengths, ends, strict=True)]
+        passes.vision.end_step()
+        parts = iter(found)
+        return [replace(group, teacher=tuple(next(parts) for _ in group.sampler_logprobs)) for group in groups]
+
+    def target(self, batch: PolicyBatch) -> Target | None:
+        """Give the head what it computes a divergence from; None where the drawn tokens' logprobs are enough."""
+        measure = DIVERGENCES[self.section.divergence].of
+        if measure is None or batch.teacher is None:
+            return None
+        head, mix = self.passes.learner.head, self.section.mix
+        return Target(
+            tokens=batch.teacher,
+            distribution=partial(head.distribution, temperature=self.passes.temperature),
+            measure=lambda policy_MV, teacher_MV: measure(policy_MV, teacher_MV, mix),
+        )
+
+    def term(self, batch: PolicyBatch, scores: TokenScores) -> TeacherTerm | None:
+        """Compute what the teacher adds to the loss at each token; None for an empty microbatch."""
+        if batch.teacher is None:
+            return None
+        values_N = scores.divergence_N
+        if values_N is None:
+            assert batch.teacher.logprobs_NK is not None
+            teacher_N = batch.teacher.logprobs_NK[:, 0].to(scores.logprobs_N.device, non_blocking=True)
+            kl_sum = (scores.logprobs_N.detach() - teacher_N).sum()
+            return TeacherTerm(values_N=self.section.coef * k2(scores.logprobs_N, teacher_N), kl_sum=kl_sum)
+        return TeacherTerm(values_N=self.section.coef * values_N, kl_sum=values_N.detach().sum())
+
+    def _asked(self, group: AdvantageGroup) -> AdvantageGroup:
+        """Put the teacher's own prompt before the completions, where it has one."""
+        if self.encode is None:
+            return group
+        item = group.item
+        prompt = self.encode(item.prompt.row, item.prompt.index)
+        if any(each.images for each in item.continuations):
+            raise DataError("a teacher that is asked otherwise takes no pictures that tools hand back", field="images")
+        continuations = [
+            replace(each, positions_DL=completion_positions(prompt.positions_DP, len(each.token_ids_L)))
+            for each in item.continuations
+        ]
+        return replace(group, item=PackItem(prompt=prompt, continuations=tuple(continuations)))
+
+    @torch.no_grad()
+    def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:
+        section, head, temperature = self.section, self.passes.learner.head, self.passes.temperature
+        if section.divergence == "token":
+            targets_N = targets_N.to(states_NH.device)
+            logprobs_N = head(states_NH, targets_N, temperature).logprobs_N
+            return TeacherTokens(words_NK=targets_N[:, None], logprobs_NK=logprobs_N[:, None])
+        if section.top_k is None:
+            return TeacherTokens(states_NH=states_NH)
+        chunks = [head.distribution(part, temperature).topk(section.top_k) for part in states_NH.split(TOP_TOKENS)]
+        values, words = zip(*chunks, strict=True)
+        return TeacherTokens(words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
+
+
+def require_same_words(teacher: Family, policy: Family) -> None:
+    """Raise ModelError where two checkpoints do not have the same tokenizer."""
+    words, others = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    if words != others:
+        different = sorted(word for word in words.keys() | others.keys() if words.get(word) != others.get(word))
+        raise ModelError(
+            f"{teacher.checkpoint.path}: the teacher's tokenizer is another than that of {policy.checkpoint.path}; "
+            f"{len(different)} words have other ids, such as {', '.join(map(repr, different[:3]))}; take a teacher "
+            "with the same tokenizer"
+        )
+
+
+def teacher_encoder(section: Teacher, data: Data, teacher: Family, policy: Family) -> Encode | None:
+    """Make a function that encodes the teacher's own prompts; None where they are the policy's."""
+    if section.prompt is None and _sees_the_same(teacher, policy):
+        return None
+    encode = prompt_encoder(teacher, data)
+    if section.prompt is None:
+        return encode
+    template = section.prompt
+
+    def asked_otherwise(row: Row, index: int) -> EncodedPrompt:
+        messages = fill_prompt(row.messages, template, {**row.columns, "answer": row.answer}, "the teacher's prompt")
+        return encode(replace(row, messages=messages), index)
+
+    return asked_otherwise
+
+
+def _sees_the_same(teacher: Family, policy: Family) -> bool:
+    """Tell whether both make the same pixels and tokens of a row."""
+    one, other = teacher.checkpoint, policy.checkpoint
+    parts = [
+        [
+            None if part is None else part.to_dict()
+            for part in (each.image_processor, getattr(each.config, "vision_config", None))
+        ]
+        for each in (one, other)
+    ]
+    return (
+        teacher.architecture == policy.architecture
+        and one.chat_template == other.chat_template
+        and parts[0] == parts[1]
+        and (teacher.min_pixels, teacher.max_pixels) == (policy.min_pixels, policy.max_pixels)
+    )
