@@ -10,6 +10,7 @@ from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
 from tiercel.sections import Problem, shown
 
+TEACHERS = ("teacher", "algorithm.teacher")
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
 
 
@@ -24,7 +25,7 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
         for key, given in _texts(tree, declared)
         if (fault := check(given)) is not None
     ]
-    for section in ("model", f"rewards.{ENTRY}.model"):
+    for section in ("model", f"rewards.{ENTRY}.model", *TEACHERS):
         paths = {key.removesuffix(".path"): path for key, path in _texts(tree, f"{section}.path")}
         for key, revision in _texts(tree, f"{section}.revision"):
             path = paths.get(key.removesuffix(".revision"))
@@ -152,5 +153,10 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     f"rewards.{ENTRY}.judge.prompt": _file_fault,
     f"rewards.{ENTRY}.model.path": _model_fault,
     f"rewards.{ENTRY}.model.template": _file_fault,
+    **{
+        f"{section}.{key}": check
+        for section in TEACHERS
+        for key, check in (("path", _model_fault), ("adapter", _adapter_fault), ("template", _file_fault))
+    },
     "output": _output_fault,
 }

@@ -1,7 +1,6 @@
 """Judgements that look at more than one key. They refuse and never fill in."""
 
 from collections.abc import Callable, Mapping
-from string import Formatter
 
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
 from tiercel.config.compiling import compile_obstacle
@@ -13,7 +12,7 @@ from tiercel.config.reward_rules import reward_entries, reward_names
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Purpose, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
-from tiercel.config.teacher_rules import distill, teacher
+from tiercel.config.teacher_rules import distill, teacher, template_problems
 from tiercel.config.turn_rules import turns
 from tiercel.sections import Problem, Problems, Section, address_fault, regex_fault, shown
 
@@ -52,18 +51,7 @@ def _held_out(recipe: BaseRecipe) -> Problems:
 
 
 def _prompt_template(recipe: BaseRecipe) -> Problems:
-    given = recipe.data.prompt
-    try:
-        fields = [field[1:] for field in Formatter().parse(given or "") if field[1] is not None]
-    except ValueError as error:
-        yield Problem(key="data.prompt", text=f"is no template: {error}; a brace of the text is written twice")
-        return
-    for name, spec, conversion in fields:
-        if not (name or "").isidentifier() or spec or conversion:
-            yield Problem(
-                key="data.prompt",
-                text=f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice",
-            )
+    yield from template_problems("data.prompt", recipe.data.prompt)
 
 
 def _learnt_turns(recipe: GrpoRecipe) -> Problems:

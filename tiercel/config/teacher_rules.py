@@ -1,5 +1,7 @@
 """Judgements on a teacher, and on what `tiercel distill` does not learn from."""
 
+from string import Formatter
+
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
 from tiercel.sections import Problem, Problems, Section, shown
@@ -25,12 +27,28 @@ def teacher(recipe: GrpoRecipe) -> Problems:
             text=f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it",
             also=(f"{key}.divergence",),
         )
+    yield from template_problems(f"{key}.prompt", section.prompt)
     if section.prompt is not None and recipe.rollout.has_turns:
         yield Problem(
             key=f"{key}.prompt",
             text="given with tools or an environment, whose turns follow the policy's own prompt; remove it",
             also=("rollout.tools", "rollout.environment"),
         )
+
+
+def template_problems(key: str, template: str | None) -> Problems:
+    """Judge a text with {prompt} and names of columns."""
+    try:
+        fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
+    except ValueError as error:
+        yield Problem(key=key, text=f"is no template: {error}; a brace of the text is written twice")
+        return
+    for name, spec, conversion in fields:
+        if not (name or "").isidentifier() or spec or conversion:
+            yield Problem(
+                key=key,
+                text=f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice",
+            )
 
 
 def distill(recipe: GrpoRecipe) -> Problems:

@@ -13,6 +13,7 @@ from tiercel.algorithms.pairs import PAIR_LOSSES
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.surrogates import SURROGATES
+from tiercel.algorithms.teacher import DIVERGENCES
 from tiercel.config.schema import Optim, Rollout
 from tiercel.sections import Section
 
@@ -56,6 +57,16 @@ mean with `dpo.length_normalised`), r the reference, beta `dpo.beta`, s the logi
 SFT is the mean negative logprob of the chosen answers' tokens, times `dpo.sft_coef`, which any loss may have. The
 reference is the policy that the run started from: the model without the adapter, or with that of `lora.init`. A pair's
 prompt and pictures are computed once for both answers. The loss is a mean over the pairs of the step on all ranks."""
+
+TEACHERS_NOTE = """\
+`tiercel distill` samples from the student and makes its divergence from a teacher smaller at each sampled token: p is
+the student's distribution of the next token, q the teacher's, both at `rollout.temperature`. The mean is that of
+`algorithm.normalise`. With `teacher.rows_share` a share of the prompts learns from the answer in its row instead. The
+teacher has the student's tokenizer, which is checked; its family and pixels may be others. It computes a prompt once
+for all completions, as the student does, and full distributions exist in chunks of tokens only. With `teacher.top_k` K
+words are told apart, and all others count as one; that is a lower bound of the whole divergence. In `tiercel grpo`
+`algorithm.teacher` adds the same term, times its `coef`, to the loss from rewards. `teacher/kl` in metrics.jsonl is the
+mean of the divergence in use; of `token` that of ln p - ln q."""
 
 LABELS_NOTE = """\
 `tiercel kto` learns from answers that are labelled good or bad one by one. z is an estimate of the policy's divergence
@@ -103,7 +114,7 @@ It is called once for each microbatch, with N scored tokens of C whole completio
 | `old_logprobs_N` | N | logprobs of the policy before the step's updates, detached |
 | `advantages_N`, `advantages_C` | N, C | the advantage of each token's completion, and of each completion |
 | `completion_of_N` | N, int64 | which completion a token belongs to |
-| `kl_N`, `entropy_N`, `weights_N` | N or `None` | what tiercel adds to your values: see below |
+| `kl_N`, `entropy_N`, `teacher_N`, `weights_N` | N or `None` | what tiercel adds to your values: see below |
 | `totals` | numbers | tokens, completions and groups of the minibatch on all ranks |
 | `longest` | number | `rollout.max_new_tokens` |
 
@@ -211,6 +222,8 @@ def render() -> str:
             METRICS,
             f"## Pairs: `dpo.loss`\n\n{PAIRS_NOTE}\n",
             _catalogue(PAIR_LOSSES),
+            f"## Teachers: `teacher.divergence`\n\n{TEACHERS_NOTE}\n",
+            _catalogue(DIVERGENCES),
             f"## Labels\n\n{LABELS_NOTE}\n",
             _table(HEAD, [(f"`{name}`", *texts) for name, texts in LABEL_LOSSES.items()]),
             OWN_LOSS,

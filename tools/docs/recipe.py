@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
-from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, every_key, type_in_words
+from tiercel.config.keys import ENTRY, RECIPES, Key, every_key, type_in_words
 from tiercel.rewards.builtin import BY_NAME, CALL, OPTIONS
 from tiercel.sections import shown
 
@@ -62,7 +62,8 @@ corrected. `tiercel check RECIPE.yaml` tells them without starting a run; the ex
 **Paths** are relative to the working directory, except images: relative ones resolve under `data.image_root`, absolute
 ones must lie there or under `data.image_roots`.
 
-A recipe with `rewards`, `rollout` or `algorithm` is for `tiercel grpo`; an SFT recipe has none of them.
+The verb of a recipe is told by its sections: `dpo`, `kto`, `teacher` (`tiercel distill`); else `rewards`, `rollout` or
+`algorithm` (`tiercel grpo`); an SFT recipe has none of them.
 """
 
 KEYS_ACROSS = """\
@@ -90,6 +91,8 @@ KEYS_ACROSS = """\
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
 - DPO, KTO: `learner.max_tokens_per_microbatch` holds twice `data.max_prompt_tokens`; an option of `dpo`
   that its `loss` does not read is refused.
+- Distillation: of `algorithm` only what is no matter of rewards; `teacher.mix` goes with `divergence: jsd`, and
+  `teacher.top_k` not with `divergence: token`.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """
 
@@ -114,7 +117,8 @@ def _entry(section: Key) -> str:
 def _section(section: Key, keys: list[Key]) -> str:
     assert section.section is not None
     notes = [(inspect.getdoc(section.section) or "").strip()]
-    notes += [f"Only `tiercel {kind}`." for kind, sections in OWN_SECTIONS.items() if section.path in sections]
+    verbs = [f"`tiercel {kind}`" for kind, recipe in RECIPES.items() if section.path in recipe.model_fields]
+    notes += [f"Only {' and '.join(verbs)}."] if 0 < len(verbs) < len(RECIPES) else []
     if section.is_list_of_sections:
         notes.append("A list; each entry has these keys.")
     if section.path == "lora":
