@@ -57,6 +57,7 @@ STRATEGIES = {
         "deepspeed": {"offload_parameters": True, "offload_optimizer": True},
     },
 }
+SAMPLED = ("grpo", "taught")
 OFFLINE = {"dpo": DpoRecipe, "kto": KtoRecipe}
 SECTIONS = {"dpo": {"loss": "mpo", "beta": 0.5}, "kto": {"beta": 0.5}}
 TRAINED = {
@@ -150,8 +151,9 @@ def _held(weight: torch.Tensor) -> int:
 
 
 def kinds_of(family_name: str, trained: str) -> tuple[str, ...]:
-    """What is learnt: pairs and labels too, for one family, where the reference can be computed."""
-    return ("grpo", "sft", *(OFFLINE if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()))
+    """What is learnt: from pairs, labels and a teacher too, for one family, where the reference can be computed."""
+    more = (*OFFLINE, "taught") if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()
+    return ("grpo", "sft", *more)
 
 
 def with_another_answer(row: Row) -> Row:
@@ -170,16 +172,19 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
         checkpoint = options.checkpoints / family_name
         for kind in kinds_of(family_name, options.trained):
             own = {**changes, "rollout": {"parity_action": "warn"}}  # recorded logprobs are random
-            if kind != "grpo":
+            if kind == "taught":
+                teacher = {"path": str(checkpoint), "dtype": "float32", "prompt": "{prompt} So?"}
+                own["algorithm"] = {**own.get("algorithm", {}), "teacher": teacher}
+            if kind not in SAMPLED:
                 own = {key: value for key, value in changes.items() if key != "algorithm"}
-            make = grpo_recipe if kind == "grpo" else sft_recipe
+            make = grpo_recipe if kind in SAMPLED else sft_recipe
             recipe = make(checkpoint, options.rows, Path("unused"), **own)
             if kind in OFFLINE:
                 recipe = OFFLINE[kind].model_validate({**recipe.model_dump(), kind: SECTIONS[kind]})
             trainer = build_trainer(recipe, ranks=ranks)
             family = trainer.policy.family
             rows = [with_another_answer(row) for row in read_rows(str(options.rows), recipe.data, "sft").rows]
-            if kind == "grpo":
+            if kind in SAMPLED:
                 encode = prompt_encoder(family, recipe.data)
             else:
                 encode = example_encoder(
@@ -192,9 +197,10 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             for step in range(STEPS):
                 indices = rank_slice(range(step * PROMPTS, (step + 1) * PROMPTS), ranks.rank, ranks.world_size)
                 examples = [encode(rows[index % len(rows)], index) for index in indices]
-                if kind == "grpo":
+                if kind in SAMPLED:
                     scored = [recorded_group(prompt, family, step) for prompt in examples]
-                    learn(trainer, advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe)), recipe)
+                    groups = advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe))
+                    learn(trainer, trainer.taught(groups), recipe)
                 else:
                     objective = objective_of(recipe)
                     plan = objective.plan(trainer, shared_out(trainer, examples, recipe))

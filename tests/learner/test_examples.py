@@ -127,15 +127,19 @@ def random_pairs(family, seed):
     return examples
 
 
-def plain(policy, each):
-    """Logprobs of an answer by transformers' own pass over the whole conversation."""
+def plain_words(policy, each):
+    """Logprobs (L, V) of all words at an answer's tokens, by transformers' own pass over the whole conversation."""
     family, item = policy.family, conversation_item(each)
     ids_T = torch.cat([each.prompt.token_ids_P, each.token_ids_L])
     inputs = huggingface_inputs(family, item.prompt, ids_T, list(SHOWN[each.prompt.index]))
     logits_TV = policy.model(**inputs).logits[0]
     logits_TV = logits_TV.index_fill(1, torch.tensor(family.placeholder_ids), -torch.inf)
-    rows_LV = logits_TV[len(each.prompt.token_ids_P) - 1 : -1].log_softmax(-1)
-    return rows_LV.gather(1, each.token_ids_L[:, None])[:, 0]
+    return logits_TV[len(each.prompt.token_ids_P) - 1 : -1].log_softmax(-1)
+
+
+def plain(policy, each):
+    """Logprobs of an answer by the same pass."""
+    return plain_words(policy, each).gather(1, each.token_ids_L[:, None])[:, 0]
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

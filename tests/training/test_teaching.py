@@ -1,0 +1,182 @@
+"""Distillation: what a teacher says against plain passes, and whole runs on and off policy."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.learner.test_examples import plain_words, random_pairs
+from tests.tiny_models import FAMILY_NAMES, tiny_policy
+from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
+from tests.training.test_offline import bytes_of, without_times
+from tiercel.algorithms.teacher import DIVERGENCES, Teacher
+from tiercel.config import DistillRecipe
+from tiercel.distributed.ranks import ALONE
+from tiercel.errors import DataError, ModelError
+from tiercel.learner.batch import advantage_group
+from tiercel.learner.learner import Learner
+from tiercel.models.vision import VisionStore
+from tiercel.runs.directory import read_metrics
+from tiercel.training import learning
+from tiercel.training.forward import NO_TOTALS, Passes
+from tiercel.training.teaching import Teaching
+from tiercel.types import Completion
+
+
+def passes_of(policy, form="split"):
+    return Passes(
+        policy=policy,
+        learner=Learner(policy, form, False),
+        vision=VisionStore(policy, 0),
+        ranks=ALONE,
+        passes_are_private=True,
+        temperature=1.0,
+        max_tokens=300,
+    )
+
+
+def completion(ids):
+    return Completion(token_ids_L=ids, logprobs_L=torch.zeros(len(ids)), text="", is_truncated=False, seed=0)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_checkpoints, name):
+    student, other = (tiny_policy(tiny_checkpoints[name], noise=noise) for noise in (0.1, 0.4))
+    examples = random_pairs(student.family, 3)
+    answers = [each for example in examples for each in example.conversations]
+    groups = [
+        advantage_group(each.prompt, [completion(side.token_ids_L) for side in each.conversations], [0.0, 0.0])
+        for each in examples
+    ]
+    with torch.no_grad():
+        taught_words = [plain_words(other, each) for each in answers]
+    for divergence in ("reverse_kl", "jsd", "token"):
+        expected = 0.0
+        for each, teacher_LV in zip(answers, taught_words, strict=True):
+            # Placeholders have a probability of 0 in both, whose product with an infinite logprob is not a number.
+            policy_LV, teacher_LV = (words.clamp_min(-1e30) for words in (plain_words(student, each), teacher_LV))
+            if divergence == "token":
+                gaps_L = (policy_LV - teacher_LV).gather(1, each.token_ids_L[:, None])
+                expected = expected + (gaps_L.square() / 2).sum()
+            else:
+                expected = expected + DIVERGENCES[divergence].of(policy_LV, teacher_LV, 0.5).sum()
+        wanted = gradient(student, expected)
+        teaching = Teaching(
+            section=Teacher(path="teacher", divergence=divergence, coef=2.0), passes=passes_of(other), encode=None
+        )
+        learner = passes_of(student)
+        found = 0.0
+        for unit in learner.units(teaching.taught(groups), NO_TOTALS):
+            assert unit.prefix is None
+            for batch in unit.batches:
+                features_KH = learner.vision.features(batch.packed.images)
+                scores = learner.learner(batch.packed, features_KH, 1.0, None, False, teaching.target(batch))
+                found = found + teaching.term(batch, scores).values_N.sum() / 2
+        assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5), divergence
+        assert float((gradient(student, found) - wanted).norm() / wanted.norm()) < 1e-5, divergence
+
+
+def gradient(policy, loss):
+    policy.model.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in policy.trained_parameters().values()])
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture
+def write(rows, tiny_checkpoints, tmp_path):
+    def recipe(output, teacher, **changes):
+        tree = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / output).model_dump()
+        own = {"path": str(tiny_checkpoints["qwen2_5_vl"]), "dtype": "float32"}
+        return DistillRecipe.model_validate(merged({**tree, "teacher": {**own, **teacher}}, changes))
+
+    return recipe
+
+
+def test_a_student_comes_nearer_to_what_a_hint_tells(write):
+    recipe = write("run", {"prompt": "{prompt} It is {answer}."}, train={"steps": 6})
+    kept = [row for row in read_metrics(run_grpo(recipe)) if "loss" in row]
+    assert kept[-1]["teacher/kl"] < 0.8 * kept[0]["teacher/kl"]
+    assert all(row["loss"] == pytest.approx(row["teacher/kl"], rel=0.2) and "reward/mean" in row for row in kept)
+
+
+def test_the_start_says_the_same_as_itself(write):
+    run = run_grpo(write("run", {}, train={"steps": 1}))
+    row = read_metrics(run)[1]
+    assert row["teacher/kl"] == pytest.approx(0.0, abs=1e-6) and row["grad_norm"] == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("teacher", ({"rows_share": 0.5, "divergence": "jsd"}, {"top_k": 5, "prompt": "{prompt} So?"}))
+def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, teacher):
+    whole = run_grpo(write("whole", teacher, data={"eval": None}))
+    honest, calls = learning.policy_update, iter(range(100))
+
+    def failing(*inputs):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return honest(*inputs)
+
+    monkeypatch.setattr(learning, "policy_update", failing)
+    recipe = write("ended", teacher, data={"eval": None})
+    with pytest.raises(KeyboardInterrupt):
+        run_grpo(recipe)
+    monkeypatch.setattr(learning, "policy_update", honest)
+    ended = run_grpo(recipe)
+    assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
+
+
+def test_answers_of_rows_take_the_place_of_completions(write):
+    run = run_grpo(write("run", {"rows_share": 1.0}))
+    groups = [json.loads(line) for line in (run / "rollouts/step-000001.jsonl").read_text().splitlines()]
+    assert all(len(group["completions"]) == 1 for group in groups)
+    assert {group["completions"][0]["text"] for group in groups} <= {f"[{number}, 20]" for number in range(12)}
+    half = run_grpo(write("half", {"rows_share": 0.5}))
+    lines = [
+        json.loads(line) for file in sorted((half / "rollouts").iterdir()) for line in file.read_text().splitlines()
+    ]
+    assert {len(group["completions"]) for group in lines} == {1, 3}
+
+
+def test_a_row_without_an_answer_is_told(write, rows, tmp_path):
+    records = [json.loads(line) for line in rows.read_text().splitlines()]
+    for record in records:
+        del record["messages"][1]
+    bare = rows.with_name("bare.jsonl")
+    bare.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(DataError, match=r"has no answer, which teacher.rows_share asks for"):
+        run_grpo(write("run", {"rows_share": 1.0}, data={"train": str(bare)}))
+    with pytest.raises(DataError, match=r"its answer has .* tokens, above rollout.max_new_tokens 2"):
+        run_grpo(write("short", {"rows_share": 1.0}, rollout={"max_new_tokens": 2}))
+
+
+def test_a_teacher_of_another_family_sees_its_own_pixels(write, tiny_checkpoints):
+    run = run_grpo(write("run", {"path": str(tiny_checkpoints["qwen2_vl"])}))
+    assert read_metrics(run)[1]["teacher/kl"] > 0
+
+
+def test_a_teacher_with_other_words_is_refused(write, tiny_checkpoints, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_checkpoints["qwen2_5_vl"], other)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["seven!"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(ModelError, match=r"1 words have other ids, such as 'seven!'; take a teacher with the same"):
+        run_grpo(write("run", {"path": str(other)}))
+
+
+def test_a_token_reward_goes_beside_the_rewards_of_grpo(rows, tiny_checkpoints, tmp_path):
+    path = tiny_checkpoints["qwen2_5_vl"]
+    teacher = {"path": str(path), "dtype": "float32", "divergence": "token", "prompt": "{prompt} So?", "coef": 0.1}
+    with_teacher, without = (
+        read_metrics(run_grpo(grpo_recipe(path, rows, tmp_path / name, algorithm={"teacher": section})))
+        for name, section in (("with", teacher), ("without", None))
+    )
+    assert with_teacher[1]["reward/mean"] == without[1]["reward/mean"]
+    assert "teacher/kl" in with_teacher[1] and "teacher/kl" not in without[1]
+    assert with_teacher[1]["grad_norm"] != without[1]["grad_norm"]
