@@ -1,5 +1,6 @@
 # make venv            .venv with tiercel and what its tests need, versions pinned by constraints.txt
 # make demo            train a small VLM on real handwriting; report in runs/demo/report.html
+# make demo-pairs        the same, then from pairs (runs/pairs-dpo) and from a teacher (runs/pairs-distill)
 # make demo-zoom       the same with a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
@@ -16,6 +17,7 @@
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
+# make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 # make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
 # make gpu-toy         the same program in tiny shapes on a CPU
@@ -33,8 +35,8 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo demo-zoom test lint types test-catalogue test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-peers gpu-proof gpu-toy clean
+.PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
 
@@ -45,6 +47,9 @@ venv: .venv/.made
 
 demo: venv
 	.venv/bin/tiercel demo
+
+demo-pairs: venv
+	.venv/bin/tiercel demo --pairs
 
 demo-zoom: venv
 	.venv/bin/tiercel demo --zoom
@@ -157,6 +162,9 @@ bench-scaling: venv
 bench-rollout: vllm-env
 	.venv-vllm/bin/python -m benchmarks.rollout
 	.venv-vllm/bin/python -m benchmarks.rollout_learning
+
+bench-pairs: venv .venv-trl/.made
+	.venv/bin/python -m benchmarks.pairs
 
 bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv/bin/python -m benchmarks.peers

@@ -33,6 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     text = "train a tiny VLM on real handwritten digits, on a CPU, in minutes"
     demo = _command(commands, "demo", text, "tiercel demo")
+    demo.add_argument(
+        "--pairs", action="store_true", help="then learn the same from pairs of boxes, and from a teacher"
+    )
     demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
 
     for kind, text in TRAINING.items():

@@ -1,11 +1,12 @@
 """`tiercel demo`: make scenes, warm the model up by SFT, improve it by GRPO, and print the result. `--zoom` runs the
-demo of zoom.py."""
+demo of zoom.py, `--pairs` that of pairs.py."""
 
 import shutil
 import time
 from argparse import Namespace
 from pathlib import Path
 
+from tiercel.demo.pairs import demo_pairs
 from tiercel.demo.running import RECIPES, require_recipes, run_command
 from tiercel.demo.scenes import write_scenes
 from tiercel.demo.zoom import demo_zoom
@@ -20,11 +21,13 @@ CARELESSNESS = 24  # pixels by which the warm-up's boxes may be off
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Run the demo, or the one that needs a tool."""
+    """Run the demo, the one that needs a tool, or the one of pairs and a teacher, which goes on from the first."""
     if arguments.zoom:
         demo_zoom()
-    else:
-        demo()
+        return
+    demo()
+    if arguments.pairs:
+        demo_pairs()
 
 
 def demo() -> None:

@@ -88,7 +88,7 @@ def write_scenes(
         scene = draw_scene(images[chosen], labels[chosen], digit_count, generator)
         file = f"images/{name}-{number:05d}.png"
         scene.image.save(directory / file, compress_level=1)
-        written = _jittered(scene.box, jitter, generator)
+        written = jittered(scene.box, jitter, generator)
         row = {
             "id": f"{name}-{number}",
             "images": [file],
@@ -136,13 +136,13 @@ def _strokes(digit: np.ndarray) -> np.ndarray:
     return digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
 
 
-def _jittered(box: Box, jitter: int, generator: np.random.Generator) -> tuple[int, ...]:
+def jittered(box: Box, jitter: int, generator: np.random.Generator) -> Box:
     """Move the corners on the grid; the box keeps an area."""
     if jitter == 0:
         return box
     steps = jitter // CELL
     while True:
-        moved = [v + int(d) * CELL for v, d in zip(box, generator.integers(-steps, steps + 1, 4), strict=True)]
-        moved = [min(SIDE, max(0, v)) for v in moved]
-        if moved[2] > moved[0] and moved[3] > moved[1]:
-            return tuple(moved)
+        moves = generator.integers(-steps, steps + 1, 4)
+        x1, y1, x2, y2 = (min(SIDE, max(0, v + int(d) * CELL)) for v, d in zip(box, moves, strict=True))
+        if x2 > x1 and y2 > y1:
+            return x1, y1, x2, y2

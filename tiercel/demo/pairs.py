@@ -1,0 +1,98 @@
+"""`tiercel demo --pairs`: what else than GRPO improves the demo's model: pairs of boxes, and a teacher."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiercel.demo.running import RECIPES, require_recipes, run_command
+from tiercel.demo.scenes import Box, jittered
+from tiercel.errors import TrainingError
+from tiercel.rewards.boxes import iou
+from tiercel.runs.directory import read_metrics
+from tiercel.writing import writing
+
+CAREFUL, CARELESS = 8, 24  # pixels by which the corners of the two boxes of a pair may be off
+LEAST_DIFFERENCE = 0.1  # of their IoU with the true box
+DATA = Path("runs/demo-data")
+NAMES = ("practice", "heldout")
+PAIRS, STUDENT, TEACHER = Path("runs/pairs-dpo"), Path("runs/pairs-distill"), Path("runs/demo")
+
+
+def demo_pairs() -> None:
+    """Run the recipes from the project's root, after those of `tiercel demo`. Raises TiercelError as its commands
+    do."""
+    started = time.monotonic()
+    require_recipes("demo-dpo.yaml", "demo-distill.yaml", "demo-grpo.yaml")
+    print(f"1/3 pairs of a careful and a careless box -> {DATA}", flush=True)
+    with writing(DATA, "start the demo in a copy of tiercel's directory that can be written"):
+        for seed, name in enumerate(NAMES):
+            write_pairs(DATA, name, seed)
+    print("2/3 tiercel dpo recipes/demo-dpo.yaml: learn from pairs which box is better", flush=True)
+    run_command("dpo", str(RECIPES / "demo-dpo.yaml"))
+    adapter = max((PAIRS / "checkpoints").iterdir()) / "adapter"
+    run_command("eval", str(RECIPES / "demo-grpo.yaml"), "--adapter", str(adapter))
+    print("3/3 tiercel distill recipes/demo-distill.yaml: learn what the demo's trained model says", flush=True)
+    run_command("distill", str(RECIPES / "demo-distill.yaml"))
+    print(summary())
+    print(f"{time.monotonic() - started:.0f} s in all; open {PAIRS}/report.html and {STUDENT}/report.html")
+
+
+def write_pairs(directory: Path, name: str, seed: int) -> None:
+    """Write pairs-NAME.jsonl and labels-NAME.jsonl of the scenes of NAME.jsonl: of each a box that is nearer to the
+    true one, and one that is farther away."""
+    generator = np.random.default_rng(seed)
+    pairs, labels = [], []
+    for number, line in enumerate((directory / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()):
+        row = json.loads(line)
+        better, worse = two_boxes(tuple(row["answer"]), generator)
+        pairs.append(answered(row, better) | {"rejected": written(worse)})
+        labels.append(answered(row, worse if number % 2 else better) | {"label": number % 2 == 0})
+    for kind, rows in (("pairs", pairs), ("labels", labels)):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (directory / f"{kind}-{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def two_boxes(box: Box, generator: np.random.Generator) -> list[Box]:
+    """Draw a careful and a careless box around a digit, the better one first."""
+    while True:
+        drawn = [jittered(box, most, generator) for most in (CAREFUL, CARELESS)]
+        drawn.sort(key=lambda each: iou(each, box), reverse=True)
+        if iou(drawn[0], box) - iou(drawn[1], box) > LEAST_DIFFERENCE:
+            return drawn
+
+
+def answered(row: Mapping[str, Any], box: Sequence[int]) -> dict[str, Any]:
+    """Copy a row with a box as the assistant's turn."""
+    return {**row, "messages": [row["messages"][0], {"role": "assistant", "content": written(box)}]}
+
+
+def written(box: Sequence[int]) -> str:
+    """Write a box as the model does."""
+    return f"[{', '.join(map(str, box))}]"
+
+
+def summary() -> str:
+    """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
+    pairs, student, teacher = (_accuracies(run) for run in (PAIRS, STUDENT, TEACHER))
+    steps, best = teacher[-1]
+    reached = next((step for step, accuracy in student if accuracy >= 0.9 * best), None)
+    return "\n".join(
+        [
+            f"pairs:    {pairs[0][1]:.3f} -> {pairs[-1][1]:.3f} of the held-out pairs told apart",
+            f"teacher:  {teacher[0][1]:.3f} -> {best:.3f} held-out accuracy in {steps} steps of GRPO",
+            f"student:  {student[0][1]:.3f} -> {student[-1][1]:.3f} in {student[-1][0]} steps; 0.9 of the teacher's "
+            + (f"by step {reached}" if reached is not None else "not reached"),
+        ]
+    )
+
+
+def _accuracies(run: Path) -> list[tuple[int, float]]:
+    """List the steps of a run's evaluations, with their accuracies."""
+    found = [(row["step"], row["eval/accuracy"]) for row in read_metrics(run) if "eval/accuracy" in row]
+    if len(found) < 2:
+        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
+    return [(int(step), accuracy) for step, accuracy in found]
