@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.gpu.report import NOT_MEASURED, markdown, summary
 from benchmarks.gpu.results import Results
 from benchmarks.learner import table
+from benchmarks.pairs import table as table_of_pairs
 from benchmarks.peers_report import markdown_table
 from benchmarks.quote import QUOTED, quoted
 from benchmarks.turns import table as table_of_turns
@@ -16,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_readme_quotes_the_results_as_they_are():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(QUOTED.findall(readme)) == 4
+    assert len(QUOTED.findall(readme)) == 5
     assert quoted(readme) == readme
 
 
@@ -25,6 +26,8 @@ def test_tables_are_made_from_the_results():
     assert (RESULTS / "peers.md").read_text(encoding="utf-8") == markdown_table(peers)
     learner = json.loads((RESULTS / "learner.json").read_text(encoding="utf-8"))
     assert (RESULTS / "learner.md").read_text(encoding="utf-8") == table(learner["cells"])
+    pairs = json.loads((RESULTS / "pairs.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "pairs.md").read_text(encoding="utf-8") == table_of_pairs(pairs["cells"])
     turns = json.loads((RESULTS / "turns.json").read_text(encoding="utf-8"))
     assert (RESULTS / "turns.md").read_text(encoding="utf-8") == table_of_turns(turns)
 
