@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ from tests.training.test_offline import bytes_of, without_times
 from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.config import DistillRecipe
 from tiercel.distributed.ranks import ALONE
-from tiercel.errors import DataError, ModelError
+from tiercel.errors import DataError, ModelError, NonFiniteError, TrainingError
 from tiercel.learner.batch import advantage_group
 from tiercel.learner.learner import Learner
 from tiercel.models.vision import VisionStore
 from tiercel.runs.directory import read_metrics
 from tiercel.training import learning
+from tiercel.training.build import build_trainer
 from tiercel.training.forward import NO_TOTALS, Passes
+from tiercel.training.replay import replay
 from tiercel.training.teaching import Teaching
 from tiercel.types import Completion
 
@@ -180,3 +183,25 @@ def test_a_token_reward_goes_beside_the_rewards_of_grpo(rows, tiny_checkpoints, 
     assert with_teacher[1]["reward/mean"] == without[1]["reward/mean"]
     assert "teacher/kl" in with_teacher[1] and "teacher/kl" not in without[1]
     assert with_teacher[1]["grad_norm"] != without[1]["grad_norm"]
+
+
+def test_a_replayed_update_has_the_teachers_term(write, monkeypatch, capsys):
+    honest = learning.policy_update
+
+    def spoilt(*inputs):
+        raise NonFiniteError("the loss is not finite", [[]])
+
+    recipe = write("run", {"prompt": "{prompt} So?"}, data={"eval": None})
+    monkeypatch.setattr(learning, "policy_update", spoilt)
+    with pytest.raises(TrainingError):
+        run_grpo(recipe)
+    monkeypatch.setattr(learning, "policy_update", honest)
+    (kept,) = (tmp for tmp in (Path(recipe.output) / "nonfinite").iterdir())
+    findings = replay(recipe, Path(recipe.output), kept, lambda text: None)
+    assert findings and all(finding.loss > 0 for finding in findings)  # without a teacher all would be 0
+
+
+def test_a_teacher_of_another_family_is_refused_with_tools(write, tiny_checkpoints):
+    recipe = write("run", {"path": str(tiny_checkpoints["qwen2_vl"])}, rollout={"tools": ["zoom"]})
+    with pytest.raises(ModelError, match="makes other tokens or pixels of a row than the policy"):
+        build_trainer(recipe)

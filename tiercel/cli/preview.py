@@ -75,7 +75,7 @@ def _prompt(
 
 
 def _answers(encode: Callable[[Row, int], Example], purpose: Purpose, row: Row, index: int) -> list[Seen]:
-    """Of a pair both answers; of a labelled row its own."""
+    """Encode both answers of a pair, or a labelled row's own."""
     seen = []
     for each in encode(row, index).conversations[: 2 if purpose == "pairs" else 1]:
         before_P = torch.zeros(len(each.prompt.token_ids_P), dtype=torch.bool)

@@ -11,6 +11,7 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategy import Strategy, build_strategy
+from tiercel.errors import ModelError
 from tiercel.learner.compiling import chosen_backend, require_compilable
 from tiercel.learner.forms import chosen_form
 from tiercel.learner.learner import Learner
@@ -108,8 +109,13 @@ def _teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teac
         model = load_for_inference(chosen, training_device(), adapter)
         prove_where_needed(model, say)
     require_same_words(model.family, policy)
-    passes = passes_for_inference(model, chosen, ranks)
-    return Teaching(section=section, passes=passes, encode=teacher_encoder(section, chosen.data, model.family, policy))
+    encode = teacher_encoder(section, chosen.data, model.family, policy)
+    if encode is not None and recipe.rollout.has_turns:
+        raise ModelError(
+            f"{section.path}: this teacher makes other tokens or pixels of a row than the policy, but turns with tools "
+            "or an environment follow the policy's own prompt; take a teacher of the same family and processor"
+        )
+    return Teaching(section=section, passes=passes_for_inference(model, chosen, ranks), encode=encode)
 
 
 def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:

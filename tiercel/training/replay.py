@@ -132,7 +132,7 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
 def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
     groups = kept_groups(recipe, trainer.policy.family, directory)
     totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
-    for group in groups:
+    for group in trainer.taught(groups):
         for unit in trainer.units([group], totals):
             yield Pass(
                 row=group.item.prompt.row.id,

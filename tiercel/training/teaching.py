@@ -109,7 +109,8 @@ class Teaching:
             return TeacherTokens(words_NK=targets_N[:, None], logprobs_NK=logprobs_N[:, None])
         if section.top_k is None:
             return TeacherTokens(states_NH=states_NH)
-        chunks = [head.distribution(part, temperature).topk(section.top_k) for part in states_NH.split(TOP_TOKENS)]
+        count = min(section.top_k, head.linear.weight.shape[0])  # more words than all are all
+        chunks = [head.distribution(part, temperature).topk(count) for part in states_NH.split(TOP_TOKENS)]
         values, words = zip(*chunks, strict=True)
         return TeacherTokens(words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
 
