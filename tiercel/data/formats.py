@@ -16,7 +16,6 @@ them by name.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import basename, splitext
@@ -24,6 +23,7 @@ from typing import Any
 
 from tiercel.config.data import FormatName
 from tiercel.data.image_parts import has_image_parts, read_image_parts
+from tiercel.data.plain import require_plain, require_plain_value
 from tiercel.data.preferences import label_of, pair_in_text, sides_of
 from tiercel.data.rows import (
     BOX_MARK,
@@ -61,8 +61,6 @@ _OPENAI_ROLES: dict[str, Role] = {
 }
 _EXPRESSIONS = ("expression", "caption", "sentence", "sent")
 _SEVERAL = ("sentences", "captions")
-_DEEPEST = 64  # levels of a value; deeper ones could not be read again from the files that tiercel writes
-_ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
 
 def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
@@ -412,49 +410,13 @@ def clean_answer(value: Any) -> Any:
     return numbers if all(is_number(number) for number in numbers) else text
 
 
-def require_plain(record: Mapping[str, Any]) -> None:
-    """Raise DataError for a value that JSON or UTF-8 cannot hold. Images and videos are checked elsewhere."""
-    for key, value in record.items():
-        _require_text(key, "row")
-        if key not in ("images", "image", "videos", "video"):
-            _require_plain(value, key or "row", _DEEPEST)
-
-
-def _require_plain(value: Any, field: str, levels: int) -> None:
-    kind = type(value)
-    if kind is str:
-        _require_text(value, field)
-    elif kind is float:
-        if not math.isfinite(value):
-            raise DataError(f"is {value}; only finite numbers are read", field=field)
-    elif kind is list or kind is dict:
-        if levels == 0:
-            raise DataError(f"is part of a value nested more than {_DEEPEST} levels deep", field=field[:40])
-        for key, item in value.items() if kind is dict else enumerate(value):
-            if isinstance(key, str):
-                _require_text(key, field)
-            if type(item) not in _ALWAYS_PLAIN:
-                _require_plain(item, f"{field}.{key}" if kind is dict else f"{field}[{key}]", levels - 1)
-    elif kind not in _ALWAYS_PLAIN:
-        raise DataError(f"has a value of type {kind.__name__}, which JSON does not know; write it as text", field=field)
-
-
-def _require_text(text: str, field: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError("contains half of a surrogate pair, which is not text", field=field) from error
-
-
 def _read_id(record: Mapping[str, Any], default: str) -> str:
     id = record.get("id")
     if id is None:
         return default
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
         raise DataError(f"is {id!r}; an id is text or an integer", field="id")
-    _require_plain(id, "id", 0)
+    require_plain_value(id, "id", 0)
     return str(id)
 
 
