@@ -39,10 +39,15 @@ def failure(process: int, code: int) -> SimpleNamespace:
 def told(notes: Path, failures: dict[int, SimpleNamespace], **moments: float) -> TiercelError:
     """The launcher's error; `moments`: seconds at which processes were seen to have ended, as in p12=3.0."""
     oversight = Oversight(notes, 2, 60.0)
-    oversight._ranks = {each.pid: rank for rank, each in failures.items()}
-    oversight._attempt = set(oversight._ranks)
+    oversight._attempt = {each.pid for each in failures.values()}
     oversight._ends = {int(name[1:]): moment for name, moment in moments.items()}
     return failure_of(oversight, failures, {})
+
+
+def started(notes: Path, process: int, rank: int) -> Path:
+    """Write what a rank writes when it starts. Returns the file for the stack of a signal that ends it."""
+    (notes / f"{process}.pid").write_text(str(rank))
+    return stack_file(notes, process)
 
 
 @pytest.fixture
@@ -103,7 +108,7 @@ def test_the_first_that_fell_is_named_and_the_others_as_ended(tmp_path):
 
 
 def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
-    stack_file(tmp_path, 12).write_text(FAULT)
+    started(tmp_path, 12, rank=1).write_text(FAULT)
     assert final_code(tmp_path) == EXIT_TRAINING
     text = str(told(tmp_path, {0: failure(11, -15), 1: failure(12, -8)}))
     for part in (
@@ -116,6 +121,14 @@ def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
     assert "threading.py" not in text and "goes on from the newest" not in text and "no attempt follows" in text
     stack_file(tmp_path, 12).write_text(FAULT.replace("Floating point exception", "Segmentation fault"))
     assert final_code(tmp_path) is None
+
+
+def test_a_rank_that_ended_before_the_first_look_at_it_is_named(tmp_path):
+    started(tmp_path, 12, rank=1).write_text(FAULT)
+    started(tmp_path, 21, rank=0).write_text("")
+    unseen = Oversight(tmp_path, 2, 60.0)
+    text = str(failure_of(unseen, {0: failure(21, -15), 1: failure(22, 1)}, {}))  # process 22 is of a later attempt
+    assert text.startswith("rank 1 was killed by SIGFPE: ") and "no attempt follows" in text
 
 
 @pytest.mark.parametrize(

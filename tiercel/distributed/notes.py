@@ -25,8 +25,8 @@ STALLED = f"{SIGNS}/{CALL}"
 
 
 def start_notes() -> int | None:
-    """Write the process id for the launcher, and open a file for the stack of a signal that ends this rank. Returns an
-    exit code where an earlier attempt has found that another one would fail too, otherwise None."""
+    """Write the process id and the rank for the launcher, and open a file for the stack of a signal that ends this
+    rank. Returns an exit code where an earlier attempt has found that another one would fail too, otherwise None."""
     if NOTES not in os.environ:
         if "RANK" in os.environ:
             faulthandler.enable()
@@ -34,7 +34,7 @@ def start_notes() -> int | None:
     notes = Path(os.environ[NOTES])
     if (code := final_code(notes)) is not None:
         return code
-    (notes / f"{os.getpid()}.pid").touch()
+    (notes / f"{os.getpid()}.pid").write_text(os.environ["RANK"], encoding="utf-8")
     faulthandler.enable(stack_file(notes, os.getpid()).open("w", encoding="utf-8"))
     for file in (notes / "code", notes / STALLED):  # of an earlier attempt
         file.unlink(missing_ok=True)
@@ -93,11 +93,11 @@ def final_code(notes: Path) -> int | None:
     return EXIT_TRAINING if final_faults(notes) else None
 
 
-def final_faults(notes: Path) -> dict[int, int]:
-    """Return, by process id, the signals that ended ranks and would come again. A rank that has printed why it ends is
-    left out: its file is from a child process."""
+def final_faults(notes: Path) -> dict[int, tuple[int, int]]:
+    """Return the ranks that were ended by a signal that would come again: by rank, its process id and minus the signal.
+    A rank that has printed why it ends is left out: its file is from a child process."""
     return {
-        int(file.stem): number
+        int(file.with_suffix(".pid").read_text(encoding="utf-8")): (int(file.stem), -number)
         for file in notes.glob("*.stack")
         for fault, number in FINAL_FAULTS.items()
         if fault in file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]

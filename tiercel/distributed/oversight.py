@@ -36,7 +36,7 @@ class Oversight:
         self.notes = notes
         self.stall_timeout = stall_timeout
         self.files = SignFiles(notes / SIGNS, world_size)
-        self._ranks: dict[int, int] = {}  # rank by process, of all attempts
+        self._seen: set[int] = set()  # processes of all attempts
         self._attempt: set[int] = set()  # processes of the last attempt
         self._ends: dict[int, float] = {}  # by process, of all attempts: the time at which it was seen to have ended
         self._killed: set[int] = set()
@@ -55,8 +55,7 @@ class Oversight:
     def deaths(self, ended: Mapping[int, tuple[int, int]]) -> list[Death]:
         """Describe ranks that ended without a message. `ended`: by rank, its process and its exit code. After a signal
         that would come again, the ranks that got it are described, of any attempt."""
-        if faults := final_faults(self.notes):
-            ended = {self._ranks[process]: (process, -number) for process, number in faults.items()}
+        ended = final_faults(self.notes) or ended
         first = min((self._ends[process] for process in self._attempt & self._ends.keys()), default=0.0)
         return [
             Death(rank=rank, code=code, was_ended=self._was_ended(process, code, first), stack=self._stack(process))
@@ -88,7 +87,7 @@ class Oversight:
         for process in self._attempt - living:
             self._ends.setdefault(process, time.monotonic())
         if not living or len(self._attempt) < self.files.world_size:
-            new = {process: rank for process, rank in started_ranks().items() if process not in self._ranks}
+            new = {process: rank for process, rank in started_ranks().items() if process not in self._seen}
             self._attempt = (self._attempt if living else set()) | new.keys() if new else self._attempt
             for process, rank in new.items():
                 self._begin(process, rank)
@@ -104,7 +103,7 @@ class Oversight:
 
     def _begin(self, process: int, rank: int) -> None:
         """Write the first sign of a new rank, which is valid until the rank writes its own."""
-        self._ranks[process] = rank
+        self._seen.add(process)
         sign = Sign(
             rank=rank,
             host=platform.node(),
