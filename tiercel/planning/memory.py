@@ -14,8 +14,8 @@ from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.learner.block_mask import BLOCK
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import weights_dtype
+from tiercel.planning.frozen_models import FrozenBytes
 from tiercel.planning.probe import LinearBytes, VisionBytes
-from tiercel.planning.reward_models import RewardModelBytes
 from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local import KEPT_BYTES, TOKENS_IN_FLIGHT
 
@@ -49,7 +49,8 @@ class RolloutLoad:
     engine_bytes: int = 0  # of one GPU's memory, for that engine
     lookahead: int = 0
     prepacked_bytes: int = 0
-    reward_models: RewardModelBytes = field(default_factory=RewardModelBytes)
+    reward_models: FrozenBytes = field(default_factory=FrozenBytes)
+    teacher: FrozenBytes = field(default_factory=FrozenBytes)
 
     @property
     def row_tokens(self) -> int:
@@ -172,6 +173,8 @@ def rank_memory(
         scorers = rollout.reward_models
         if scorers.weights:
             always["reward models"] = scorers.weights
+        if rollout.teacher.weights:
+            always["teacher"] = rollout.teacher.weights
         missing = weights_dtype(recipe).itemsize * sizes.language_weights - held.base
         engine = _engine(recipe, sizes, rollout, missing, measured.vision)
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
@@ -188,6 +191,8 @@ def rank_memory(
         }
         if scorers.weights:
             parts["reward"] = {**always, **asleep, "scoring": scorers.largest_pass}
+        if rollout.teacher.weights:
+            parts["teaching"] = {**always, **asleep, "the teacher's pass": rollout.teacher.largest_pass}
         if rollout.moves_to_host:
             host["vLLM's weights, asleep"] = engine_weights(recipe, sizes, rollout)
     if layout.on_gpu:

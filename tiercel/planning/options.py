@@ -12,10 +12,10 @@ from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
+from tiercel.planning.frozen_models import FrozenSize, held_by_rank, reward_model_sizes, teacher_size
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
-from tiercel.planning.reward_models import RewardModelSize, held_by_rank, reward_model_sizes
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 from tiercel.planning.vision_probe import vision_bytes
@@ -50,14 +50,20 @@ class Subject:
     family: Family
     sizes: ModelSizes
     prompt_tokens: int
-    reward_models: tuple[RewardModelSize, ...]
+    reward_models: tuple[FrozenSize, ...]
+    teacher: FrozenSize | None
 
     def rollout(self, machine: Machine) -> RolloutLoad | None:
         """Compute the recipe's rollout on one rank of the machine; None for SFT."""
         if not isinstance(self.recipe, GrpoRecipe):
             return None
         rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
-        return replace(rollout, reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu))
+        teacher = [] if self.teacher is None else [self.teacher]
+        return replace(
+            rollout,
+            reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu),
+            teacher=held_by_rank(teacher, on_gpu=machine.is_gpu),
+        )
 
     def learnt_tokens(self, machine: Machine) -> int:
         """Return the tokens that the rank with the most rows learns from in a step, prompts once per group."""
@@ -78,8 +84,10 @@ class Subject:
 
     @property
     def smallest_tokens(self) -> int:
-        """Return the tokens of the smallest microbatch: a prompt and a completion."""
-        return self.prompt_tokens + self.composition.completion_tokens
+        """Return the tokens of the smallest microbatch: a prompt and a completion, or a whole example."""
+        if isinstance(self.recipe, GrpoRecipe):
+            return self.prompt_tokens + self.composition.completion_tokens
+        return self.composition.group_tokens
 
     @property
     def composition(self) -> Composition:
@@ -91,7 +99,8 @@ class Subject:
                 group_size=rollout.group_size,
             )
         answer = max(1, self.prompt_tokens // 4)  # the scored tokens of a conversation; assumed
-        return Composition(prompt_tokens=self.prompt_tokens - answer, completion_tokens=answer, group_size=1)
+        answers = 2 if self.recipe.purpose == "pairs" else 1
+        return Composition(prompt_tokens=self.prompt_tokens - answer, completion_tokens=answer, group_size=answers)
 
 
 def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
@@ -105,6 +114,7 @@ def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
         sizes=count(recipe, config, family),
         prompt_tokens=prompt_tokens or recipe.data.max_prompt_tokens,
         reward_models=reward_model_sizes(recipe),
+        teacher=teacher_size(recipe),
     )
 
 

@@ -249,7 +249,7 @@ def _measured_update(
             parameter.grad = torch.empty_like(parameter)
         learner.train()
         scores = learner(packed, None, 1.0)
-        scores.logprobs_N.sum().backward()
+        (scores.logprobs_N if scores.values_N is None else scores.values_N).sum().backward()
         del scores
         gc.collect()  # else objects in reference cycles would be counted at random
         learn = live.peak - resident

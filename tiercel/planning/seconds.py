@@ -29,6 +29,8 @@ def phase_seconds(
     passes += CHECKPOINTED_PASSES[recipe.learner.gradient_checkpointing]
     learn = 2 * packed * (passes * sizes.active_weights + 3 * sizes.adapter) / flops
     seconds = {} if rollout is None else {"rollout": rollout_seconds(recipe, sizes, rollout, device)}
+    if rollout is not None and rollout.teacher.elements:
+        seconds["teaching"] = 2 * packed * rollout.teacher.elements / flops
     seconds["learn"] = learn
     weights = weights_dtype(recipe).itemsize * sizes.language_weights
     speed, share = link_speed(device, layout.ranks), (layout.ranks - 1) / layout.ranks

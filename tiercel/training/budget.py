@@ -5,7 +5,7 @@ Rounding depends on how rows are packed, so a run goes on with the number that i
 
 import json
 
-from tiercel.config.schema import BaseRecipe, Learner
+from tiercel.config.schema import BaseRecipe
 from tiercel.errors import RunError
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import write_atomically
@@ -47,14 +47,3 @@ def with_tokens(recipe: BaseRecipe, tokens: int) -> BaseRecipe:
     """Return the recipe with this number of tokens."""
     learner = recipe.learner.model_copy(update={"max_tokens_per_microbatch": tokens})
     return recipe.model_copy(update={"learner": learner})
-
-
-def tokens_without_gradient(recipe: BaseRecipe) -> int:
-    """Return the tokens of a microbatch of passes that keep no graph, for which no plan is needed: `auto` is the
-    default, or the longest prompt."""
-    asked = recipe.learner.max_tokens_per_microbatch
-    default = Learner().max_tokens_per_microbatch
-    if asked != "auto":
-        return asked
-    assert default != "auto"
-    return max(default, recipe.data.max_prompt_tokens)

@@ -24,9 +24,10 @@ from tiercel.models.policy import Policy, build_policy, load_for_inference, star
 from tiercel.models.reference import restore_reference
 from tiercel.models.saving import restore_adapter
 from tiercel.models.vision import VisionStore
+from tiercel.planning.frozen_models import tokens_without_gradient
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.waiting import waiting
-from tiercel.training.budget import tokens_without_gradient, with_tokens
+from tiercel.training.budget import with_tokens
 from tiercel.training.forward import Passes
 from tiercel.training.strategy_choice import chosen_strategy
 from tiercel.training.teaching import Teaching, require_same_words, teacher_encoder

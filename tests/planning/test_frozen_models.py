@@ -12,8 +12,8 @@ from tests.scoring.test_model import save_reward_model
 from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
+from tiercel.planning.frozen_models import FrozenBytes, FrozenSize, held_by_rank, reward_model_sizes
 from tiercel.planning.probe import LiveBytes
-from tiercel.planning.reward_models import RewardModelBytes, RewardModelSize, held_by_rank, reward_model_sizes
 
 
 @pytest.fixture
@@ -41,11 +41,9 @@ def test_bytes_are_those_of_the_real_model(tiny_checkpoints, tmp_path, checkpoin
 
 
 def test_weights_add_up_and_passes_take_turns():
-    sizes = [
-        RewardModelSize(device=device, weights=100, largest_pass=most) for device, most in (("auto", 7), ("cpu", 9))
-    ]
-    assert held_by_rank(sizes, on_gpu=False) == RewardModelBytes(weights=200, largest_pass=9)
-    assert held_by_rank(sizes, on_gpu=True) == RewardModelBytes(weights=100, largest_pass=7)
+    sizes = [FrozenSize(device=device, weights=100, largest_pass=most) for device, most in (("auto", 7), ("cpu", 9))]
+    assert held_by_rank(sizes, on_gpu=False) == FrozenBytes(weights=200, largest_pass=9)
+    assert held_by_rank(sizes, on_gpu=True) == FrozenBytes(weights=100, largest_pass=7)
 
 
 @pytest.mark.parametrize(("device", "is_held"), [("auto", True), ("cpu", False)])

@@ -1,0 +1,150 @@
+"""Bytes of the models that a recipe has beside its policy, reward models and a teacher: weights are counted, and a pass
+is measured on fake tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from tiercel.config.reward_rules import reward_models
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Learner
+from tiercel.errors import ModelError
+from tiercel.learner.forms import chosen_form
+from tiercel.models.attention import route_attention
+from tiercel.models.loading import DTYPES
+from tiercel.models.memory_errors import weight_bytes
+from tiercel.models.policy import WHOLE_FILE, Policy
+from tiercel.planning.probe import (
+    Composition,
+    LiveBytes,
+    ProbedLearner,
+    fake_tensors,
+    fill_with_fakes,
+    packed_case,
+    younger_garbage,
+)
+from tiercel.planning.sizes import bare_family, local_or_fetched, with_layers
+from tiercel.rewards.started import RewardModel
+
+PROBED_LAYERS = 2  # enough: without gradients a layer's buffers are freed before the next layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenSize:
+    """The size of one frozen model."""
+
+    device: str  # as the recipe has it
+    weights: int  # bytes
+    elements: int = 0  # of the weights
+    largest_pass: int  # above the weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenBytes:
+    """The bytes of frozen models on one rank."""
+
+    weights: int = 0  # of all: they stay in memory
+    largest_pass: int = 0  # of one: they compute one after the other
+    elements: int = 0  # of all weights
+
+
+def held_by_rank(sizes: Sequence[FrozenSize], *, on_gpu: bool) -> FrozenBytes:
+    """Sum the models in the memory that is planned: a GPU does not hold those with `device: cpu`."""
+    held = [size for size in sizes if not (on_gpu and size.device == "cpu")]
+    return FrozenBytes(
+        weights=sum(size.weights for size in held),
+        largest_pass=max((size.largest_pass for size in held), default=0),
+        elements=sum(size.elements for size in held),
+    )
+
+
+def reward_model_sizes(recipe: BaseRecipe) -> tuple[FrozenSize, ...]:
+    """Measure the recipe's reward models. Raises ModelError where a config.json is not one of a sequence classifier,
+    EnvironmentProblem where it cannot be fetched."""
+    return tuple(map(_size, reward_models(recipe)))
+
+
+def teacher_size(recipe: BaseRecipe) -> FrozenSize | None:
+    """Measure the recipe's teacher; None where it has none."""
+    teacher = recipe.taught_by if isinstance(recipe, GrpoRecipe) else None
+    if teacher is None:
+        return None
+    path = local_or_fetched(teacher, "teacher.path")
+    return _policy_size(path, DTYPES[teacher.dtype], tokens_without_gradient(recipe), teacher.adapter)
+
+
+def tokens_without_gradient(recipe: BaseRecipe) -> int:
+    """Return the tokens of a microbatch of passes that keep no graph, for which no plan is needed: `auto` is the
+    default, or the longest prompt."""
+    asked = recipe.learner.max_tokens_per_microbatch
+    default = Learner().max_tokens_per_microbatch
+    if asked != "auto":
+        return asked
+    assert default != "auto"
+    return max(default, recipe.data.max_prompt_tokens)
+
+
+def _policy_size(path: Path, dtype: torch.dtype, tokens: int, adapter: str | None, device: str = "auto") -> FrozenSize:
+    """Measure a frozen model that computes as the learner does, in packs of at most `tokens` tokens."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    family = bare_family(path, config)
+    with torch.device("meta"):
+        made = partial(family.model_class.from_config, dtype=dtype, attn_implementation="sdpa")
+        whole, few = made(config), made(with_layers(config, PROBED_LAYERS))
+    elements = sum(parameter.numel() for parameter in whole.parameters())
+    form = chosen_form("auto", torch.device("cpu"), family.sharing_obstacle(config.get_text_config()))
+    packed = packed_case(_pack_of(tokens), tokens, family.position_dimensions)
+    policy = Policy(
+        family=family,
+        model=few.eval(),
+        peft=None,
+        reference_adapter=None,
+        compute_dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
+        fill_with_fakes(few)
+        route_attention(family.language_model(few))
+        learner = ProbedLearner(policy, form, False)
+        resident = live.start_again()
+        learner.scoring_states(packed, None, None)
+        largest_pass = live.peak - resident
+    weights = elements * dtype.itemsize + (weight_bytes(Path(adapter)) if adapter is not None else 0)
+    return FrozenSize(device=device, weights=weights, elements=elements, largest_pass=largest_pass)
+
+
+def _pack_of(tokens: int) -> Composition:
+    """Assume that a quarter of a pack is answers, in groups of four."""
+    answer = max(1, tokens // 64)
+    return Composition(prompt_tokens=max(1, tokens // 4 - 4 * answer), completion_tokens=answer, group_size=4)
+
+
+def _size(options: RewardModel) -> FrozenSize:
+    """Measure a reward model. Its pass has the most tokens that the recipe admits, in rows of the largest length."""
+    path = local_or_fetched(options, "rewards.model.path")
+    if options.adapter is not None or (path / WHOLE_FILE).is_file():
+        return _policy_size(path, DTYPES[options.dtype], options.batch_tokens, options.adapter, options.device)
+    dtype = DTYPES[options.dtype]
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            whole = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
+            few = AutoModelForSequenceClassification.from_config(with_layers(config, PROBED_LAYERS), dtype=dtype)
+    except Exception as error:  # broken files raise many types
+        raise ModelError(f"{path}: not a config.json of a sequence classifier: {error}") from error
+    weights = sum(parameter.nbytes for parameter in whole.parameters())
+    tokens = min(options.max_tokens, options.batch_tokens)
+    text = few.config.get_text_config()
+    text.use_cache = False
+    text.pad_token_id = 0
+    with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
+        fill_with_fakes(few)
+        rows = torch.zeros(options.batch_tokens // tokens, tokens, dtype=torch.int64)
+        resident = live.start_again()
+        few.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))
+        largest_pass = live.peak - resident
+    elements = weights // dtype.itemsize
+    return FrozenSize(device=options.device, weights=weights, elements=elements, largest_pass=largest_pass)
