@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tiercel.algorithms.pair_section import Dpo, Kto
-from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses, log1mexp
+from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses, log1mexp, ranking_losses
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -135,3 +135,30 @@ def test_log1mexp_near_0_and_far_from_it():
     values = torch.tensor([-1e-3, -0.5, -LN2, -5.0, -80.0], dtype=torch.float64)
     assert torch.allclose(log1mexp(values), torch.log(-torch.expm1(values)), rtol=1e-12)
     assert bool(log1mexp(torch.tensor([0.0, 1e-9])).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("values", "margin", "centre", "expected"),
+    (
+        ((0.0, 0.0), 0.0, 0.0, LN2),
+        ((LN3, 0.0), 0.0, 0.0, math.log(4 / 3)),
+        ((LN3 + 1, 0.0), 1.0, 0.0, math.log(4 / 3)),
+        ((0.0, LN3), 0.0, 0.0, math.log(4)),
+        ((LN3, 0.0), 0.0, 0.5, math.log(4 / 3) + 0.5 * LN3**2),
+        ((2.0, -2.0), 4.0, 0.5, LN2),
+    ),
+)
+def test_values_of_a_pair(values, margin, centre, expected):
+    (loss,) = ranking_losses(torch.tensor([values]), torch.tensor([margin]), centre)
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_gradient_of_values_is_written_out_in_float64():
+    values = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    margins = torch.rand(9, dtype=torch.float64)
+    ranking_losses(values, margins, 0.1).sum().backward()
+    with torch.no_grad():
+        right = 1 / (1 + torch.exp(-(values[:, 0] - values[:, 1] - margins)))
+        both = 0.2 * values.sum(1)
+        expected = torch.stack([right - 1 + both, 1 - right + both], 1)
+    assert torch.allclose(values.grad, expected, atol=1e-12)

@@ -21,6 +21,7 @@ GOOD = {
     "sft": SFT,
     "dpo": SFT.replace("runs/sft", "runs/dpo") + "dpo: {loss: sigmoid}\n",
     "kto": SFT.replace("runs/sft", "runs/kto") + "kto: {beta: 0.1}\n",
+    "reward": SFT.replace("runs/sft", "runs/reward") + "ranking: {margin: 0.0}\n",
     "distill": SFT.replace("runs/sft", "runs/distill") + "teacher: {path: Qwen/Qwen2-VL-7B-Instruct}\n",
     "grpo": GRPO,
 }

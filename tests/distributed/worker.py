@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
-from tiercel.config import DpoRecipe, GrpoRecipe, KtoRecipe
+from tiercel.config import DpoRecipe, GrpoRecipe, KtoRecipe, RewardRecipe
 from tiercel.data.encoding import example_encoder, prompt_encoder
 from tiercel.data.order import RowOrder, rank_slice
 from tiercel.data.reading import read_rows
@@ -58,8 +58,11 @@ STRATEGIES = {
     },
 }
 SAMPLED = ("grpo", "taught")
-OFFLINE = {"dpo": DpoRecipe, "kto": KtoRecipe}
-SECTIONS = {"dpo": {"loss": "mpo", "beta": 0.5}, "kto": {"beta": 0.5}}
+OFFLINE = {
+    "dpo": (DpoRecipe, {"dpo": {"loss": "mpo", "beta": 0.5}}),
+    "kto": (KtoRecipe, {"kto": {"beta": 0.5}}),
+    "reward": (RewardRecipe, {"ranking": {"centre_coef": 0.1}}),
+}
 TRAINED = {
     "adapter": {},
     "adapter, recomputed in part": {
@@ -180,7 +183,8 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             make = grpo_recipe if kind in SAMPLED else sft_recipe
             recipe = make(checkpoint, options.rows, Path("unused"), **own)
             if kind in OFFLINE:
-                recipe = OFFLINE[kind].model_validate({**recipe.model_dump(), kind: SECTIONS[kind]})
+                form, section = OFFLINE[kind]
+                recipe = form.model_validate({**recipe.model_dump(), **section})
             trainer = build_trainer(recipe, ranks=ranks)
             family = trainer.policy.family
             rows = [with_another_answer(row) for row in read_rows(str(options.rows), recipe.data, "sft").rows]
@@ -192,6 +196,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
                 )
             if options.trained == "adapter":
                 require_share(trainer, ranks)
+            if options.trained == "adapter" and kind != "reward":  # which has no logprobs
                 require_moved(trainer, recipe, encode(rows[0], ranks.rank))
             kept = keep_gradients(trainer)
             for step in range(STEPS):

@@ -9,13 +9,14 @@ from tests.learner.items import prompt
 from tests.learner.test_trajectories import SHOWN
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
-from tiercel.algorithms.completions import lengths, sums
+from tiercel.algorithms.completions import lasts, lengths, sums
 from tiercel.algorithms.pair_section import Dpo
-from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput
+from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, ranking_losses
 from tiercel.learner.examples import all_items, bundles, conversation_item, shared_item
 from tiercel.learner.layout import pack
 from tiercel.learner.learner import Learner
 from tiercel.models.prompts import completion_positions
+from tiercel.models.value_head import add_value_head
 from tiercel.models.vision import VisionStore
 from tiercel.types import EncodedConversation, EncodedImage, Example, ImagePlan
 
@@ -169,4 +170,43 @@ def test_a_packed_pair_equals_two_plain_passes(tiny_checkpoints, name):
     for form in ("split", "dense", "repeated"):
         found_N, found = outcome(Learner(policy, form, False)(packed, vision.features(packed.images), 1.0).logprobs_N)
         assert float((found_N - expected_N).abs().max()) < 1e-4, form
+        assert float((found - expected).norm() / expected.norm()) < 1e-5, form
+
+
+def plain_value(policy, each):
+    """The value of an answer: the state that predicts its last token, of transformers' own pass, times the head."""
+    family, item, states = policy.family, conversation_item(each), []
+    inputs = huggingface_inputs(
+        family, item.prompt, torch.cat([each.prompt.token_ids_P, each.token_ids_L]), list(SHOWN[each.prompt.index])
+    )
+    hook = policy.model.get_output_embeddings().register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    policy.model(**inputs)
+    hook.remove()
+    return states[0][0, -2] @ policy.model.value_head.weight
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_values_of_a_packed_pair_equal_two_plain_passes(tiny_checkpoints, name):
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    add_value_head(policy.model)
+    head = policy.model.value_head.weight
+    head.data.normal_(generator=torch.Generator().manual_seed(2))
+    head.requires_grad_(True)
+    examples = random_pairs(policy.family, 3)
+    made = bundles(examples, policy.family.is_placeholder, "dense", 10_000)
+    packed, vision = pack(all_items(made)), VisionStore(policy, 0)
+
+    def outcome(values_C):
+        policy.model.zero_grad()
+        ranking_losses(values_C.view(-1, 2), torch.zeros(len(examples)), 0.01).mean().backward()
+        gradients = [parameter.grad.flatten() for parameter in policy.trained_parameters().values()]
+        return values_C.detach(), torch.cat(gradients)
+
+    expected_C, expected = outcome(
+        torch.stack([plain_value(policy, each) for example in examples for each in example.conversations])
+    )
+    for form in ("split", "dense", "repeated"):
+        values_N = Learner(policy, form, False)(packed, vision.features(packed.images), 1.0).values_N
+        found_C, found = outcome(lasts(values_N, packed.continuation_of_N))
+        assert float((found_C - expected_C).abs().max()) < 1e-4, form
         assert float((found - expected).norm() / expected.norm()) < 1e-5, form

@@ -9,6 +9,7 @@ import yaml
 from tests.training.test_loops import merged, run_offline, write_rows
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
+from tiercel.errors import DataError
 from tiercel.runs.directory import read_metrics
 from tiercel.training import offline
 
@@ -16,6 +17,7 @@ KINDS = {
     "dpo": {"dpo": {"loss": "sigmoid", "beta": 0.5}},
     "mpo": {"dpo": {"loss": "mpo", "beta": 0.5}},
     "kto": {"kto": {"beta": 0.5}},
+    "reward": {"ranking": {"margin": 0.5, "margin_column": "rating", "centre_coef": 0.01}},
 }
 
 
@@ -25,7 +27,7 @@ def rows(tmp_path_factory) -> Path:
     file = write_rows(tmp_path_factory.mktemp("rows"))
     records = [json.loads(line) for line in file.read_text().splitlines()]
     for number, record in enumerate(records):
-        record |= {"rejected": "no, not that", "label": number % 2 == 0}
+        record |= {"rejected": "no, not that", "label": number % 2 == 0, "rating": number % 3}
     pictured = [record for record in records if record["images"]]
     pictured[0]["rejected_images"] = pictured[1]["images"][:1] * len(pictured[0]["images"])
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -55,7 +57,7 @@ def write(rows, tiny_checkpoints, tmp_path):
         }
         file = tmp_path / f"{output}.yaml"
         file.write_text(yaml.safe_dump(merged(tree, changes)))
-        return load_recipe("kto" if name == "kto" else "dpo", file)
+        return load_recipe("dpo" if name == "mpo" else name, file)
 
     return recipe
 
@@ -91,7 +93,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, name
     ended = run_offline(recipe)
     assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
     states = [json.loads((last(run) / "state.json").read_text())["objective"] for run in (whole, ended)]
-    assert states[0] == states[1] and bool(states[0]) == (name != "kto")
+    assert states[0] == states[1] and bool(states[0]) == (name in ("dpo", "mpo"))
 
 
 def test_pairs_are_told_apart_on_held_out_rows(write, capsys):
@@ -132,12 +134,36 @@ def test_kto_moves_labels_apart(write, capsys):
     assert f"loss {rows[-1]['eval/loss']:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ("dpo", "kto"))
+@pytest.mark.parametrize("changes", ({}, {"lora": None, "freeze": [], "optim": {"lr": 1e-3}}))
+def test_values_rank_held_out_pairs_before_and_after_an_export(write, tmp_path, capsys, changes):
+    run = run_offline(write("reward", "run", train={"steps": 12, "save_every": 6}, **changes))
+    rows = read_metrics(run)
+    assert rows[0]["eval/accuracy"] == 0.5 and rows[0]["eval/margin"] == 0 and rows[-1]["eval/accuracy"] > 0.8
+    assert rows[-1]["pairs/reward_chosen"] > rows[-1]["pairs/reward_rejected"] and "entropy/mean" not in rows[-1]
+    assert main(["eval", str(run)]) == 0
+    before, after = capsys.readouterr().out.splitlines()[-2:]
+    assert before.startswith("before: accuracy 0.500, margin 0.0000")
+    assert after.startswith(f"after:  accuracy {rows[-1]['eval/accuracy']:.3f}, margin {rows[-1]['eval/margin']:.4f}")
+    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "merged")]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run.yaml"), f"model.path={tmp_path / 'merged'}"]) == 0
+    merged_says = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
+    assert merged_says.split(", loss")[0] == after.partition(": ")[2].strip().split(", loss")[0]
+    assert main(["predict", str(run), "hello"]) == 2
+    assert "is a reward model, which writes nothing" in capsys.readouterr().err
+
+
+def test_a_row_without_its_margin_is_rejected_by_name(write, capsys):
+    with pytest.raises(DataError, match=r"ranking\.margin_column names it, so it must be a number"):
+        run_offline(write("reward", "run", ranking={"margin_column": "score"}))
+
+
+@pytest.mark.parametrize("name", ("dpo", "kto", "reward"))
 def test_check_preview_and_plan_take_the_recipe(write, tmp_path, capsys, name):
     recipe = write(name, "unused")
     file = str(tmp_path / "unused.yaml")
     assert main(["check", file]) == 0 and f"a valid {name.upper()} recipe" in capsys.readouterr().out
     assert main(["data", "preview", file, "--output", str(tmp_path / "rows.html")]) == 0
     page = (tmp_path / "rows.html").read_text()
-    assert ("the rejected answer" in page) == (name == "dpo") and recipe.kind == name
+    assert ("the rejected answer" in page) == (name != "kto") and recipe.kind == name
     assert main(["plan", file]) == 0

@@ -19,6 +19,13 @@ def lengths(completion_of_N: Tensor, count: int) -> Tensor:
     return sums(completion_of_N.new_ones(len(completion_of_N)), completion_of_N, count)
 
 
+def lasts(values_N: Tensor, completion_of_N: Tensor) -> Tensor:
+    """Take the value of the last token of each completion that has one: (C,). `completion_of_N` is on the CPU, where
+    the places are found."""
+    is_last_N = completion_of_N.diff(append=completion_of_N.new_tensor([-1])) != 0
+    return values_N[is_last_N.nonzero()[:, 0].to(values_N.device, non_blocking=True)]
+
+
 def means(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
     """Average by completion: (C,); 0 for a completion without tokens."""
     return sums(values_N, completion_of_N, count) / lengths(completion_of_N, count).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The recipe's sections `dpo` and `kto`."""
+"""The recipe's sections `dpo`, `kto` and `ranking`."""
 
 from typing import Annotated, Literal
 
@@ -62,3 +62,14 @@ class Kto(Section):
     """Weight of answers whose label is true."""
     undesirable_weight: NonNegativeFloat = 1.0
     """Weight of answers whose label is false."""
+
+
+class Ranking(Section):
+    """How `tiercel reward` learns values from preference pairs, by Bradley and Terry's model."""
+
+    margin: NonNegativeFloat = 0.0
+    """By how much the chosen answer's value is to be higher."""
+    margin_column: str | None = None
+    """Column with a margin for each row, which is added to ranking.margin, such as a difference of ratings."""
+    centre_coef: NonNegativeFloat = 0.0
+    """Weight of the squared sum of a pair's two values, which keeps values around 0."""

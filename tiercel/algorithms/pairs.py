@@ -1,7 +1,7 @@
 """Losses of preference pairs, by name, and the loss of labelled answers. Pure functions of logprobs.
 
 B pairs; of a pair's two answers w is the chosen one and l the rejected one, log p their logprob summed over the tokens,
-log p/n its mean; r is the reference, beta `dpo.beta`, s the logistic function.
+log p/n its mean; r is the reference, beta `dpo.beta`, s the logistic function, v the value of a reward model.
 """
 
 import math
@@ -167,3 +167,10 @@ def log1mexp(values: Tensor) -> Tensor:
     values = values.clamp(max=-1e-7)  # a logprob of 0 would have infinite odds
     near, far = (-values.expm1()).log(), (-values.exp()).log1p()
     return near.where(values > -math.log(2), far)
+
+
+def ranking_losses(values_B2: Tensor, margins_B: Tensor, centre_coef: float) -> Tensor:
+    """Compute the Bradley-Terry loss of a reward model (B,): -log s(v_w - v_l - margin) + centre_coef (v_w + v_l)²; the
+    second term is that of Eisenstein et al. 2023."""
+    losses_B = -logsigmoid(values_B2[:, 0] - values_B2[:, 1] - margins_B)
+    return losses_B + centre_coef * values_B2.sum(1) ** 2

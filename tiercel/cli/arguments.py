@@ -15,6 +15,7 @@ TRAINING: dict[Kind, str] = {
     "sft": "supervised fine-tuning",
     "dpo": "learn from pairs of a chosen and a rejected answer: DPO, IPO, MPO, ORPO, SimPO, CPO",
     "kto": "learn from answers that are labelled good or bad: KTO",
+    "reward": "train a reward model on pairs of a chosen and a rejected answer",
     "distill": "learn what a teacher says of the policy's own answers, or of those in the rows",
     "grpo": "reinforcement by GRPO",
 }

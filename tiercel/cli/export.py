@@ -11,7 +11,7 @@ from tiercel.config import Recipe
 from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import WHOLE_FILE, load_for_inference
-from tiercel.models.saving import copy_tokenizer_files
+from tiercel.models.saving import save_model
 from tiercel.writing import writing
 
 
@@ -45,6 +45,5 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
     policy = load_for_inference(chosen, torch.device("cpu"), adapter)
     weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
     with writing(target):
-        policy.family.save(weights.to(DTYPES[recipe.model.dtype]), target)
-        copy_tokenizer_files(Path(policy.family.checkpoint.path), target)
+        save_model(policy.family, weights.to(DTYPES[recipe.model.dtype]), target)
     return target

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiercel.cli.evaluate import trained_weights
-from tiercel.config import Recipe
+from tiercel.config import Recipe, RewardRecipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
+from tiercel.errors import RunError
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import encode_prompt
@@ -22,6 +23,11 @@ from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the completion of a model or of a run's newest checkpoint, with the run's system message and template."""
+    if isinstance(recipe, RewardRecipe):
+        raise RunError(
+            f"{arguments.model} is a reward model, which writes nothing; `tiercel eval {arguments.model}` shows how it "
+            "ranks held-out pairs"
+        )
     adapter: Path | None = arguments.adapter
     if is_run(path := Path(arguments.model)):
         weights, trained = trained_weights(path, recipe)

@@ -10,6 +10,7 @@ from tiercel.config.schema import (
     KtoRecipe,
     OfflineRecipe,
     Recipe,
+    RewardRecipe,
     SftRecipe,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "KtoRecipe",
     "OfflineRecipe",
     "Recipe",
+    "RewardRecipe",
     "SftRecipe",
     "detect_kind",
     "flatten",

@@ -19,13 +19,14 @@ from tiercel.config.schema import (
     Kind,
     KtoRecipe,
     Recipe,
+    RewardRecipe,
     SftRecipe,
 )
 from tiercel.rewards.variants import OneReward
 from tiercel.sections import Section
 
 RECIPES: dict[Kind, type[Recipe]] = {
-    each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, DistillRecipe, GrpoRecipe)
+    each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, RewardRecipe, DistillRecipe, GrpoRecipe)
 }
 
 

@@ -152,6 +152,7 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     f"rewards.{ENTRY}.json_schema": _file_fault,
     f"rewards.{ENTRY}.judge.prompt": _file_fault,
     f"rewards.{ENTRY}.model.path": _model_fault,
+    f"rewards.{ENTRY}.model.adapter": _adapter_fault,
     f"rewards.{ENTRY}.model.template": _file_fault,
     **{
         f"{section}.{key}": check

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tiercel.algorithms.pair_section import Dpo, Kto
+from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.teacher import RowsTeacher, Teacher
 from tiercel.config.data import Data
@@ -27,7 +27,7 @@ from tiercel.sections import (
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
-Kind = Literal["sft", "dpo", "kto", "distill", "grpo"]  # a verb, and its recipe
+Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a verb, and its recipe
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
@@ -262,6 +262,14 @@ class KtoRecipe(OfflineRecipe):
     def needs_reference(self) -> bool:
         """Tell that steps compute the reference's logprobs."""
         return True
+
+
+class RewardRecipe(OfflineRecipe):
+    """Recipe of `tiercel reward`: trains a model that gives an answer a value, on pairs."""
+
+    kind = "reward"
+    purpose = "pairs"
+    ranking: Ranking
 
 
 class GrpoRecipe(BaseRecipe):

@@ -5,9 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe, OfflineRecipe
+from tiercel.algorithms.pair_section import Ranking
+from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe, OfflineRecipe, RewardRecipe
 from tiercel.data.images import decode
 from tiercel.data.order import RowOrder
+from tiercel.data.preferences import wanted_margin
 from tiercel.data.reading import RowTable
 from tiercel.data.videos import VideoHeader, decode_video, open_video
 from tiercel.errors import RecipeError
@@ -42,6 +44,8 @@ def example_encoder(
     encode = partial(_encode, family, recipe.data, encode_conversation)
     if recipe.purpose == "labels":
         return partial(_labelled, encode, rows, order)
+    if isinstance(recipe, RewardRecipe):
+        return partial(_ranked, encode, recipe.ranking)
     return partial(_pair, encode) if recipe.purpose == "pairs" else partial(_single, encode)
 
 
@@ -52,6 +56,12 @@ def _single(encode: EncodeRow, row: Row, index: int) -> Example:
 def _pair(encode: EncodeRow, row: Row, index: int) -> Example:
     assert row.rejected is not None
     return Example(conversations=(encode(row, index), encode(row.rejected, index)))
+
+
+def _ranked(encode: EncodeRow, ranking: Ranking, row: Row, index: int) -> Example:
+    """Encode a pair whose margin is known."""
+    wanted_margin(row, ranking)
+    return _pair(encode, row, index)
 
 
 def _labelled(encode: EncodeRow, rows: Sequence[Row], order: RowOrder, row: Row, index: int) -> Example:

@@ -10,12 +10,15 @@ rlhf_v    question, chosen, rejected, also as JSON in `text`
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tiercel.algorithms.pair_section import Ranking
 from tiercel.config.data import FormatName
 from tiercel.data.rows import given
 from tiercel.errors import DataError
+from tiercel.types import Row
 
 Record = Mapping[str, Any]
 LABELS = ("label", "kto_tag")
@@ -39,6 +42,18 @@ def label_of(record: Record) -> tuple[bool, Record]:
     if not (isinstance(value, bool) or (type(value) in (int, float) and value in (0, 1))):
         raise DataError(f"is {value!r}; it must be true, false, 1 or 0", field=keys[0])
     return bool(value), without(record, *keys)
+
+
+def wanted_margin(row: Row, ranking: Ranking) -> float:
+    """Return by how much a pair's chosen answer is to be better. Raises DataError where its column has no number."""
+    if ranking.margin_column is None:
+        return ranking.margin
+    value: Any = row.columns.get(ranking.margin_column)
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise DataError(
+            f"is {value!r}; ranking.margin_column names it, so it must be a number", field=ranking.margin_column
+        )
+    return ranking.margin + value
 
 
 def without(record: Record, *keys: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class TokenScores(NamedTuple):
     logprobs_N: Tensor  # fp32, with gradient where the pass has one
     entropy_N: Tensor  # fp32, in nats; detached unless its gradient was asked for
     divergence_N: Tensor | None = None  # fp32, from a teacher, with gradient; None where there is none
+    values_N: Tensor | None = None  # fp32, of a reward model, with gradient; it has no logprobs and no entropy then
 
 
 class TokenHead(nn.Module):

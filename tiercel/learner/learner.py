@@ -26,6 +26,7 @@ from tiercel.models.experts import ExpertLoad
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.sight import sequence_masks
+from tiercel.models.value_head import value_head
 
 ATTENTIONS: dict[str, Callable[[PrefixLayout, torch.device, int], PackAttend]] = {  # by learner.form
     "split": SplitAttention,
@@ -47,6 +48,7 @@ class Learner(nn.Module):
         self.language_model = policy.family.language_model(policy.model)
         self.embedding = policy.family.embedding(policy.model)
         head = policy.model.get_output_embeddings()
+        self.value_head = value_head(policy.model)
         self.head = TokenHead(head, policy.family.placeholder_ids, policy.family.logit_cap)
         # A head in half precision computes its sums in float32; autocast would round them.
         self.head_autocast = policy.autocast if head.weight.dtype == torch.float32 else nullcontext
@@ -68,11 +70,15 @@ class Learner(nn.Module):
         entropy_gradient: bool = False,
         target: Target | None = None,
     ) -> TokenScores:
-        """Compute logprobs and entropy of the N scored tokens. `features_KH`: vision features of `batch.images`, in
-        their order; None without images. `prefix`: the pass over the prompt of the batch's only group, where it was run
-        before; then `batch.images` are those after the prompt. `entropy_gradient`: the entropy has a gradient too.
-        `target`: a teacher's distribution at these tokens, from which the divergence is computed."""
+        """Compute logprobs and entropy of the N scored tokens, of a reward model their values. `features_KH`: vision
+        features of `batch.images`, in their order; None without images. `prefix`: the pass over the prompt of the
+        batch's only group, where it was run before; then `batch.images` are those after the prompt.
+        `entropy_gradient`: the entropy has a gradient too. `target`: a teacher's distribution at these tokens, from
+        which the divergence is computed."""
         hidden_NH = self.scoring_states(batch, features_KH, prefix)
+        if self.value_head is not None:
+            none = hidden_NH.new_empty(0, dtype=torch.float32)
+            return TokenScores(logprobs_N=none, entropy_N=none, values_N=self.value_head(hidden_NH))
         with self.head_autocast():
             targets_N = batch.targets_N.to(self.device, non_blocking=True)
             return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient, target=target)

@@ -14,17 +14,20 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tiercel.config.parts import keeps_start, whole_parts
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, RewardRecipe
 from tiercel.errors import ModelError
 from tiercel.models.experts import gate_names
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.targets import adapted_names, adapter_targets
+from tiercel.models.value_head import NAME as VALUE_HEAD
+from tiercel.models.value_head import add_value_head
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
-WHOLE_FILE = "trained_whole.safetensors"  # in the adapter's directory: weights by their names in the model, float32
+# Weights by their names in the model, float32: beside an adapter those trained whole, beside a model its value head.
+WHOLE_FILE = "trained_whole.safetensors"
 
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # PEFT reads it
 
@@ -122,7 +125,10 @@ def build_policy(
         model.to(place)
     else:
         model = load_weights(family, weights_dtype(recipe), place, weights)
-    return make_trainable(family, model, recipe, device)
+    policy = make_trainable(family, model, recipe, device)
+    if isinstance(recipe, RewardRecipe):  # beside a reward model that goes on learning
+        read_whole(model, weights or Path(family.checkpoint.path))
+    return policy
 
 
 def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
@@ -149,7 +155,10 @@ def starting_weights(policy: Policy, recipe: BaseRecipe, weights: Path | None = 
 
 
 def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, device: torch.device) -> Policy:
-    """Add the recipe's adapter to a loaded model, or make all parts trainable that the recipe does not freeze."""
+    """Add the recipe's adapter to a loaded model, or make all parts trainable that the recipe does not freeze. A reward
+    model gets its value head, and the head of words stays as it is."""
+    if isinstance(recipe, RewardRecipe):
+        add_value_head(model)
     reference_adapter = None
     peft = None
     moves = isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.sync_every is not None
@@ -159,6 +168,9 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
             _add_copy(peft)
         reference_adapter = REFERENCE if moves or recipe.lora.init is not None else None
     _unfreeze(family, model, recipe)
+    words, states = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if isinstance(recipe, RewardRecipe) and words is not states:
+        states.requires_grad_(False)
     leave_casting_to_autocast(model)
     return Policy(
         family=family,
@@ -174,9 +186,21 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
 def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path | None) -> Policy:
     """Load a checkpoint, with an adapter if one is given, for evaluation and prediction. No parameter is trainable."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
-    compute_dtype = DTYPES[recipe.model.dtype]
+    return frozen_policy(
+        family, DTYPES[recipe.model.dtype], device, adapter, is_valued=isinstance(recipe, RewardRecipe)
+    )
+
+
+def frozen_policy(
+    family: Family, compute_dtype: torch.dtype, device: torch.device, adapter: Path | None, *, is_valued: bool
+) -> Policy:
+    """Load the weights of a family, with an adapter if one is given. `is_valued`: it is a reward model, whose value
+    head lies beside the adapter or beside the weights; where there is none, all values are 0."""
     model = load_weights(family, compute_dtype, device)
     peft = None
+    if is_valued:
+        add_value_head(model)
+        read_whole(model, Path(family.checkpoint.path))
     if adapter is not None:
         peft = _read_adapter(model, adapter)
         read_whole(model, adapter)
@@ -296,5 +320,5 @@ def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> No
             f"freeze: {both[0]} is to be trained whole, but lora.targets adapts layers of it; add it to freeze"
         )
     for name, parameter in model.named_parameters():
-        if parts[name] in whole and not name.startswith(gates):
+        if name.startswith(f"{VALUE_HEAD}.") or (parts[name] in whole and not name.startswith(gates)):
             parameter.requires_grad_(True)

@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import ModelError
+from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import read_tensors
 from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
+from tiercel.models.value_head import NAME, value_head
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -35,7 +37,7 @@ def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
     """Write `directory`/adapter, or `directory`/model in full fine-tuning, and return its path. `weights`: whole
     tensors by their names in the policy's model, for strategies that leave only parts of them in the model."""
     if policy.peft is None:
-        save_model(policy, directory / "model", weights)
+        save_model(policy.family, policy.model, directory / "model", weights)
         return directory / "model"
     save_adapter(policy, directory / "adapter", weights)
     return directory / "adapter"
@@ -86,11 +88,18 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
         )
 
 
-def save_model(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a whole Hugging Face directory: weights, config, tokenizer, processors."""
+def save_model(
+    family: Family, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a whole Hugging Face directory: weights, config, tokenizer, processors; of a reward model the value head in
+    a file of its own. `weights`: instead of the model's."""
     directory.mkdir(parents=True, exist_ok=True)
-    policy.family.save(policy.model, directory, weights)
-    copy_tokenizer_files(Path(policy.family.checkpoint.path), directory)
+    if value_head(model) is not None:
+        weights = dict(model.state_dict() if weights is None else weights)
+        own = {name: weights.pop(name).float().cpu() for name in tuple(weights) if name.startswith(f"{NAME}.")}
+        save_file(own, directory / WHOLE_FILE)
+    family.save(model, directory, weights)
+    copy_tokenizer_files(Path(family.checkpoint.path), directory)
 
 
 def copy_tokenizer_files(source: Path, directory: Path) -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.pair_section import Dpo, Kto
-from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses
-from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe
+from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
+from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses, ranking_losses
+from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe, RewardRecipe
+from tiercel.data.preferences import wanted_margin
 from tiercel.learner.examples import Bundle
 from tiercel.learner.head import TokenScores
 from tiercel.training.forward import ExamplePass, Passes
@@ -64,6 +65,8 @@ def objective_of(recipe: OfflineRecipe) -> Objective:
     """Make the objective of a recipe."""
     if isinstance(recipe, DpoRecipe):
         return Pairs(recipe.dpo)
+    if isinstance(recipe, RewardRecipe):
+        return Values(recipe.ranking)
     return Labels(recipe.kto) if isinstance(recipe, KtoRecipe) else Sft()
 
 
@@ -121,6 +124,29 @@ class Pairs:
     def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
         self.state["rewards"] += sums["pairs/reward_chosen"] + sums["pairs/reward_rejected"]
         self.state["answers"] += 2 * examples
+        return _means(sums, examples)
+
+
+class Values:
+    """A reward model's, whose value of an answer is that at the state which predicts the answer's last token."""
+
+    def __init__(self, ranking: Ranking):
+        self._ranking = ranking
+        self.state: dict[str, float] = {}
+
+    def plan(self, passes: Passes, made: Sequence[Bundle], reference: Known | None = None) -> Plan:
+        return _counted(passes, made)
+
+    def share(self, each: ExamplePass, scores: TokenScores, plan: Plan) -> Share:
+        assert scores.values_N is not None
+        values_B2 = completions.lasts(scores.values_N, each.packed.continuation_of_N).view(-1, 2)
+        margins = [wanted_margin(example.row, self._ranking) for example in each.examples]
+        losses_B = ranking_losses(values_B2, values_B2.new_tensor(margins), self._ranking.centre_coef)
+        found_B2 = values_B2.detach()
+        sums = {"pairs/reward_chosen": found_B2[:, 0].sum(), "pairs/reward_rejected": found_B2[:, 1].sum()}
+        return Share(loss=losses_B.sum() / max(1, plan.examples), sums=_ranking_sums(found_B2) | sums)
+
+    def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
         return _means(sums, examples)
 
 

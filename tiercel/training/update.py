@@ -226,11 +226,11 @@ def example_contributions(
         loss=share.loss,
         loss_sums=share.sums,
         pass_sums={
-            "entropy/mean": scores.entropy_N.sum(),
-            "tokens/packed": scores.logprobs_N.new_full((), len(packed.token_ids_T) if rows else 0),
-            **_load_sums(trainer, len(scores.logprobs_N)),
+            **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
+            "tokens/packed": share.loss.new_full((), len(packed.token_ids_T) if rows else 0),
+            **_load_sums(trainer, len(packed.targets_N)),
         },
-        tokens=len(scores.logprobs_N),
+        tokens=len(packed.targets_N),
         row_ids=rows,
         faulty_rows=lambda: rows,
     )

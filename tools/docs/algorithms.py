@@ -82,6 +82,20 @@ LABEL_LOSSES = {
     ),
 }
 
+VALUES_NOTE = """\
+`tiercel reward` trains a reward model on pairs: the policy's own layers with a value head, one number v for each
+answer, at the state that predicts its last token. The head begins at 0. What it saves is read by the reward `model`
+([rewards.md](rewards.md)), which then sees a row's pictures too. The margin is `ranking.margin` plus that of
+`ranking.margin_column`."""
+
+VALUE_LOSSES = {
+    "tiercel reward": (
+        "-log s(v_w - v_l - margin) + `ranking.centre_coef` (v_w + v_l)²",
+        "Bradley and Terry 1952; Touvron et al. 2023 (margin); Eisenstein et al. 2023 (second term)",
+        "a reward learnt from preferences, for GRPO",
+    ),
+}
+
 OWN_LOSS = """\
 ## Your own loss
 
@@ -226,6 +240,8 @@ def render() -> str:
             _catalogue(DIVERGENCES),
             f"## Labels\n\n{LABELS_NOTE}\n",
             _table(HEAD, [(f"`{name}`", *texts) for name, texts in LABEL_LOSSES.items()]),
+            f"## Values\n\n{VALUES_NOTE}\n",
+            _table(HEAD, [(f"`{name}`", *texts) for name, texts in VALUE_LOSSES.items()]),
             OWN_LOSS,
             OWN_ADVANTAGE,
         ]
