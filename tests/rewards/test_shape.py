@@ -51,9 +51,12 @@ def test_the_cosine_by_hand(tokens, is_right, expected):
 def test_the_cosine_hears_from_the_rewards_before_it():
     rewards = [reward(name="exact"), reward(name="cosine", max_tokens=100)]
     with Scorer(rewards, Reliability(), "resized_pixels") as scorer:
-        right, wrong, unknown = scorer.score_samples(
-            [sample("7", "7", token_count=50), sample("8", "7", token_count=50), sample("7", None, token_count=50)]
-        )
+        samples = [
+            sample("7", "7", token_count=50),
+            sample("8", "7", token_count=50),
+            sample("7", None, token_count=50),
+        ]
+        right, wrong, unknown = scorer.score_samples(samples, [None] * 3)
     assert right["cosine"].value == pytest.approx(0.75)
     assert wrong["cosine"].value == pytest.approx(-0.25)
     assert unknown["cosine"].value is None and unknown["cosine"].failure is None
@@ -67,6 +70,6 @@ def test_a_reward_applies_to_the_rows_it_is_for():
     tasks = ("ocr", "counting", True, None)
     samples = [sample("7", "7", columns={} if task is None else {"task": task}) for task in tasks]
     with Scorer(rewards, Reliability(), "resized_pixels") as scorer:
-        found = scorer.score_samples(samples)
+        found = scorer.score_samples(samples, [None] * len(samples))
     assert [each["exact"].value for each in found] == [1.0, None, 1.0, None]
     assert [each["number"].value for each in found] == [None, 1.0, None, None]

@@ -313,5 +313,5 @@ def test_a_completion_with_braces_is_data(server):
 def test_the_scorer_starts_and_asks_it_like_any_other(server):
     reward = ByJudge(judge=Judge(url=server.url, model="grader"), correct_at=0.5)
     with Scorer([reward], LIMITS, "resized_pixels") as scorer:
-        (found,) = scorer.score_samples([sample("order:grade=9", "7")])
+        (found,) = scorer.score_samples([sample("order:grade=9", "7")], [None])
     assert found["judge"].value == 0.9

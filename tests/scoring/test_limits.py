@@ -295,7 +295,7 @@ def test_a_reward_sees_the_secrets_that_the_recipe_names_and_no_other(reward_fil
         """)
     rewards = (reward(call=call, env=["SERVICE_KEY", "HUB_TOKEN"]), reward(call=call))
     with Scorer(rewards, limits(), "unit") as scorer:
-        (values,) = scorer.score_samples([sample()])
+        (values,) = scorer.score_samples([sample()], [None])
     assert [value.value for value in values.values()] == [2.0, 0.0]
     assert environment_without_secrets({"A_KEY": "1", "B_KEY": "2"}, ["A_KEY"]) == {"A_KEY": "1"}
 

@@ -18,23 +18,23 @@ CASES = [
 
 def test_expressions_that_are_equal_and_that_are_not():
     with Scorer([reward(name="math")], Reliability(), "resized_pixels") as scorer:
-        found = scorer.score_samples([sample(completion, truth) for completion, truth, _ in CASES])
-        (missing,) = scorer.score_samples([sample("12", None)])
-        (unreadable,) = scorer.score_samples([sample("12", "")])
+        found = scorer.score_samples([sample(completion, truth) for completion, truth, _ in CASES], [None] * len(CASES))
+        (missing,) = scorer.score_samples([sample("12", None)], [None])
+        (unreadable,) = scorer.score_samples([sample("12", "")], [None])
         column = reward(name="math", answer_column="solution")
     assert [each["math"].value for each in found] == [expected for _, _, expected in CASES]
     assert missing["math"].value is None and missing["math"].failure is None
     assert unreadable["math"].value is None and "holds no expression" in unreadable["math"].failure
     with Scorer([column], Reliability(), "resized_pixels") as scorer:
-        (found,) = scorer.score_samples([sample("12", "13", columns={"solution": "$12$"})])
+        (found,) = scorer.score_samples([sample("12", "13", columns={"solution": "$12$"})], [None])
     assert found["math"].value == 1.0
 
 
 def test_what_would_take_years_to_compute_ends():
     limits = Reliability(reward_timeout=20)
     with Scorer([reward(name="math")], limits, "resized_pixels") as scorer:
-        (found,) = scorer.score_samples([sample("$" + "9^{" * 6 + "9" + "}" * 6 + "$", "12")])
-        (after,) = scorer.score_samples([sample("12", "12")])
+        (found,) = scorer.score_samples([sample("$" + "9^{" * 6 + "9" + "}" * 6 + "$", "12")], [None])
+        (after,) = scorer.score_samples([sample("12", "12")], [None])
     assert found["math"].value in (0.0, None)
     assert after["math"].value == 1.0
 

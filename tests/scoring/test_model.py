@@ -281,7 +281,7 @@ def test_an_index_may_name_only_safetensors_beside_it(checkpoint):
 
 def test_an_adapter_is_refused(checkpoint):
     (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "elsewhere/model"}))
-    refused(checkpoint, "is an adapter, which names another checkpoint")
+    refused(checkpoint, "is an adapter; write the checkpoint that it is for as path")
 
 
 def test_other_wrong_checkpoints_are_named(checkpoint, tmp_path):
@@ -305,11 +305,11 @@ def test_out_of_memory_names_the_key_that_bounds_it(checkpoint, monkeypatch):
 def test_the_scorer_loads_it_once_and_lets_go_of_it(checkpoint):
     scorer = Scorer([entry(checkpoint)], Reliability(), "unit")
     with scorer:
-        (first,) = scorer.score_samples([sample("7")])
+        (first,) = scorer.score_samples([sample("7")], [None])
         assert first["model"].value == pytest.approx(plain_score(checkpoint, rendered("7")), abs=1e-5)
         model = scorer._asked[0].batch._loaded.model
         assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())
-        assert scorer.score_samples([]) == ()
+        assert scorer.score_samples([], []) == ()
     assert scorer._asked[0].batch._loaded is None
     with (
         pytest.raises(RecipeError, match=r"rewards\.0\.name: .* has no config\.json"),

@@ -78,7 +78,16 @@ class ByJudge(TruthReward):
 
 
 class RewardModel(Source):
-    """The checkpoint of the reward `model`: a Hugging Face sequence-classification model."""
+    """The checkpoint of the reward `model`: what `tiercel reward` trained, which sees the prompt's pictures, or a
+    Hugging Face sequence-classification model, which does not."""
+
+    adapter: str | None = None
+    """Directory of an adapter that `tiercel reward` trained on it, such as RUN/checkpoints/step-000100/adapter; null
+    where the checkpoint itself is a reward model."""
+    min_pixels: PositiveInt | None = None
+    """As model.min_pixels, for a reward model of `tiercel reward`; write what its recipe had."""
+    max_pixels: PositiveInt | None = None
+    """As model.max_pixels, likewise."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """What it is held in and computes in."""
@@ -95,14 +104,23 @@ class RewardModel(Source):
 
 
 class ByModel(Reward):
-    """the score that a Hugging Face reward model gives the conversation; one that is too long is unscorable"""
+    """the score that a reward model gives the conversation; one that is too long is unscorable"""
 
     name: Literal["model"] = "model"
-    reads: ClassVar[str] = "the whole completion, after the turns of its prompt without their pictures"
+    reads: ClassVar[str] = (
+        "the whole completion, after the turns of its prompt; what `tiercel reward` trained also sees their pictures"
+    )
     model: RewardModel
     """The section that says which reward model, such as {path: organisation/name}."""
 
     def problems(self, before: Sequence[Entry]) -> Problems:
+        low, high = self.model.min_pixels, self.model.max_pixels
+        if low is not None and high is not None and low > high:
+            yield Problem(
+                key="model.min_pixels",
+                text=f"{low} given, above max_pixels ({high}) beside it; no image can satisfy both",
+                also=("model.max_pixels",),
+            )
         if self.model.max_tokens > self.model.batch_tokens:
             yield Problem(
                 key="model.batch_tokens",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tiercel.config.schema import Reliability
 from tiercel.rewards.entry import Entry
@@ -10,6 +10,7 @@ from tiercel.rewards.started import ByCall, ByJudge, ByModel, Math
 from tiercel.samples import RewardValue, Sample
 from tiercel.scoring.judge import JudgeReward
 from tiercel.scoring.user import UserReward
+from tiercel.types import EncodedPrompt
 
 
 class BatchReward(Protocol):
@@ -20,6 +21,13 @@ class BatchReward(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AnswerReward(BatchReward, Protocol):
+    """A reward that sees a completion's prompt as well, with its pictures."""
+
+    def score_answers(self, samples: Sequence[Sample], prompts: Sequence[EncodedPrompt]) -> tuple[RewardValue, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation.
+"""The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation, or the value
+that a reward model of `tiercel reward` gives it (values.py).
 
 Shape suffixes: R rows of a pass, T tokens of the longest, O labels. Imports torch and transformers, unlike the other
 rewards, so batches.py imports it where a recipe has one.
@@ -13,14 +14,15 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from tiercel.errors import EnvironmentProblem, ModelError, RecipeError, TrainingError
+from tiercel.errors import DataError, EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
 from tiercel.models.memory_errors import first_line, is_out_of_memory, memory_to_load
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.started import ByModel, RewardModel
 from tiercel.samples import RewardValue, Sample, Turn
+from tiercel.scoring.values import Answer, ValueModel, is_value_model, load_value_model
 from tiercel.scoring.wire import LARGEST_VALUE
-from tiercel.types import VISUAL_MARK
+from tiercel.types import VISUAL_MARK, EncodedPrompt
 
 NO_PADDING = -1  # no token has this id
 LEFT_BY_TRAINING = "lm_head."  # of the language model that a reward model was made from; no score depends on it
@@ -73,7 +75,7 @@ class ModelReward:
 
     def __init__(self, reward: ByModel):
         self._options = reward.model
-        self._loaded: LoadedRewardModel | None = None
+        self._loaded: LoadedRewardModel | ValueModel | None = None
 
     def start(self) -> None:
         """Load the model. Raises RecipeError where the checkpoint cannot be fetched or read, or is no reward model."""
@@ -82,9 +84,21 @@ class ModelReward:
         except (ModelError, EnvironmentProblem) as error:
             raise RecipeError([str(error)]) from error
 
+    def score_answers(self, samples: Sequence[Sample], prompts: Sequence[EncodedPrompt]) -> tuple[RewardValue, ...]:
+        """Score each sample, whose prompt has the pictures; a failure where it cannot be encoded or is too long."""
+        if not isinstance(self._loaded, ValueModel):
+            return self.score(samples)
+        texts = [sample.completion for sample in samples]
+        answers = [Answer(text=text, prompt=prompt) for text, prompt in zip(texts, prompts, strict=True)]
+        found = zip(samples, self._loaded.scores(answers), strict=True)
+        return tuple(
+            self._failure(sample, str(value)) if isinstance(value, DataError) else self._value(sample, value)
+            for sample, value in found
+        )
+
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        """Score each sample; a failure where the template refuses it or it is too long."""
-        assert self._loaded is not None, "start comes first"
+        """Score each sample without pictures; a failure where the template refuses it or it is too long."""
+        assert isinstance(self._loaded, LoadedRewardModel), "start comes first"
         values: dict[int, RewardValue] = {}
         rows: dict[int, list[int]] = {}
         for index, sample in enumerate(samples):
@@ -101,15 +115,16 @@ class ModelReward:
         for batch in batches(lengths, self._options.batch_tokens, is_padded=self._loaded.pad_id is not None):
             scores = self._loaded.scores([rows[index] for index in batch])
             for index, score in zip(batch, scores, strict=True):
-                is_number = abs(score) <= LARGEST_VALUE
-                values[index] = (
-                    RewardValue(value=score) if is_number else self._failure(samples[index], f"{score} is no reward")
-                )
+                values[index] = self._value(samples[index], score)
         return tuple(values[index] for index in range(len(samples)))
 
     def close(self) -> None:
         """Free its memory."""
         self._loaded = None
+
+    def _value(self, sample: Sample, score: float) -> RewardValue:
+        is_number = abs(score) <= LARGEST_VALUE
+        return RewardValue(value=score) if is_number else self._failure(sample, f"{score} is no reward")
 
     def _failure(self, sample: Sample, text: str) -> RewardValue:
         return RewardValue(value=None, failure=f"reward model at {self._options.path}, row {sample.id}: {text}")
@@ -142,13 +157,18 @@ def batches(lengths: dict[int, int], budget: int, *, is_padded: bool) -> list[li
     return found
 
 
-def load_reward_model(options: RewardModel) -> LoadedRewardModel:
+def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
     """Load from safetensors alone, with no code of its own and no weights made up. Raises ModelError,
     EnvironmentProblem."""
     path = resolve(options)
     require_no_code(path, read_config(path))
+    if is_value_model(options, path):
+        return load_value_model(options, path)
+    if options.min_pixels or options.max_pixels:
+        key = "min_pixels" if options.max_pixels is None else "max_pixels"
+        raise ModelError(f"model.{key} given, but the sequence classifier {path} sees no pictures here; remove it")
     if (path / "adapter_config.json").is_file():
-        raise ModelError(f"{path} is an adapter, which names another checkpoint; merge it and write the merged one")
+        raise ModelError(f"{path} is an adapter; write the checkpoint that it is for as path, and this one as adapter")
     require_safetensors(path)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -15,7 +15,7 @@ from tiercel.rewards.entry import Entry, Where
 from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.started import ByCall
 from tiercel.samples import Turn
-from tiercel.scoring.batches import BatchReward, batch_reward
+from tiercel.scoring.batches import AnswerReward, BatchReward, batch_reward
 from tiercel.scoring.wire import LARGEST_VALUE
 from tiercel.types import (
     Completion,
@@ -100,7 +100,8 @@ def judge(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> 
 
 
 Judgements = Sequence[bool | None]  # whether each sample is right, by the rewards before
-Ask = Callable[[Sequence[Sample], Judgements], tuple[RewardValue, ...]]
+Prompts = Sequence[EncodedPrompt]  # of the samples
+Ask = Callable[[Sequence[Sample], Judgements, Prompts], tuple[RewardValue, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +171,8 @@ class Scorer:
             for group in groups
             for completion in group.completions
         ]
-        rewards = iter(self.score_samples(samples))
+        prompts = [group.prompt for group in groups for _ in group.completions]
+        rewards = iter(self.score_samples(samples, prompts))
         return tuple(
             ScoredGroup(
                 group=group,
@@ -179,13 +181,13 @@ class Scorer:
             for group in groups
         )
 
-    def score_samples(self, samples: Sequence[Sample]) -> tuple[dict[str, RewardValue], ...]:
-        """Return the rewards of each sample by name, in the recipe's order."""
+    def score_samples(self, samples: Sequence[Sample], prompts: Prompts) -> tuple[dict[str, RewardValue], ...]:
+        """Return the rewards of each sample by name, in the recipe's order. `prompts`: those of the samples."""
         by_reward: list[tuple[RewardValue, ...]] = []
         for asked in self._asked:
             before = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
             right = [judge(values, self._right_from[: len(by_reward)]) for values in before]
-            by_reward.append(asked.ask(samples, right))
+            by_reward.append(asked.ask(samples, right, prompts))
         return tuple(dict(zip(self.names, values, strict=True)) for values in zip(*by_reward, strict=True))
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
@@ -206,7 +208,9 @@ def _asked(reward: Entry, batch: BatchReward | None) -> _Asked:
 
 
 def _ask_batch(batch: BatchReward) -> Ask:
-    return lambda samples, right: batch.score(samples)
+    if isinstance(batch, AnswerReward):
+        return lambda samples, right, prompts: batch.score_answers(samples, prompts)
+    return lambda samples, right, prompts: batch.score(samples)
 
 
 def _ask_itself(reward: Entry) -> Ask:
@@ -221,7 +225,7 @@ def _ask_itself(reward: Entry) -> Ask:
             return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is no reward")
         return RewardValue(value=value)
 
-    return lambda samples, right: tuple(map(ask_one, samples, right))
+    return lambda samples, right, prompts: tuple(map(ask_one, samples, right))
 
 
 def _asked_where(ask: Ask, where: Where | None) -> Ask:
@@ -229,12 +233,13 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
     if where is None:
         return ask
 
-    def ask_some(samples: Sequence[Sample], right: Judgements) -> tuple[RewardValue, ...]:
+    def ask_some(samples: Sequence[Sample], right: Judgements, prompts: Prompts) -> tuple[RewardValue, ...]:
         applies = [column_text(sample.columns.get(where.column)) in where.equals for sample in samples]
         asked = iter(
             ask(
                 [sample for sample, is_meant in zip(samples, applies, strict=True) if is_meant],
                 [each for each, is_meant in zip(right, applies, strict=True) if is_meant],
+                [each for each, is_meant in zip(prompts, applies, strict=True) if is_meant],
             )
         )
         return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in applies)
