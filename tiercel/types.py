@@ -264,6 +264,7 @@ class ScoredCompletion:
     rewards: Mapping[str, RewardValue]
     total: float | None  # weighted sum of the rewards; None: the completion is masked
     is_correct: bool | None  # from the first reward that tells correct answers from wrong ones
+    teacher_gaps: tuple[tuple[str, float], ...] = ()  # of each drawn token: its text, ln p - ln q (q: a teacher)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

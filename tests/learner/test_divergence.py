@@ -52,13 +52,13 @@ def test_value_and_gradient_are_those_of_whole_distributions(name, is_trained, t
         teacher64 = whole(teacher, states.double(), teacher.linear.weight.double(), 0.8, words)
         if top_k is not None:
             values, places = teacher64.topk(top_k)
-            told = TeacherTokens(words_NK=places, logprobs_NK=values.float())
+            told = TeacherTokens(drawn_N=torch.empty(len(places)), words_NK=places, logprobs_NK=values.float())
             policy64, teacher64 = (
                 torch.cat([some, (1 - some.exp().sum(-1, keepdim=True)).log()], dim=1)
                 for some in (policy64.gather(1, places), values)
             )
         else:
-            told = TeacherTokens(states_NH=states)
+            told = TeacherTokens(drawn_N=torch.empty(len(states)), states_NH=states)
         expected = measure(policy64, teacher64)
         (expected * weights).sum().backward()
 
@@ -74,7 +74,7 @@ def test_value_and_gradient_are_those_of_whole_distributions(name, is_trained, t
 def test_no_tokens_have_no_divergence():
     head, teacher = heads(False, None, WORDS)
     target = Target(
-        tokens=TeacherTokens(states_NH=torch.empty(0, TEACHER_STATE)),
+        tokens=TeacherTokens(drawn_N=torch.empty(0), states_NH=torch.empty(0, TEACHER_STATE)),
         distribution=partial(teacher.distribution, temperature=1.0),
         measure=partial(DIVERGENCES["reverse_kl"].of, mix=0.5),
     )
@@ -84,7 +84,9 @@ def test_no_tokens_have_no_divergence():
 
 
 def test_what_a_teacher_says_is_cut_and_joined():
-    told = TeacherTokens(words_NK=torch.arange(6).view(3, 2), logprobs_NK=torch.arange(6.0).view(3, 2))
+    told = TeacherTokens(
+        drawn_N=torch.arange(3.0), words_NK=torch.arange(6).view(3, 2), logprobs_NK=torch.arange(6.0).view(3, 2)
+    )
     again = TeacherTokens.joined([told[0:1], told[1:3]])
     assert torch.equal(again.words_NK, told.words_NK) and torch.equal(again.logprobs_NK, told.logprobs_NK)
-    assert again.states_NH is None
+    assert again.states_NH is None and torch.equal(again.drawn_N, told.drawn_N)

@@ -24,7 +24,7 @@ from tiercel.training import learning
 from tiercel.training.build import build_trainer
 from tiercel.training.forward import NO_TOTALS, Passes
 from tiercel.training.replay import replay
-from tiercel.training.teaching import Teaching
+from tiercel.training.teaching import Teaching, token_texts
 from tiercel.types import Completion
 
 
@@ -132,6 +132,29 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, teac
     monkeypatch.setattr(learning, "policy_update", honest)
     ended = run_grpo(recipe)
     assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
+
+
+@pytest.mark.parametrize("divergence", ("reverse_kl", "token"))
+def test_each_drawn_token_is_recorded_with_its_gap(write, divergence):
+    """A policy that is its own teacher agrees with itself, and not with itself asked otherwise."""
+    for name, prompt in (("same", None), ("other", "{prompt} So?")):
+        recipe = write(name, {"prompt": prompt, "divergence": divergence}, train={"steps": 1}, data={"eval": None})
+        lines = (run_grpo(recipe) / "rollouts/step-000001.jsonl").read_text().splitlines()
+        completions = [each for line in lines for each in json.loads(line)["completions"]]
+        assert all(len(each["teacher"]) == len(each["token_ids"]) for each in completions)
+        for each in completions:  # random bytes are no characters; how many signs stand for them may differ
+            text = "".join(text for text, _ in each["teacher"]).replace("\ufffd", "")
+            assert text.startswith(each["text"].replace("\ufffd", ""))
+        largest = max(abs(gap) for each in completions for _, gap in each["teacher"])
+        assert (largest < 1e-4) == (name == "same")
+
+
+def test_a_character_of_several_tokens_is_the_last_ones_text(tiny_checkpoints):
+    family = tiny_policy(tiny_checkpoints["qwen2_5_vl"]).family
+    text = "7 is 七 ✓"
+    ids = family.tokenizer(text)["input_ids"]
+    texts = token_texts(family, ids)
+    assert len(texts) == len(ids) > len(text) and "".join(texts) == text and "" in texts
 
 
 def test_answers_of_rows_take_the_place_of_completions(write):

@@ -17,11 +17,12 @@ OfChunk = Callable[[Tensor, Tensor, slice], Tensor]  # states (M, H), the head's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherTokens:
-    """Holds what a teacher says of scored tokens: its states, from which its head makes the distribution, or logprobs
-    of some words."""
+    """Holds what a teacher says of scored tokens: the logprobs of those that were drawn, and where more is compared its
+    states, from which its head makes the distribution, or logprobs of some words."""
 
+    drawn_N: Tensor  # fp32
     states_NH: Tensor | None = None
-    words_NK: Tensor | None = None  # int64; the most likely ones, or the drawn token alone
+    words_NK: Tensor | None = None  # int64; the most likely ones
     logprobs_NK: Tensor | None = None  # fp32, of these words
 
     def __getitem__(self, tokens: slice) -> "TeacherTokens":
@@ -43,7 +44,7 @@ def _each(change: Callable[[list[Tensor]], Tensor], parts: Sequence[TeacherToken
     for name in ("states_NH", "words_NK", "logprobs_NK"):
         given = [value for part in parts if (value := getattr(part, name)) is not None]
         made[name] = change(given) if given else None
-    return TeacherTokens(**made)
+    return TeacherTokens(drawn_N=change([part.drawn_N for part in parts]), **made)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

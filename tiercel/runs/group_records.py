@@ -73,6 +73,7 @@ class CompletionRecord:
     is_correct: Annotated[bool | None, Field(alias="correct")]
     advantage: Finite
     turns: tuple[TurnRecord, ...] = ()  # with tools or an environment
+    teacher: tuple[tuple[str, Finite], ...] = ()  # the drawn tokens: text, ln p - ln q with a teacher's q
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +91,13 @@ class GroupRecord:
     completions: Annotated[tuple[CompletionRecord, ...], Field(min_length=1)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields in the order of the file. Only trajectories have `turns`."""
+        """Return the fields in the order of the file. Only trajectories have `turns`, and `teacher` only what one has
+        read."""
         written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
         for completion in written["completions"]:
-            if not completion["turns"]:
-                del completion["turns"]
+            for name in ("turns", "teacher"):
+                if not completion[name]:
+                    del completion[name]
         return written
 
     @classmethod

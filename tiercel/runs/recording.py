@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from tiercel.distributed.ranks import Ranks
-from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord
+from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord, finite
 from tiercel.types import Completion, CoordinateSpace, EncodedImage, Group, ScoredGroup, Trajectory
 
 
@@ -68,6 +68,7 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: 
                 is_correct=scored.is_correct,
                 advantage=advantage,
                 turns=_turns(scored.completion.trajectory),
+                teacher=tuple((text, finite(round(gap, 4))) for text, gap in scored.teacher_gaps),
             )
             for scored, advantage in zip(group.completions, advantages, strict=True)
         ),

@@ -24,6 +24,7 @@ from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows
+from tiercel.training.teaching import with_gaps
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedPrompt
 
@@ -62,8 +63,9 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
     with step.phase("learn"):
         penalties = kl_penalties(trainer, filled.learnt)
         advantages = step_advantages(ranks, filled.scored, recipe, penalties=penalties.of_group, among=filled.chosen)
-        everyone = run.record_groups("rollouts", step.updates, trainer.family, filled.scored, advantages)
         learnable = trainer.taught(advantage_groups(filled.scored, advantages, penalties.old_logprobs))
+        noted = with_gaps(trainer.family, filled.scored, advantages, learnable)
+        everyone = run.record_groups("rollouts", step.updates, trainer.family, noted, advantages)
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
         keep = partial(keep_groups, rollouts=run.rollouts_file(step.updates))
         learnt = learn(trainer, learnable, recipe, partial(session.guard.attempt, trainer, keep=keep))

@@ -25,9 +25,10 @@ from tiercel.learner.layout import PackItem
 from tiercel.models.family import Family
 from tiercel.models.prompts import completion_positions
 from tiercel.training.forward import NO_TOTALS, Passes
-from tiercel.types import EncodedPrompt, Row
+from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
 Encode = Callable[[Row, int], EncodedPrompt]
+UTF8_BYTES = 4  # of a character, at most
 TOP_TOKENS = 256  # whose whole distribution exists at a time
 
 
@@ -80,8 +81,7 @@ class Teaching:
             return None
         values_N = scores.divergence_N
         if values_N is None:
-            assert batch.teacher.logprobs_NK is not None
-            teacher_N = batch.teacher.logprobs_NK[:, 0].to(scores.logprobs_N.device, non_blocking=True)
+            teacher_N = batch.teacher.drawn_N.to(scores.logprobs_N.device, non_blocking=True)
             kl_sum = (scores.logprobs_N.detach() - teacher_N).sum()
             return TeacherTerm(values_N=self.section.coef * k2(scores.logprobs_N, teacher_N), kl_sum=kl_sum)
         return TeacherTerm(values_N=self.section.coef * values_N, kl_sum=values_N.detach().sum())
@@ -103,16 +103,54 @@ class Teaching:
     @torch.no_grad()
     def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:
         section, head, temperature = self.section, self.passes.learner.head, self.passes.temperature
+        drawn_N = head(states_NH, targets_N.to(states_NH.device), temperature).logprobs_N
         if section.divergence == "token":
-            targets_N = targets_N.to(states_NH.device)
-            logprobs_N = head(states_NH, targets_N, temperature).logprobs_N
-            return TeacherTokens(words_NK=targets_N[:, None], logprobs_NK=logprobs_N[:, None])
+            return TeacherTokens(drawn_N=drawn_N)
         if section.top_k is None:
-            return TeacherTokens(states_NH=states_NH)
+            return TeacherTokens(drawn_N=drawn_N, states_NH=states_NH)
         count = min(section.top_k, head.linear.weight.shape[0])  # more words than all are all
         chunks = [head.distribution(part, temperature).topk(count) for part in states_NH.split(TOP_TOKENS)]
         values, words = zip(*chunks, strict=True)
-        return TeacherTokens(words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
+        return TeacherTokens(drawn_N=drawn_N, words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
+
+
+def with_gaps(
+    family: Family,
+    scored: Sequence[ScoredGroup],
+    advantages: Sequence[Sequence[float | None]],
+    taught: Sequence[AdvantageGroup],
+) -> list[ScoredGroup]:
+    """Note with each completion by how much the policy finds its tokens likelier than the teacher does, where there is
+    a teacher. `taught` has the completions with an advantage."""
+    told = {group.item.prompt.index: iter(group.teacher or ()) for group in taught}
+    noted = []
+    for group, values in zip(scored, advantages, strict=True):
+        parts = told.get(group.group.prompt.index, iter(()))
+        tokens = [None if value is None else next(parts, None) for value in values]
+        completions = [
+            each if said is None else replace(each, teacher_gaps=_gaps(family, each.completion, said.drawn_N))
+            for each, said in zip(group.completions, tokens, strict=True)
+        ]
+        noted.append(replace(group, completions=tuple(completions)))
+    return noted
+
+
+def _gaps(family: Family, completion: Completion, drawn_N: Tensor) -> tuple[tuple[str, float], ...]:
+    pieces = token_texts(family, completion.token_ids_L[completion.is_sampled_L].tolist())
+    return tuple(zip(pieces, (completion.sampled_logprobs - drawn_N).tolist(), strict=True))
+
+
+def token_texts(family: Family, token_ids: Sequence[int]) -> list[str]:
+    """Decode tokens one by one. The last token of a character that is made of several has its text."""
+    texts: list[str] = []
+    begun: list[int] = []
+    for number, token_id in enumerate(token_ids, start=1):
+        begun.append(token_id)
+        text = family.tokenizer.decode(begun)
+        goes_on = text.endswith("\N{REPLACEMENT CHARACTER}") and len(begun) < UTF8_BYTES and number < len(token_ids)
+        texts.append("" if goes_on else text)
+        begun = begun if goes_on else []
+    return texts
 
 
 def require_same_words(teacher: Family, policy: Family) -> None:
