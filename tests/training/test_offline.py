@@ -10,6 +10,8 @@ from tests.training.test_loops import merged, run_offline, write_rows
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.errors import DataError
+from tiercel.report import describe, write_report
+from tiercel.report.reading import read_groups, read_run
 from tiercel.runs.directory import read_metrics
 from tiercel.training import offline
 
@@ -132,6 +134,19 @@ def test_kto_moves_labels_apart(write, capsys):
     assert rows[-1]["labels/reward_desirable"] > rows[-1]["labels/reward_undesirable"]
     assert main(["eval", str(run)]) == 0
     assert f"loss {rows[-1]['eval/loss']:.4f}" in capsys.readouterr().out
+
+
+def test_held_out_pairs_are_kept_with_the_value_of_each_answer(write):
+    run = run_offline(write("reward", "run"))
+    rows = read_metrics(run)
+    for row in (rows[0], rows[-1]):
+        groups = read_groups(read_run(run), "evaluations", row["step"]).groups
+        values = [[each.total for each in group.completions] for group in groups]
+        assert len(groups) == row["eval/count"]
+        assert sum(chosen - rejected for chosen, rejected in values) / len(values) == pytest.approx(row["eval/margin"])
+        assert {group.completions[1].text for group in groups} == {"no, not that"}
+    assert "The same pairs" in write_report(run).read_text()
+    assert describe(run).startswith(f"Reward model, {rows[-1]['step']} steps: held-out accuracy 0.5")
 
 
 @pytest.mark.parametrize("changes", ({}, {"lora": None, "freeze": [], "optim": {"lr": 1e-3}}))

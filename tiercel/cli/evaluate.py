@@ -82,9 +82,8 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> st
     if isinstance(chosen, OfflineRecipe):
         passes, rows = passes_for_inference(policy, chosen, ranks), heldout_rows(chosen, ranks)
         assert rows is not None  # the command's recipe has them
-        return loss_in_words(
-            heldout_loss(passes, objective_of(chosen), chosen, rows, _reference(chosen, recipe.model, ranks))
-        )
+        known = _reference(chosen, recipe.model, ranks)
+        return loss_in_words(heldout_loss(passes, objective_of(chosen), chosen, rows, known)[0])
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with (

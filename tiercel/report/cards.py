@@ -54,7 +54,9 @@ def prompt_block(group: GroupRecord) -> Html:
         "div",
         element("h4", group.id),
         text_block(group.question, "question"),
-        element("p", element("b", "Right answer "), element("code", answer_text(group.answer)), class_="answer"),
+        None
+        if group.answer is None and len(group.completions) > 1
+        else element("p", element("b", "Right answer "), element("code", answer_text(group.answer)), class_="answer"),
         rendered if group.prompt and group.prompt != group.question else None,
         note,
     )

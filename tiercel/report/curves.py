@@ -55,6 +55,10 @@ def _score_charts(run: Run) -> Iterator[Chart]:
         if run.series(key) != run.series("reward/mean"):
             held_out = _held_out(run, f"eval/{key}")
             yield _chart(f"Reward {name}", _every_step(run, "sampled", key), held_out)
+    yield _chart("Pairs told apart, fraction", _every_step(run, "training", "pairs/accuracy"), from_zero=True)
+    yield _chart("Margin of pairs", _every_step(run, "training", "pairs/margin"), _held_out(run, "eval/margin"))
+    for side in ("desirable", "undesirable"):
+        yield _chart(f"Reward of {side} answers", _every_step(run, "training", f"labels/reward_{side}"))
     yield _chart("Loss", _every_step(run, "training", "loss"), _held_out(run, "eval/loss"))
 
 
@@ -74,6 +78,8 @@ def _health_charts(run: Run) -> Iterator[Chart]:
         yield _chart(title, _every_step(run, "this run", key), from_zero=True)
     unless_zero = {
         "kl/mean": "KL from the reference",
+        "labels/kl": "KL from the reference",
+        "teacher/kl": "KL from the teacher",
         "clip/low_fraction": "Ratios clipped below, fraction",
         "clip/high_fraction": "Ratios clipped above, fraction",
         "tools/failed_fraction": "Failed tool calls, fraction",

@@ -47,7 +47,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
             ", ".join(f"{each.get('name') or each.get('call')} {TIMES} {each.get('weight', 1)}" for each in named),
         )
     prompts, group = of("optim", "prompts_per_step"), of("rollout", "group_size")
-    unit = "prompts" if run.kind == "grpo" else "conversations"
+    unit = "prompts" if run.kind in ("grpo", "distill") else "conversations"
     yield "Step", f"{prompts} {unit}" + (f" {TIMES} {group} completions" if group else "") if prompts else ""
     if of("rollout", "max_new_tokens"):
         yield (

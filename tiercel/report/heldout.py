@@ -8,6 +8,7 @@ from tiercel.plurals import counted
 from tiercel.report.cards import box_cell, failures_block, overlap, prompt_block, value_text
 from tiercel.report.markup import Html, element
 from tiercel.report.numbers import evenly_spaced, share, sign_test
+from tiercel.report.pairs import INTRO, SIDES, is_pair, pair_outlines, pair_table
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
 from tiercel.report.reading import GroupFile
 from tiercel.report.turns import ASKED, asked_outlines, completion_block, is_asked
@@ -104,7 +105,7 @@ def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
     return element(
         "section",
         element("h2", "Before and after"),
-        element("p", intro, class_="aside"),
+        element("p", INTRO if any(is_pair(pair.after) for pair in pairs) else intro, class_="aside"),
         _counts_table(by_fate, names),
         element("p", f"{counted(lost, 'row')} could not be paired.", class_="aside") if lost else None,
         _legend(pairs, names),
@@ -154,6 +155,8 @@ def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:
     if not boxed and not asked:
         return None
     keys = [("before", f"box {names[0]}"), ("after", f"box {names[1]}")]
+    if any(is_pair(pair.after) for pair in pairs):
+        keys = [(style, f"box of the {side} answer") for style, side in SIDES]
     keys = [*([("truth", "right box")] if boxed else []), *keys, *([ASKED] if asked else [])]
     items = [element("li", element("i", class_=f"key {style}"), text) for style, text in keys]
     return element("ul", items, class_="legend")
@@ -168,12 +171,21 @@ def _fate_block(fate: Fate, chosen: Sequence[Pair], names: tuple[str, str], albu
 
 def _card(pair: Pair, names: tuple[str, str], album: Album) -> Html:
     columns = [(names[0], pair.before, "before"), (names[1], pair.after, "after")]
-    answers = [_answer(name, group, style, album) for name, group, style in columns]
-    picture = pictures(album, pair.after, _outlines(columns))
+    return _article(columns, album)
+
+
+def _article(columns: Sequence[tuple[str, GroupRecord, str]], album: Album) -> Html:
+    """Show a row and what was answered in each evaluation."""
+    group = columns[-1][1]
+    if is_pair(group):
+        answers = pair_table([(name, each) for name, each, _ in columns])
+    else:
+        answers = element("div", [_answer(*column, album) for column in columns], class_="answers")
+    picture = pictures(album, group, _outlines(columns))
     return element(
         "article",
         picture,
-        element("div", prompt_block(pair.after), element("div", answers, class_="answers"), class_="words"),
+        element("div", prompt_block(group), answers, class_="words"),
         class_="card" if picture is not None else "card text-only",
     )
 
@@ -182,6 +194,8 @@ def _outlines(columns: Sequence[tuple[str, GroupRecord, str]]) -> list[Outline]:
     group = columns[-1][1]
     truth = true_box(group)
     outlines = [Outline(box=truth, style="truth", label="right")] if truth is not None else []
+    if is_pair(group):
+        return [*outlines, *pair_outlines(group)]
     for name, each, style in columns:
         given = predicted_box(each, _greedy(each)).box if has_boxes(group) else None
         if given is not None:
@@ -229,13 +243,7 @@ def _single_section(only: GroupFile, album: Album) -> Html:
     kinds = [("Right", right), ("Wrong", wrong)] if knows else [("Rows", list(only.groups))]
     blocks = []
     for title, groups in kinds:
-        cards = []
-        for index in evenly_spaced(len(groups), 4):
-            group = groups[index]
-            columns = [(name, group, "after")]
-            words = element("div", prompt_block(group), _answer(name, group, "after", album), class_="words")
-            picture = pictures(album, group, _outlines(columns))
-            cards.append(element("article", picture, words, class_="card" if picture else "card text-only"))
+        cards = [_article([(name, groups[place], "after")], album) for place in evenly_spaced(len(groups), 4)]
         if cards:
             heading = element("h3", title, " ", element("small", f"{len(cards)} of {counted(len(groups), 'row')}"))
             blocks.append(element("div", heading, element("div", cards, class_="cards")))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -13,9 +13,8 @@ from tiercel.errors import RunError
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.group_records import Folder, GroupRecord, finite, groups_path
 
-Kind = Literal["sft", "grpo"]
-
 _STEP_FILE = re.compile(r"step-([0-9]{1,12})\.jsonl")
+_FIRST_LINE = re.compile(r"# tiercel ([a-z]+)\s")
 _LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
 
 
@@ -33,7 +32,7 @@ class Run:
     """A run directory without its completions, which `read_groups` reads step by step."""
 
     path: Path
-    kind: Kind
+    kind: str  # the verb
     config_text: str
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -136,10 +135,9 @@ def group_file(file: Path, step: int) -> GroupFile:
     return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
 
 
-def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> Kind:
-    first = config_text.partition("\n")[0].strip()
-    if first in ("# tiercel sft", "# tiercel grpo"):
-        return "sft" if first == "# tiercel sft" else "grpo"
+def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> str:
+    if (first := _FIRST_LINE.match(config_text)) is not None:
+        return first[1]
     return "grpo" if any(key.startswith("reward/") for row in metrics for key in row) else "sft"
 
 

@@ -9,7 +9,7 @@ from tiercel.report.markup import Html, element
 from tiercel.report.numbers import evenly_spaced, share
 from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
 from tiercel.report.reading import GroupFile
-from tiercel.report.turns import ASKED, asked_outlines, completion_block, is_asked
+from tiercel.report.turns import ASKED, TOLD, asked_outlines, completion_block, is_asked
 from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 MOST_STEPS = 6
@@ -32,15 +32,16 @@ def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) 
     groups = [group for file in files for group in file.groups]
     boxed, asked = any(map(has_boxes, groups)), any(map(is_asked, groups))
     keys = [*(_LEGEND if boxed else _LEGEND[1:]), *([ASKED] if asked else [])]
-    legend = element(
-        "ul", [element("li", element("i", class_=f"key {style}"), text) for style, text in keys], class_="legend"
-    )
+    items = [element("li", element("i", class_=f"key {style}"), text) for style, text in keys]
+    if told := any(completion.teacher for group in groups for completion in group.completions):
+        items += [element("li", element("mark", "token", class_=f"{style} l2"), text) for style, text in TOLD]
+    legend = element("ul", items, class_="legend")
     last = len(files) - 1
     return element(
         "section",
         element("h2", "Rollouts"),
         element("p", intro, class_="aside"),
-        legend if boxed or asked else None,
+        legend if boxed or asked or told else None,
         [_step(file, album, is_open=number in (0, last)) for number, file in enumerate(files)],
         id="rollouts",
     )

@@ -3,13 +3,16 @@
 import json
 
 from tiercel.report.cards import clipped, text_block
-from tiercel.report.markup import Html, element
+from tiercel.report.markup import Html, element, fragment
 from tiercel.report.pictures import Album, Outline, box_of, on, picture
 from tiercel.rewards.boxes import to_original
 from tiercel.runs.group_records import CompletionRecord, GroupRecord, finite
 from tiercel.samples import ToolCall
 
 ASKED = ("asked", "thin: asked of a tool")  # in legends
+TOLD = (("up", "the policy finds the token likelier than the teacher does"), ("down", "the teacher does"))
+_GAPS = (0.1, 0.5, 2.0)  # nats, from which on a token has a colour, a stronger and the strongest one
+_MOST_TOKENS = 800  # coloured ones of a completion
 _MOST_TURNS = 12  # of a completion
 _LONGEST_CALL = 300  # characters
 _POINT_SHARE = 0.03  # radius around a point, of the longer side
@@ -18,7 +21,7 @@ _POINT_SHARE = 0.03  # radius around a point, of the longer side
 def completion_block(album: Album, group: GroupRecord, completion: CompletionRecord, style: str) -> Html:
     """Show what the policy wrote, turn by turn where something answered. `style`: of outlines, a class."""
     if not completion.turns:
-        return text_block(completion.text)
+        return _told_tokens(completion) if completion.teacher else text_block(completion.text)
     outlines = asked_outlines(group, completion, style, "asked")
     last = len(completion.turns)
     items: list[Html] = []
@@ -36,6 +39,20 @@ def completion_block(album: Album, group: GroupRecord, completion: CompletionRec
         note = f"Turns {_MOST_TURNS} to {last - 1:,} are left out."
         items.insert(-1, element("li", element("p", note, class_="aside"), class_="gap"))
     return element("ol", items, class_="turns")
+
+
+def _told_tokens(completion: CompletionRecord) -> Html:
+    """Colour each token by how much likelier the policy finds it than a teacher does, or the other way round."""
+    marks = [_told(text, gap) for text, gap in completion.teacher[:_MOST_TOKENS] if text]
+    left_out = len(completion.teacher) - _MOST_TOKENS
+    return element("pre", marks, f"\n[… {left_out:,} tokens left out here …]" if left_out > 0 else "", class_="said")
+
+
+def _told(text: str, gap: float | None) -> Html:
+    level = 0 if gap is None else sum(abs(gap) > limit for limit in _GAPS)
+    if gap is None or not level:
+        return fragment(text)
+    return element("mark", text, class_=f"{'up' if gap > 0 else 'down'} l{level}", title=f"{gap:+.2f}")
 
 
 def _call(call: ToolCall) -> Html:

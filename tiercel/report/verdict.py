@@ -15,7 +15,8 @@ _HELD_OUT = {  # label by key, the most important first
     "eval/reward/mean": "held-out reward",
     "eval/loss": "held-out loss",
 }
-TITLES = {"grpo": "GRPO", "sft": "SFT"}
+TITLES = {"reward": "Reward model", "distill": "Distillation"}  # of verbs that are not written in capitals
+_OF_TRAINING = {"grpo": ("sampled reward", "reward/mean"), "distill": ("KL from the teacher", "teacher/kl")}
 
 _MANY_MASKED = 0.02
 _MANY_TRUNCATED = 0.5
@@ -67,16 +68,12 @@ def headline(run: Run) -> str:
     """Return the verdict as one line of text."""
     found = changes(run)
     said = "; ".join(change.text for change in found) if found else "nothing recorded yet"
-    return f"{TITLES[run.kind]}, {progress(run)}: {said}"
+    return f"{TITLES.get(run.kind, run.kind.upper())}, {progress(run)}: {said}"
 
 
 def changes(run: Run) -> list[Change]:
     """Return the numbers of the verdict, the most important first: the held-out score, then the one of training."""
-    found = [_held_out(run)]
-    if run.kind == "grpo":
-        found.append(_ends(run, "sampled reward", "reward/mean"))
-    else:
-        found.append(_ends(run, "training loss", "loss"))
+    found = [_held_out(run), _ends(run, *_OF_TRAINING.get(run.kind, ("training loss", "loss")))]
     return [change for change in found if change is not None]
 
 

@@ -16,14 +16,17 @@ from tiercel.training.forward import Passes
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import Known, Objective, Share, answer_sums
 from tiercel.training.step_rows import next_batch
+from tiercel.types import Completion, Example, Group, RewardValue, ScoredCompletion, ScoredGroup
 
 
 def heldout_loss(
     passes: Passes, objective: Objective, recipe: OfflineRecipe, table: RowTable, known: Known | None = None
-) -> dict[str, float]:
-    """`eval/loss`, and of pairs `eval/accuracy` and `eval/margin`. What a loss takes from all rows of a step is taken
-    from ROWS_AT_ONCE. `known`: the reference of the rows by their numbers, where it was computed before."""
+) -> tuple[dict[str, float], list[ScoredGroup]]:
+    """Compute `eval/loss`, and of pairs `eval/accuracy` and `eval/margin`; also return this rank's pairs, as groups of
+    two answers with their values. What a loss takes from all rows of a step is taken from ROWS_AT_ONCE. `known`: the
+    reference of the rows by their numbers, where it was computed before."""
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
+    pairs: list[ScoredGroup] = []
     for made in _bundles_of(passes, recipe, table):
         plan = objective.plan(passes, made, known)
         with torch.no_grad():
@@ -31,18 +34,43 @@ def heldout_loss(
             for each in passes.example_passes(plan.made) or [passes.empty_pass()]:  # a rank may have no row
                 ranks.pulse.work_on(each.row_ids)
                 scores = passes.learner(each.packed, passes.vision.features(each.packed.images), 1.0)
-                shares.append(objective.share(each, scores, plan))
+                shares.append(share := objective.share(each, scores, plan))
+                if share.values_B2 is not None:
+                    pairs += map(_judged, each.examples, share.values_B2.tolist())
         found = ranks.sum(_added(shares))
         own = plan.tokens if recipe.purpose == "sft" else plan.examples
         loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
         sums.update(found)
         passes.vision.end_step()
-    pairs = {
+    means = {
         f"eval/{name}": sums[f"pairs/{name}"] / max(1, examples)
         for name in ("accuracy", "margin")
         if f"pairs/{name}" in sums
     }
-    return {"eval/loss": loss / max(1, weight), "eval/count": len(table.rows), **pairs}
+    return {"eval/loss": loss / max(1, weight), "eval/count": len(table.rows), **means}, pairs
+
+
+def _judged(example: Example, values: Sequence[float]) -> ScoredGroup:
+    """Make a group of a pair's answers, the chosen one first, which is right where its value is the higher one."""
+    answers = [
+        ScoredCompletion(
+            completion=Completion(
+                token_ids_L=each.token_ids_L,
+                logprobs_L=torch.full((len(each.token_ids_L),), math.nan),
+                text=each.row.messages[-1].content,
+                is_truncated=False,
+                seed=0,
+            ),
+            rewards={"value": RewardValue(value=value)},
+            total=value,
+            is_correct=None if number else value > values[1],
+        )
+        for number, (each, value) in enumerate(zip(example.conversations, values, strict=True))
+    ]
+    completions = tuple(each.completion for each in answers)
+    return ScoredGroup(
+        group=Group(prompt=example.prompt, completions=completions, policy_version=0), completions=tuple(answers)
+    )
 
 
 def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int, torch.Tensor]:

@@ -43,6 +43,7 @@ class Share:
 
     loss: Tensor  # with its graph
     sums: Mapping[str, Tensor] = field(default_factory=dict)  # over examples
+    values_B2: Tensor | None = None  # fp32, detached: how good each answer of a pair is found; None without pairs
 
 
 class Objective(Protocol):
@@ -119,7 +120,7 @@ class Pairs:
             "pairs/logprob_chosen": means_B2[:, 0].sum(),
             "pairs/logprob_rejected": means_B2[:, 1].sum(),
         }
-        return Share(loss=loss, sums=_ranking_sums(rewards_B2) | sums)
+        return Share(loss=loss, sums=_ranking_sums(rewards_B2) | sums, values_B2=rewards_B2)
 
     def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
         self.state["rewards"] += sums["pairs/reward_chosen"] + sums["pairs/reward_rejected"]
@@ -144,7 +145,8 @@ class Values:
         losses_B = ranking_losses(values_B2, values_B2.new_tensor(margins), self._ranking.centre_coef)
         found_B2 = values_B2.detach()
         sums = {"pairs/reward_chosen": found_B2[:, 0].sum(), "pairs/reward_rejected": found_B2[:, 1].sum()}
-        return Share(loss=losses_B.sum() / max(1, plan.examples), sums=_ranking_sums(found_B2) | sums)
+        loss = losses_B.sum() / max(1, plan.examples)
+        return Share(loss=loss, sums=_ranking_sums(found_B2) | sums, values_B2=found_B2)
 
     def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
         return _means(sums, examples)

@@ -64,12 +64,17 @@ class Loop:
     order: RowOrder
 
     def evaluated(self, step: int) -> dict[str, float]:
-        """Compute the loss of the held-out rows after `step` updates; nothing where there are none."""
+        """Compute the loss of the held-out rows after `step` updates, and keep how pairs were judged; nothing where
+        there are none."""
         table = self.session.read.heldout
         if table is None:
             return {}
-        self.session.ranks.pulse.begin("evaluation", step)
-        return heldout_loss(self.trainer, self.objective, self.recipe, table, self.reference.heldout)
+        session, trainer = self.session, self.trainer
+        session.ranks.pulse.begin("evaluation", step)
+        row, pairs = heldout_loss(trainer, self.objective, self.recipe, table, self.reference.heldout)
+        if self.recipe.purpose == "pairs":
+            session.run.record_groups("evaluations", step, trainer.family, pairs, [[None, None]] * len(pairs))
+        return row
 
 
 def one_step(loop: Loop, step: Step) -> None:
