@@ -59,7 +59,7 @@ MAY_DIFFER = (
 LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
 # Files that a run may leave where it ends before it has written config.yaml.
-BEGUN = (".lock", "config.yaml.tmp", ".signs-sft", ".signs-grpo", ".signs-eval", "stall", "log.txt")
+BEGUN, SIGNS = (".lock", "config.yaml.tmp", "stall", "log.txt"), ".signs-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,11 @@ def _opened(path: Path) -> int:
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
-    if path.is_dir() and not config.exists() and any(p.name not in BEGUN for p in path.iterdir()):
+    if (
+        path.is_dir()
+        and not config.exists()
+        and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir())
+    ):
         raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
     return os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
