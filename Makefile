@@ -1,6 +1,7 @@
 # make venv            .venv with tiercel and what its tests need, versions pinned by constraints.txt
 # make demo            train a small VLM on real handwriting; report in runs/demo/report.html
-# make demo-pairs        the same, then from pairs (runs/pairs-dpo) and from a teacher (runs/pairs-distill)
+# make demo-pairs      the same, then from pairs (runs/pairs-dpo), a teacher (runs/pairs-distill) and a reward model of
+#                      the pairs (runs/pairs-reward, runs/pairs-reward-grpo)
 # make demo-zoom       the same with a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy

@@ -43,6 +43,8 @@ def test_the_summary_says_when_the_student_was_near_its_teacher(tmp_path, monkey
         "PAIRS": ((0, 0.5), (100, 0.9)),
         "TEACHER": ((0, 0.4), (250, 1.0)),
         "STUDENT": ((0, 0.4), (50, 0.95)),
+        "RANKER": ((0, 0.5), (150, 0.95)),
+        "RANKED": ((0, 0.4), (100, 0.8)),
     }
     for name, rows in evaluations.items():
         run = tmp_path / name
@@ -54,6 +56,8 @@ def test_the_summary_says_when_the_student_was_near_its_teacher(tmp_path, monkey
     assert said[0] == "pairs:    0.500 -> 0.900 of the held-out pairs told apart"
     assert said[1] == "teacher:  0.400 -> 1.000 held-out accuracy in 250 steps of GRPO"
     assert said[2] == "student:  0.400 -> 0.950 in 50 steps; 0.9 of the teacher's by step 50"
+    assert said[3] == "ranker:   0.500 -> 0.950 of the held-out pairs told apart"
+    assert said[4] == "by it:    0.400 -> 0.800 held-out accuracy in 100 steps of GRPO"
     (tmp_path / "STUDENT/metrics.jsonl").write_text(json.dumps({"step": 0, "eval/accuracy": 0.4}) + "\n")
     with pytest.raises(TrainingError, match="no evaluation before and after"):
         pairs.summary()

@@ -1,4 +1,5 @@
-"""`tiercel demo --pairs`: what else than GRPO improves the demo's model: pairs of boxes, and a teacher."""
+"""`tiercel demo --pairs`: what else than the true boxes improves the demo's model: pairs of boxes, a teacher, and a
+reward model."""
 
 import json
 import time
@@ -20,25 +21,30 @@ LEAST_DIFFERENCE = 0.1  # of their IoU with the true box
 DATA = Path("runs/demo-data")
 NAMES = ("practice", "heldout")
 PAIRS, STUDENT, TEACHER = Path("runs/pairs-dpo"), Path("runs/pairs-distill"), Path("runs/demo")
+RANKER, RANKED = Path("runs/pairs-reward"), Path("runs/pairs-reward-grpo")
 
 
 def demo_pairs() -> None:
     """Run the recipes from the project's root, after those of `tiercel demo`. Raises TiercelError as its commands
     do."""
     started = time.monotonic()
-    require_recipes("demo-dpo.yaml", "demo-distill.yaml", "demo-grpo.yaml")
-    print(f"1/3 pairs of a careful and a careless box -> {DATA}", flush=True)
+    require_recipes(*(f"demo-{name}.yaml" for name in ("dpo", "distill", "reward", "reward-grpo", "grpo")))
+    print(f"1/5 pairs of a careful and a careless box -> {DATA}", flush=True)
     with writing(DATA, "start the demo in a copy of tiercel's directory that can be written"):
         for seed, name in enumerate(NAMES):
             write_pairs(DATA, name, seed)
-    print("2/3 tiercel dpo recipes/demo-dpo.yaml: learn from pairs which box is better", flush=True)
+    print("2/5 tiercel dpo recipes/demo-dpo.yaml: learn from pairs which box is better", flush=True)
     run_command("dpo", str(RECIPES / "demo-dpo.yaml"))
     adapter = max((PAIRS / "checkpoints").iterdir()) / "adapter"
     run_command("eval", str(RECIPES / "demo-grpo.yaml"), "--adapter", str(adapter))
-    print("3/3 tiercel distill recipes/demo-distill.yaml: learn what the demo's trained model says", flush=True)
+    print("3/5 tiercel distill recipes/demo-distill.yaml: learn what the demo's trained model says", flush=True)
     run_command("distill", str(RECIPES / "demo-distill.yaml"))
+    print("4/5 tiercel reward recipes/demo-reward.yaml: a reward model of the same pairs", flush=True)
+    run_command("reward", str(RECIPES / "demo-reward.yaml"))
+    print("5/5 tiercel grpo recipes/demo-reward-grpo.yaml: reinforcement by the reward model alone", flush=True)
+    run_command("grpo", str(RECIPES / "demo-reward-grpo.yaml"))
     print(summary())
-    print(f"{time.monotonic() - started:.0f} s in all; open {PAIRS}/report.html and {STUDENT}/report.html")
+    print(f"{time.monotonic() - started:.0f} s in all; open report.html in {PAIRS}, {STUDENT}, {RANKER} and {RANKED}")
 
 
 def write_pairs(directory: Path, name: str, seed: int) -> None:
@@ -77,7 +83,7 @@ def written(box: Sequence[int]) -> str:
 
 def summary() -> str:
     """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
-    pairs, student, teacher = (_accuracies(run) for run in (PAIRS, STUDENT, TEACHER))
+    pairs, student, teacher, ranker, ranked = map(_accuracies, (PAIRS, STUDENT, TEACHER, RANKER, RANKED))
     steps, best = teacher[-1]
     reached = next((step for step, accuracy in student if accuracy >= 0.9 * best), None)
     return "\n".join(
@@ -86,6 +92,8 @@ def summary() -> str:
             f"teacher:  {teacher[0][1]:.3f} -> {best:.3f} held-out accuracy in {steps} steps of GRPO",
             f"student:  {student[0][1]:.3f} -> {student[-1][1]:.3f} in {student[-1][0]} steps; 0.9 of the teacher's "
             + (f"by step {reached}" if reached is not None else "not reached"),
+            f"ranker:   {ranker[0][1]:.3f} -> {ranker[-1][1]:.3f} of the held-out pairs told apart",
+            f"by it:    {ranked[0][1]:.3f} -> {ranked[-1][1]:.3f} held-out accuracy in {ranked[-1][0]} steps of GRPO",
         ]
     )
 
