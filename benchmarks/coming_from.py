@@ -1,6 +1,6 @@
 """Try `tiercel import-command` on the peers' own example commands, and count what comes of it.
 
-python -m benchmarks.coming_from --swift DIR --vlm-r1 DIR --trl DIR
+python -m benchmarks.coming_from --swift DIR --vlm-r1 DIR --trl DIR --llama-factory DIR
 
 Each DIR is a checkout. Writes benchmarks/results/coming_from.json and the table in docs/coming-from.md: counts only.
 """
@@ -21,14 +21,17 @@ from tiercel.errors import RecipeError
 from tiercel.importing.conversion import draft_of, refusals
 from tiercel.importing.draft import RecipeDraft
 from tiercel.importing.launches import Launch, launch_of
+from tiercel.importing.preferences import needs_reference
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
+from tiercel.importing.tuning import tuner_of
 from tools.docs.tables import write_table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from.md"
 VISION = re.compile(r"VL|-vl|Omni|OCR|MAX_PIXELS|MAX_TOKEN_NUM|freeze_vit|Ovis|MiniCPM-V|Keye|[Gg]emma-?4|GLM-4\.\dV")
+PREFERENCES = "preferences, teachers, reward models"
 PATHS = re.compile(
-    r"(rewards(\.|:)|(model|rewards\.\d+\.model)\.path|data\.(train|eval|image_root|template|mix\.\d+\.(path|image_root))|lora\.init|rollout\.urls)"
+    r"(rewards(\.|:)|(model|teacher|rewards\.\d+\.model)\.path|data\.(train|eval|image_root|template|mix\.\d+\.(path|image_root))|lora\.init|rollout\.urls)"
 )
 
 
@@ -56,13 +59,15 @@ class Outcome:
 
 
 def swift_examples(root: Path) -> Iterator[Example]:
-    """GRPO scripts, and SFT scripts of models that see."""
+    """Scripts of reinforcement learning, preferences and teachers, and SFT scripts of models that see."""
     for file in sorted((root / "examples").rglob("*.sh")):
         text = file.read_text(encoding="utf-8")
         code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
         name = str(file.relative_to(root))
         if re.search(r"rlhf_type[ =]+grpo", code):
             yield Example(peer="ms-swift, GRPO", name=name, script=text, file=file)
+        elif re.search(r"rlhf_type[ =]+\w", code):
+            yield Example(peer=f"ms-swift, {PREFERENCES}", name=name, script=text, file=file)
         elif re.search(r"swift sft|cli/sft\.py", code) and VISION.search(code):
             yield Example(peer="ms-swift, SFT with pictures", name=name, script=text, file=file)
 
@@ -75,11 +80,26 @@ def vlm_r1_examples(root: Path) -> Iterator[Example]:
 
 
 def trl_examples(root: Path) -> Iterator[Example]:
-    """The commands in the docstrings of its scripts for models that see."""
-    for file in sorted((root / "examples" / "scripts").glob("*_vlm*.py")):
-        for number, command in enumerate(_documented(_texts(file))):
-            name = f"{file.relative_to(root)}, {number}"
-            yield Example(peer="TRL", name=name, script=command, file=file)
+    """The commands in the docstrings of its scripts for models that see, and of those for preferences and teachers."""
+    scripts = root / "examples" / "scripts"
+    others = ("dpo", "kto", "orpo", "cpo", "gkd", "reward", "reward_modeling", "bco", "online_dpo", "prm")
+    more = [
+        file for name in others for folder in (scripts, root / "trl" / "scripts") for file in folder.glob(f"{name}.py")
+    ]
+    seen = sorted(scripts.glob("*_vlm*.py"))
+    for peer, files in (("TRL, pictures", seen), (f"TRL, {PREFERENCES}", more)):
+        for file in files:
+            for number, command in enumerate(_documented(_texts(file))):
+                name = f"{file.relative_to(root)}, {number}"
+                yield Example(peer=peer, name=name, script=command, file=file)
+
+
+def llama_factory_examples(root: Path) -> Iterator[Example]:
+    """Its YAML files that name a stage, and its scripts."""
+    for file in sorted([*(root / "examples").rglob("*.yaml"), *(root / "examples").rglob("*.sh")]):
+        text = file.read_text(encoding="utf-8")
+        if re.search(r"^stage:|llamafactory-cli train|src/train\.py", text, re.MULTILINE):
+            yield Example(peer="LLaMA-Factory", name=str(file.relative_to(root)), script=text, file=file)
 
 
 def _texts(file: Path) -> str:
@@ -154,14 +174,15 @@ def _offloads(launch: Launch, draft: RecipeDraft) -> bool:
 
 
 def _tower_stays(launch: Launch, draft: RecipeDraft) -> bool:
-    is_asked = launch.framework == "ms-swift" and launch.is_true("freeze_vit") and launch.is_true("freeze_aligner")
-    is_lora = launch.text("tuner_type", "train_type") == "lora" and "target_regex" not in launch.flags
+    frozen = (("freeze_vit", "freeze_aligner"), ("freeze_vision_tower", "freeze_multi_modal_projector"))
+    is_asked = any(launch.is_true(tower) and launch.is_true(projector) for tower, projector in frozen)
+    is_lora = tuner_of(launch) == "lora" and not {"target_regex", "lora_target"} & set(launch.flags)
     return not (is_asked and is_lora) or draft.values.get("lora.targets", "language") == "language"
 
 
 def _rollout_is_whole(launch: Launch, draft: RecipeDraft) -> bool:
     """Prompts x completions is at least what a rollout, and an update, has there."""
-    if launch.kind == "sft":
+    if launch.kind != "grpo":
         return True
     each = (launch.number("per_device_train_batch_size") or 1) * launch.processes
     accumulated = launch.number("gradient_accumulation_steps") or 1
@@ -175,12 +196,25 @@ def _trackers_are_there(launch: Launch, draft: RecipeDraft) -> bool:
     return asked & {"wandb", "tensorboard", "swanlab", "trackio"} == set(draft.values.get("trackers", []))
 
 
+def _preference_scale(launch: Launch, draft: RecipeDraft) -> bool:
+    flag = "pref_beta" if launch.framework == "LLaMA-Factory" else "beta"
+    return launch.kind not in ("dpo", "kto") or draft.values.get(f"{launch.kind}.beta", 0.1) == launch.real(flag)
+
+
 # What was found wrong at least once, as predicates; True is as it should be.
 KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
     "the learning rate": _same_number("learning_rate", "optim.lr"),
     "the temperature": _same_number("temperature", "rollout.temperature"),
     "the completion's length": _same_number("max_completion_length", "rollout.max_new_tokens"),
     "the KL weight": _same_number("beta", "algorithm.kl.coef"),
+    "beta of preferences": _preference_scale,
+    "the reference's copy": lambda launch, draft: (
+        tuner_of(launch) != "full" or ("model.reference" in draft.values) == needs_reference(draft)
+    ),
+    "one completion of a prompt for a teacher": lambda launch, draft: (
+        launch.kind != "distill" or draft.values.get("rollout.group_size") == 1
+    ),
+    "the longest row": _same_number("cutoff_len", "data.max_prompt_tokens"),
     "completions of a prompt": _same_number("num_generations", "rollout.group_size"),
     "weight decay": _same_number("weight_decay", "optim.weight_decay"),
     "the size of a rollout": _rollout_is_whole,
@@ -195,7 +229,8 @@ KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
         not str(draft.values.get("data.system", "")).endswith((".txt", ".md"))
     ),
     "checkpointing": lambda launch, draft: (
-        draft.values.get("learner.gradient_checkpointing", False) == launch.is_true("gradient_checkpointing")
+        draft.values.get("learner.gradient_checkpointing", False)
+        == (launch.is_true("gradient_checkpointing") and not launch.is_true("disable_gradient_checkpointing"))
     ),
     "workers": lambda launch, draft: (
         "dataloader_num_workers" in launch.flags or "data.workers" not in draft.values
@@ -258,16 +293,22 @@ def quoted(outcomes: Sequence[Outcome], commits: Mapping[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("swift", "vlm-r1", "trl"):
+    for name in ("swift", "vlm-r1", "trl", "llama-factory"):
         parser.add_argument(f"--{name}", type=Path, required=True, help="a checkout")
         parser.add_argument(f"--{name}-commit", default=None, help="its commit, where the folder is no git checkout")
     asked = parser.parse_args()
-    examples = [*swift_examples(asked.swift), *vlm_r1_examples(asked.vlm_r1), *trl_examples(asked.trl)]
+    examples = [
+        *sorted(swift_examples(asked.swift), key=lambda example: example.peer),
+        *vlm_r1_examples(asked.vlm_r1),
+        *trl_examples(asked.trl),
+        *llama_factory_examples(asked.llama_factory),
+    ]
     outcomes = [outcome_of(example) for example in examples]
     commits = {
         "modelscope/ms-swift": asked.swift_commit or commit_of(asked.swift),
         "om-ai-lab/VLM-R1": asked.vlm_r1_commit or commit_of(asked.vlm_r1),
         "huggingface/trl": asked.trl_commit or commit_of(asked.trl),
+        "hiyouga/LLaMA-Factory": asked.llama_factory_commit or commit_of(asked.llama_factory),
     }
     kept = [{**asdict(each), "told": len(each.told)} for each in outcomes]
     (RESULTS / "coming_from.json").write_text(json.dumps({"commits": commits, "examples": kept}, indent=1) + "\n")

@@ -12,6 +12,8 @@ GRPO = "swift rlhf --rlhf_type grpo --model org/m --dataset r.jsonl --reward_fun
 SFT = "swift sft --model org/m --dataset r.jsonl"
 REC = "python grpo_jsonl.py --model_name_or_path org/Qwen2-VL --data_file_paths a.jsonl --image_folders x"
 TRL = "trl grpo --model_name_or_path org/m --dataset_name r.jsonl"
+DPO = "swift rlhf --rlhf_type dpo --model org/m --dataset r.jsonl"
+FACTORY = "llamafactory-cli train --do_train --model_name_or_path org/m --dataset r --stage dpo"
 
 
 def drafted(script: str, file: Path | None = None) -> RecipeDraft:

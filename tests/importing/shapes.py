@@ -121,6 +121,67 @@ trl sft --model_name_or_path org/vl --dataset_name org/mix --dataset_train_split
     --eval_steps 20 --use_peft --lora_target_modules all-linear --attn_implementation eager --hub_token hf_SECRET
 """
 
+SWIFT_MPO = """
+# pairs, full fine-tuning, three losses
+nproc_per_node=4
+MAX_PIXELS=1003520 NPROC_PER_NODE=$nproc_per_node \\
+swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-VL-7B-Instruct --dataset 'org/RLAIF-V#20000' --tuner_type full \\
+    --loss_type sigmoid bco_pair sft --loss_weights 0.8 0.2 1.0 --rpo_alpha 0.0 --label_smoothing 0.1 \\
+    --freeze_vit true --freeze_aligner true --gradient_accumulation_steps $(expr 16 / $nproc_per_node) \\
+    --deepspeed zero3 --max_length 9000 --warmup_ratio 0.05 --learning_rate 1e-5 --precompute_ref_log_probs false
+"""
+
+SWIFT_KTO = """
+NPROC_PER_NODE=2 swift rlhf --rlhf_type kto --model org/vl --dataset rows.jsonl --tuner_type lora --lora_rank 8 \\
+    --beta 0.2 --desirable_weight 1.5 --undesirable_weight 0.5 --deepspeed zero2 --loss_scale last_round \\
+    --adapters sft/checkpoint-100 --ref_adapters sft/checkpoint-100
+"""
+
+SWIFT_GKD = """
+NPROC_PER_NODE=4 swift rlhf --rlhf_type gkd --model OpenGVLab/InternVL3-2B --teacher_model OpenGVLab/InternVL3-8B \\
+    --dataset 'org/captions#2000' --tuner_type lora --use_vllm true --vllm_mode colocate --lmbda 0.75 --beta 0.1 \\
+    --gkd_logits_topk 64 --sft_alpha 0.1 --teacher_deepspeed zero3 --offload_teacher_model true --temperature 1.0 \\
+    --per_device_train_batch_size 4 --max_completion_length 1024 --split_dataset_ratio 0.01 --eval_steps 50
+"""
+
+SWIFT_RM = """
+swift rlhf --rlhf_type rm --model org/vl --dataset rows.jsonl --center_rewards_coefficient 0.01 --num_labels 1 \\
+    --tuner_type lora --torch_dtype bfloat16 --max_length 2048 --eval_strategy no
+"""
+
+TRL_DPO = """
+accelerate launch examples/scripts/dpo_vlm.py --dataset_name org/rlaif-v --model_name_or_path org/vl \\
+    --per_device_train_batch_size 2 --gradient_accumulation_steps 32 --dataset_num_proc 32 --output_dir dpo \\
+    --dtype bfloat16 --use_peft --lora_target_modules all-linear --loss_type sigmoid_norm --beta 0.3 --ld_alpha 0.5
+"""
+
+TRL_GKD = """
+python examples/scripts/gkd.py --model_name_or_path org/small --teacher_model_name_or_path org/large --use_peft \\
+    --dataset_name org/chats --learning_rate 2e-5 --gradient_accumulation_steps 8 --output_dir gkd --lora_r 64 \\
+    --max_new_tokens 256 --push_to_hub --no_remove_unused_columns --seq_kd false
+"""
+
+TRL_REWARD = """
+trl reward --model_name_or_path org/small --dataset_name org/pairs --output_dir reward --max_length 2048 \\
+    --eval_strategy steps --eval_steps 50 --use_peft --lora_task_type SEQ_CLS --center_rewards_coefficient 0.01
+"""
+
+LLAMA_FACTORY = """
+CUDA_VISIBLE_DEVICES=0,1 FORCE_TORCHRUN=1 llamafactory-cli train --stage dpo --do_train --finetuning_type lora \\
+    --model_name_or_path Qwen/Qwen3-VL-4B-Instruct --image_max_pixels 262144 --trust_remote_code true --lora_rank 8 \\
+    --lora_target all --pref_beta 0.2 --pref_loss sigmoid --pref_ftx 0.5 --pref_bco_weight 0.25 --dataset a,b \\
+    --max_samples 1000 --template qwen3_vl_nothink --cutoff_len 2048 --val_size 0.1 --eval_strategy steps \\
+    --eval_steps 500 --output_dir saves/dpo --overwrite_output_dir --plot_loss --bf16 --report_to none \\
+    --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --warmup_ratio 0.1 --ddp_timeout 180000000
+"""
+
+LLAMA_FACTORY_FULL = """
+torchrun --nproc_per_node 8 src/train.py --stage kto --do_train true --finetuning_type full --bf16 true \\
+    --model_name_or_path org/vl --dataset labels --kto_rejected_weight 0.5 --freeze_vision_tower false \\
+    --disable_gradient_checkpointing true --disable_shuffling true --mask_history false \\
+    --deepspeed examples/deepspeed/ds_z3_config.json --output_dir saves/kto
+"""
+
 SHAPES = {
     "ms-swift": SWIFT,
     "ms-swift full": SWIFT_FULL,
@@ -132,4 +193,13 @@ SHAPES = {
     "TRL example": TRL_EXAMPLE,
     "TRL rloo": TRL_RLOO,
     "TRL sft": TRL_SFT,
+    "ms-swift mpo": SWIFT_MPO,
+    "ms-swift kto": SWIFT_KTO,
+    "ms-swift gkd": SWIFT_GKD,
+    "ms-swift rm": SWIFT_RM,
+    "TRL dpo": TRL_DPO,
+    "TRL gkd": TRL_GKD,
+    "TRL reward": TRL_REWARD,
+    "LLaMA-Factory": LLAMA_FACTORY,
+    "LLaMA-Factory full": LLAMA_FACTORY_FULL,
 }

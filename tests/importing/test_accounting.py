@@ -5,14 +5,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.coming_from import unspoken, wrong
-from tests.importing.helpers import GRPO, SFT, TRL, drafted, text_of, told
+from tests.importing.helpers import DPO, FACTORY, GRPO, SFT, TRL, drafted, text_of, told
 from tests.importing.shapes import SHAPES
 from tiercel.config.yaml_text import parse
 from tiercel.importing.table import environment_rows, rows_of
 from tiercel.importing.text import recipe_text
 
-KNOWN = {*rows_of("ms-swift", "grpo"), *rows_of("TRL", "sft"), *rows_of("VLM-R1", "grpo")}
-FLAGS = sorted({*KNOWN, "odd", "odd_token"} - {"rlhf_type"})
+KNOWN = {
+    *rows_of("ms-swift", "grpo"),
+    *rows_of("TRL", "sft"),
+    *rows_of("VLM-R1", "grpo"),
+    *rows_of("LLaMA-Factory", "dpo"),
+}
+FLAGS = sorted({*KNOWN, "odd", "odd_token"} - {"rlhf_type", "stage", "do_train", "config"})
+KTO = DPO.replace("dpo", "kto")
+GKD = f"{DPO.replace('dpo', 'gkd')} --teacher_model org/t"
 VARIABLES = sorted(row.name.replace("*", "X") for row in environment_rows() if "launcher" not in row.name)
 WORDS = st.sampled_from(
     ["true", "false", "3", "0.5", "none", "x y", "a: b # c", "[q, {r]", "$HOME", '"', "path/to#4", ""]
@@ -29,7 +36,7 @@ def test_every_flag_and_variable_of_a_command_is_spoken_of(script, tmp_path, mon
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    base=st.sampled_from([GRPO, SFT, TRL]),
+    base=st.sampled_from([GRPO, SFT, TRL, DPO, FACTORY, KTO, GKD]),
     flags=st.dictionaries(st.sampled_from(FLAGS), st.lists(WORDS, max_size=2), max_size=8),
     variables=st.dictionaries(st.sampled_from([*VARIABLES, "MY_OWN"]), st.sampled_from(["1", "64", "a,b"]), max_size=4),
 )

@@ -141,7 +141,7 @@ def test_the_text_is_a_recipe_but_for_paths(name, tmp_path, capsys, monkeypatch)
     (tmp_path / "launch.sh").write_text(SHAPES[name])
     import_command(str(tmp_path / "launch.sh"), tmp_path / "recipe.yaml")
     left = capsys.readouterr().err.splitlines()
-    allowed = ("data.train", "data.mix", "data.image_root", "rewards")
+    allowed = ("data.train", "data.mix", "data.image_root", "rewards", "lora.init")
     assert [line for line in left if not line.removeprefix("still to do: ").startswith(allowed)] == []
 
 
@@ -162,17 +162,48 @@ def test_a_recipe_whose_files_are_there_loads(tmp_path, capsys, monkeypatch):
         ("ls -l", "no command of"),
         ('swift rlhf --rlhf_type grpo --model "m', "cannot be read"),
         ("swift rlhf --rlhf_type grpo --model m --num_generations many", "--num_generations many is no whole number"),
-        ("swift rlhf --rlhf_type dpo --model m", "--rlhf_type dpo is no method"),
+        ("swift rlhf --rlhf_type ppo --model m", "--rlhf_type ppo is no method .*nearest: tiercel grpo"),
+        ("swift rlhf --rlhf_type dpo --model m --loss_type apo_zero", "--loss_type apo_zero is no method.*dpo.loss"),
+        ("swift rlhf --rlhf_type dpo --model m --loss_type sigmoid sft --loss_weights 1", "sft --loss_weights 1 is no"),
+        ("swift rlhf --rlhf_type cpo --model m --loss_type hinge", "--loss_type hinge is no method"),
+        (
+            "swift rlhf --rlhf_type kto --model m --loss_type apo_zero_unpaired",
+            "--loss_type apo_zero_unpaired: .*no me",
+        ),
+        ("swift rlhf --rlhf_type gkd --model m", "a student that teaches itself is no method"),
+        ("swift rlhf --rlhf_type gkd --model m --teacher_model_server h", "--teacher_model_server h: .*teacher.path"),
+        ("swift rlhf --rlhf_type gkd --model m --teacher_model t --seq_kd true", "--seq_kd true: .*rows_share: 1"),
+        ("trl dpo --model_name_or_path m --f_divergence_type js_divergence", "--f_divergence_type js_divergence: "),
+        ("trl prm --model_name_or_path m", "trl prm is no method of this version; nearest: tiercel reward"),
+        (
+            "python online_dpo.py --model_name_or_path m",
+            "online_dpo.py is no method of this version; nearest: tiercel dpo",
+        ),
+        (
+            "llamafactory-cli train --do_train --stage ppo",
+            "--stage ppo is no method of this version; nearest: tiercel gr",
+        ),
+        ("llamafactory-cli train --do_train --stage dpo --pref_loss kto_pair", "--pref_loss kto_pair is no method"),
+        (
+            "llamafactory-cli train --do_train --finetuning_type oft",
+            "--finetuning_type oft .*nearest: the section lora",
+        ),
+        ("llamafactory-cli train --do_predict --stage sft", "a command without do_train is no method"),
+        ("llamafactory-cli train", "a command without do_train is no method"),
+        (
+            "llamafactory-cli train --do_train --stage dpo --pref_loss ipo --pref_bco_weight 0.5",
+            "_weight 0.5 is no meth",
+        ),
+        ("llamafactory-cli train nothing.yaml", "nothing.yaml is not here, and it names the method"),
         ("swift rlhf --rlhf_type grpo --model m --num_generations 0", "--num_generations 0 is not above 0"),
         ("swift rlhf --rlhf_type grpo --model m --max_steps '$N' --warmup_ratio 0.1", r"--max_steps \$N is no number"),
         ("swift rlhf --rlhf_type grpo --model m --num_iterations 0.5", "num_iterations 0.5 is no whole number"),
         ("swift rlhf --rlhf_type grpo --model m --save_total_limit .inf", "save_total_limit .inf is no number"),
         ("swift rlhf --rlhf_type grpo --model m --max_steps inf", "--max_steps inf is no number"),
         ("swift rlhf --rlhf_type grpo --model m --dataset_shuffle maybe", "dataset_shuffle maybe is neither true nor"),
-        ("accelerate launch x/dpo_vlm.py --model_name_or_path m", "dpo_vlm.py is no method of this version"),
         ("swift rlhf --rlhf_type grpo --model m --loss_type fipo", "--loss_type fipo .*nearest: algorithm.loss"),
         ("swift rlhf --rlhf_type grpo --model m --max_turns 3", "--max_turns 3: .*nearest: rollout.max_turns beside"),
-        ("swift rlhf --rlhf_type grpo --model m --teacher_model t", "--teacher_model t: .*nearest: tiercel sft"),
+        ("swift rlhf --rlhf_type grpo --model m --teacher_model t", "--teacher_model t: .*nearest: algorithm.teacher"),
         ("swift sft --model m --task_type seq_cls --num_labels 3", "--num_labels 3: .*nearest: tiercel sft on class"),
         ("swift sft --model m --tuner_type adalora", "--tuner_type adalora .*nearest: the section lora"),
     ],
@@ -191,7 +222,7 @@ def test_a_method_that_is_off_is_no_reason_to_refuse(flags):
 
 def test_the_first_command_that_trains_is_taken(capsys):
     import_command(
-        "swift rollout --model m\nswift rlhf --rlhf_type dpo --model a\nswift sft --model b --dataset r\n", None
+        "swift rollout --model m\nswift rlhf --rlhf_type ppo --model a\nswift sft --model b --dataset r\n", None
     )
     printed = capsys.readouterr().out
     assert "path: b" in printed and "The first of 2 training commands" in printed

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercel.importing.arithmetic import evaluated
-from tiercel.importing.launches import Foreign, launch_of, parsed_flags
+from tiercel.importing.launches import Foreign, Launch, launch_of, parsed_flags
 from tiercel.importing.shell import commands
 
 
@@ -148,12 +148,11 @@ def test_what_trains_nothing_known_is_passed_over(line):
 @pytest.mark.parametrize(
     ("line", "flag"),
     [
-        ("swift rlhf --rlhf_type dpo --model m", "--rlhf_type dpo"),
-        ("swift rlhf --model m", "--rlhf_type dpo"),  # the default there
+        ("swift rlhf --rlhf_type ppo --model m", "--rlhf_type ppo"),
         ("megatron rlhf --rlhf_type grpo --model m", "megatron rlhf"),
         ("swift pt --model m", "swift pt"),
-        ("trl dpo --model_name_or_path m", "trl dpo"),
-        ("accelerate launch examples/scripts/dpo_vlm.py --model_name_or_path m", "dpo_vlm.py"),
+        ("trl bco --model_name_or_path m", "trl bco"),
+        ("llamafactory-cli train --do_train --stage pt --model_name_or_path m", "--stage pt"),
         ("python online_dpo_vlm.py --model_name_or_path m", "online_dpo_vlm.py"),
         ("python train.py --model_name_or_path m", "train.py"),
     ],
@@ -162,3 +161,26 @@ def test_another_method_is_named_and_no_grpo(line, flag):
     found = launch_of(commands(line)[0])
     assert isinstance(found, Foreign)
     assert found.told().startswith(flag) and "nearest: " in found.told()
+
+
+@pytest.mark.parametrize(
+    ("line", "method", "kind"),
+    [
+        ("swift rlhf --model m", "dpo", "dpo"),  # the default there
+        ("swift rlhf --rlhf_type simpo --model m", "simpo", "dpo"),
+        ("swift rlhf --rlhf_type rm --model m", "rm", "reward"),
+        ("python swift/cli/rlhf.py --rlhf_type gkd --model m", "gkd", "distill"),
+        ("trl reward --model_name_or_path m", "rm", "reward"),
+        ("accelerate launch examples/scripts/dpo_vlm.py --model_name_or_path m", "dpo", "dpo"),
+        ("python examples/scripts/mpo_vlm.py --model_name_or_path m", "dpo", "dpo"),
+        ("python examples/scripts/reward_modeling.py --model_name_or_path m", "rm", "reward"),
+        ("python my_reward_grpo.py --model_name_or_path m", "grpo", "grpo"),
+        ("llamafactory-cli train --do_train --stage kto", "kto", "kto"),
+        ("lmf train --do_train true", "sft", "sft"),  # the default there
+        ("torchrun --nproc_per_node 2 src/train.py --stage rm --do_train", "rm", "reward"),
+    ],
+)
+def test_the_method_and_the_verb(line, method, kind):
+    found = launch_of(commands(line)[0])
+    assert isinstance(found, Launch)
+    assert (found.method, found.kind) == (method, kind)

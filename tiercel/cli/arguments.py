@@ -133,10 +133,10 @@ def _import_command(commands) -> None:
     importing = _command(
         commands,
         "import-command",
-        "make a recipe from a command line of ms-swift, TRL or VLM-R1, or from a shell script with one",
+        "make a recipe from a command of ms-swift, TRL, VLM-R1 or LLaMA-Factory, or from a file with one",
         'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
     )
-    importing.add_argument("given", metavar="COMMAND", help="in quotes, or the file of a script")
+    importing.add_argument("given", metavar="COMMAND", help="in quotes, or a file: a script, LLaMA-Factory's YAML")
     importing.add_argument(
         "--output", type=Path, metavar="RECIPE", help="the file to write; without it the recipe is printed"
     )

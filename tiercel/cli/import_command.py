@@ -1,4 +1,4 @@
-"""`tiercel import-command`: make a recipe from a command line of ms-swift, TRL or VLM-R1, or from a script with one."""
+"""`tiercel import-command`: make recipes from commands of ms-swift, TRL, VLM-R1 and LLaMA-Factory or files."""
 
 import sys
 from argparse import Namespace
@@ -65,6 +65,6 @@ def first_launch(found: list[Launch | Foreign]) -> Launch:
     if found:
         raise RecipeError([each.told() for each in found if isinstance(each, Foreign)])
     raise RecipeError(
-        ["no command of `swift rlhf --rlhf_type grpo`, `swift sft`, `trl grpo`, or of a training script under "
-         "torchrun or accelerate was found; write it in quotes, or name the file of a shell script"]
+        ["no command of `swift rlhf`, `swift sft`, `trl`, `llamafactory-cli train`, or of a training script under "
+         "torchrun or accelerate was found; write it in quotes, or name the file of a script"]
     )  # fmt: skip

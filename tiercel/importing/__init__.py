@@ -1,1 +1,1 @@
-"""Making recipes from the command lines of ms-swift, TRL and VLM-R1. Imports no torch."""
+"""Making recipes from the command lines of ms-swift, TRL, VLM-R1 and LLaMA-Factory. Imports no torch."""

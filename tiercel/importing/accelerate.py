@@ -73,10 +73,10 @@ def _is_on_cpu(section: object) -> bool:
 
 
 def sharding_by_name(name: str) -> Sharding | None:
-    """Read names such as zero3_offload or deepspeed_zero2.yaml, as the peers use them."""
+    """Read names such as zero3_offload, deepspeed_zero2.yaml or ds_z3_config.json, as the peers use them."""
     if "fsdp" in name:
         return Sharding(is_fsdp=True)
-    found = re.search(r"(?:zero|stage)[_-]?([0-3])", name)
+    found = re.search(r"(?:zero|stage|ds_z)[_-]?([0-3])", name)
     if found is None:
         return None
     stage, is_offloaded = int(found[1]), "offload" in name

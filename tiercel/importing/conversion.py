@@ -5,12 +5,13 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
-from tiercel.importing.launches import Launch
+from tiercel.importing.launches import METHOD_FLAGS, Launch
+from tiercel.importing.preferences import pair_loss, set_preferences
 from tiercel.importing.rewards import set_rewards
 from tiercel.importing.rows import set_rows
 from tiercel.importing.sampling import set_sampling
 from tiercel.importing.sizes import set_lengths, set_pack, set_sizes
-from tiercel.importing.tuning import set_tuning
+from tiercel.importing.tuning import TUNERS, set_tuning, tuner_of
 from tiercel.plurals import counted
 from tiercel.reliability.redaction import redact
 
@@ -26,9 +27,16 @@ def refusals(launch: Launch) -> list[str]:
     loss = launch.text("loss_type") if launch.kind == "grpo" and launch.method != "rloo" else None
     if loss is not None and word_synonyms()["algorithm.loss"].get(loss.lower(), loss) is None:
         lines.append(f"--loss_type {loss} is no method of this version; nearest: algorithm.loss: grpo")
-    tuner = launch.text("tuner_type", "train_type") if launch.framework == "ms-swift" else None
-    if tuner is not None and tuner not in ("lora", "lora_llm", "full"):
-        lines.append(f"--tuner_type {tuner} is no method of this version; nearest: the section lora")
+    if launch.kind == "dpo" and pair_loss(launch) is None:
+        named = (
+            launch.given.get(f"--{flag}") for flag in ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
+        )
+        lines.append(f"{' '.join(filter(None, named))} is no method of this version; nearest: dpo.loss: sigmoid")
+    if launch.kind == "distill" and not any(name.startswith("teacher_model") for name in launch.flags):
+        lines.append("a student that teaches itself is no method of this version; nearest: --teacher_model")
+    if (tuner := tuner_of(launch)) not in ("lora", "lora_llm", "full"):
+        given = next(name for name in TUNERS if name in launch.flags)
+        lines.append(f"--{given} {tuner} is no method of this version; nearest: the section lora")
     return lines
 
 
@@ -49,6 +57,9 @@ def _processes(draft: RecipeDraft) -> None:
     if unknown:
         text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
         draft.note(text, *unknown)
+    if launch.counts_gpus and not launch.process_labels and "CUDA_VISIBLE_DEVICES" not in launch.environment:
+        text = "starts a process for each GPU that it sees; optim.prompts_per_step is that of 1: multiply it"
+        draft.note(text, subject="llamafactory-cli")
     found = counted(launch.processes, "process", "processes")
     command = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
     known = [label for label in launch.process_labels if label not in unknown]
@@ -61,8 +72,8 @@ def _processes(draft: RecipeDraft) -> None:
 def _words(draft: RecipeDraft) -> None:
     """Note words that belong to no flag, and flags that are given twice."""
     launch = draft.launch
-    if "rlhf_type" in launch.flags:
-        draft.note(f"tiercel {launch.kind} is the method", "--rlhf_type", is_change=False)
+    if named := METHOD_FLAGS.get(launch.framework):
+        draft.note(f"tiercel {launch.kind} is the method", f"--{named[0]}", is_change=False)
     if "config" in launch.flags:
         is_there = launch.file(launch.text("config") or "") is not None
         text = (
@@ -84,6 +95,7 @@ def _words(draft: RecipeDraft) -> None:
 STEPS = (
     set_sizes,
     set_sampling,
+    set_preferences,
     set_tuning,
     fit,
     set_rows,

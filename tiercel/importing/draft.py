@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from tiercel.config.keys import allowed_words, keys_of
+from tiercel.config.keys import allowed_words, every_key, keys_of
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
@@ -174,7 +174,7 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
 
 
 def _annotation(key: str) -> Any:
-    return keys_of("grpo")[key].field.annotation
+    return next(each.field.annotation for each in every_key() if each.path == key)
 
 
 def _type(key: str) -> str:

@@ -3,6 +3,7 @@
 from tiercel.config.engines import ENGINE_KINDS
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.importing.draft import RecipeDraft
+from tiercel.importing.preferences import needs_reference
 
 _ENGINE_LABELS = (
     "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
@@ -55,8 +56,7 @@ def _reference(draft: RecipeDraft) -> None:
 def _sharding(draft: RecipeDraft) -> None:
     """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
     a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
-    has_penalty = bool(draft.values.get("algorithm.kl.coef"))
-    keeps = has_penalty and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
+    keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
     if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
         return
@@ -66,7 +66,7 @@ def _sharding(draft: RecipeDraft) -> None:
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
     draft.note(
         "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
-        "part, and keeps no copy of the start for the KL penalty",
+        "part, and keeps no copy of the start as the reference",
         *labels,
     )
 

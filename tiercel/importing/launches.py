@@ -3,24 +3,30 @@ that tiercel does not have."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.accelerate import Accelerate, accelerate_of
 from tiercel.importing.shell import Command, quoted
-from tiercel.importing.table import Framework, Method, TableRow, environment_row, rows_of
+from tiercel.importing.table import KINDS, Framework, Method, TableRow, environment_row, rows_of
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
-METHODS: dict[str, Method] = {"grpo": "grpo", "gspo": "grpo", "rloo": "rloo", "sft": "sft"}
-OTHER_METHODS = (
-    "dpo", "mpo", "kto", "orpo", "cpo", "bco", "simpo", "ppo", "gkd", "gold", "ssd", "sdft", "sdpo", "tpo", "xpo",
-    "nash", "prm", "rm", "reward", "distillation", "pt", "rlhf", "harbor",
-)  # fmt: skip
+LLAMA_FACTORY_SCRIPTS = ("train.py", "train_bash.py", "launcher.py")
+SETTINGS = (".yaml", ".yml", ".json")
+METHODS: dict[str, Method] = {**{name: name for name in KINDS}, "gspo": "grpo", "mpo": "dpo", "reward": "rm"}
+OTHER_METHODS = {  # with what comes nearest
+    **dict.fromkeys(("bco", "online", "xpo", "nash", "tpo"), "tiercel dpo"),
+    **dict.fromkeys(("gold", "distillation", "ssd", "sdft", "sdpo"), "tiercel distill"),
+    **{"ppo": "tiercel grpo", "harbor": "tiercel grpo", "prm": "tiercel reward", "pt": "tiercel sft"},
+}
+# The flag that names the method, and what it is by default.
+METHOD_FLAGS: dict[Framework, tuple[str, str]] = {"ms-swift": ("rlhf_type", "dpo"), "LLaMA-Factory": ("stage", "sft")}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
+NULL = ("null",)  # a key of a YAML file that has no value; a word "null" of a command is another tuple
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
 
@@ -29,13 +35,14 @@ class Foreign:
     """A training command of a method that this version does not have."""
 
     flag: str  # the word that names the method
-    nearest: str = "tiercel sft and tiercel grpo"
+    nearest: str = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
+    method: str = ""
     is_known: bool = True
 
     def told(self) -> str:
         """Return the message for the user."""
         fault = "is no method of this version" if self.is_known else "does not say by its name what it trains"
-        return f"{self.flag} {fault}; nearest: {self.nearest}"
+        return f"{self.flag} {fault}; nearest: {OTHER_METHODS.get(self.method, self.nearest)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +63,7 @@ class Launch:
 
     @property
     def kind(self) -> Kind:
-        return "sft" if self.method == "sft" else "grpo"
+        return KINDS[self.method]
 
     @property
     def rows(self) -> Mapping[str, TableRow]:
@@ -64,14 +71,14 @@ class Launch:
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return the values of a flag, or its default."""
-        given = self.flags.get(name)
-        return given if given is not None else self.rows[name].default if name in self.rows else ()
+        given = self.flags.get(name, NULL)
+        return given if given is not NULL else self.rows[name].default if name in self.rows else ()
 
     def text(self, *names: str) -> str | None:
         """Return the first value of the first of these flags that is given, or that has a default."""
         given = [name for name in names if name in self.flags]
         for name in (*given, *names):
-            if words := self.words(name) or (("true",) if name in self.flags else ()):
+            if words := self.words(name) or (("true",) if self.flags.get(name) == () else ()):
                 return words[0]
         return None
 
@@ -98,9 +105,7 @@ class Launch:
 
     def file(self, path: str) -> Path | None:
         """Find a file by its name in the working directory or the folders of the script."""
-        if "\0" in path or len(path) > 1024 or any(len(part) > 255 for part in path.split("/")):
-            return None
-        return next((place for folder in self.folders if (place := folder / path).is_file()), None)
+        return file_in(self.folders, path)
 
     @property
     def process_labels(self) -> tuple[str, ...]:
@@ -133,13 +138,20 @@ class Launch:
         each = self._of_launcher(("nproc_per_node", "num_gpus"), "NPROC_PER_NODE")
         if each is None and self.accelerate is not None and self.accelerate.processes:
             return self.accelerate.processes
+        if each is None and self.counts_gpus and (seen := self.environment.get("CUDA_VISIBLE_DEVICES")):
+            each = len(seen.split(","))
         return (each or 1) * (self._of_launcher(("nnodes", "num_nodes"), "NNODES") or 1)
+
+    @property
+    def counts_gpus(self) -> bool:
+        """Return whether the command starts a process for each GPU that it sees."""
+        return self.framework == "LLaMA-Factory" and not self.script and "NPROC_PER_NODE" not in self.environment
 
     def _of_launcher(self, names: Sequence[str], variable: str) -> int | None:
         for name in names:
             if self.launcher.get(name):
                 return self._count(f"launcher --{name}", self.launcher[name][0])
-        given = self.environment.get(variable) if self.framework == "ms-swift" else None
+        given = self.environment.get(variable) if self.framework in METHOD_FLAGS else None
         return None if given is None else self._count(variable, given)
 
     @staticmethod
@@ -165,27 +177,41 @@ class Launch:
 
 
 def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | None:
-    """Recognise a training command; None where the command trains nothing. `file` is the script that it comes from."""
+    """Recognise a training command; None where the command trains nothing. `file` is the script that it comes from.
+    Raises ValueError where the file that names the method is not there."""
     words = list(command.words)
     start = _start(words)
     if start is None or isinstance(start, Foreign):
         return start
     place, framework, method = start
-    parsed = parsed_flags(words[place:])
-    flags = parsed.flags
-    if framework == "ms-swift" and method == "grpo" and (asked := (flags.get("rlhf_type") or ("dpo",))[0]) != "grpo":
-        return Foreign(flag=f"--rlhf_type {asked}")
-    folders = _folders(file)
+    rest = words[place:]
+    if framework == "LLaMA-Factory" and rest and rest[0].endswith(SETTINGS):  # FILE.yaml key=value
+        rest = ["--config", rest[0], *(f"--{word}" for word in rest[1:])]
+    parsed = parsed_flags(rest)
+    flags, folders = parsed.flags, _folders(file)
     launcher = parsed_flags(_launcher(words[:place])).flags
-    if framework == "TRL":  # `trl` passes these flags on to accelerate
+    if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate
         own = rows_of(framework, method)
         launcher |= {
             name: flags.pop(name) for name in list(flags) if name not in own and environment_row(f"launcher {name}")
         }
+    flags = {**_of_config(flags, folders), **flags}
+    if method is None:
+        name, usual = METHOD_FLAGS[framework]
+        named = flags.get("config", ())
+        if framework == "LLaMA-Factory" and named and file_in(folders, named[0]) is None:
+            raise ValueError(f"{named[0]} is not here, and it names the method")
+        if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
+            return Foreign(flag="a command without do_train", nearest="tiercel predict and tiercel eval")
+        asked = (flags.get(name) or (usual,))[0]
+        if asked not in METHODS:
+            return Foreign(flag=f"--{name} {asked}", method=asked)
+        method = METHODS[asked]
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
     named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
     before = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
-    launch = Launch(
+    found = file_in(folders, named[0]) if named else None
+    return Launch(
         framework=framework,
         method=method,
         script=script,
@@ -195,30 +221,30 @@ def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | 
         launcher=launcher,
         environment={**command.environment, **before},
         folders=folders,
-        accelerate=None,
+        accelerate=accelerate_of(found) if found else None,
     )
-    found = launch.file(named[0]) if named else None
-    launch = replace(launch, accelerate=accelerate_of(found) if found else None)
-    return _with_config(launch)
 
 
-def _with_config(launch: Launch) -> Launch:
-    """Add the flags of --config's YAML file. The flags of the command take precedence."""
-    path = launch.file(config) if (config := launch.text("config")) else None
-    if path is None:
-        return launch
+def file_in(folders: Sequence[Path], path: str) -> Path | None:
+    """Find a file by its name in one of the folders."""
+    if "\0" in path or len(path) > 1024 or any(len(part) > 255 for part in path.split("/")):
+        return None
+    return next((place for folder in folders if (place := folder / path).is_file()), None)
+
+
+def _of_config(flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path]) -> dict[str, tuple[str, ...]]:
+    """Read the flags of --config's YAML file, before which those of the command take precedence."""
+    path = file_in(folders, words[0]) if (words := flags.get("config")) else None
     try:
-        tree = parse(path.read_text(encoding="utf-8"))[0]
+        tree = parse(path.read_text(encoding="utf-8"))[0] if path is not None else None
     except (OSError, UnicodeDecodeError, YamlProblem):
-        return launch
-    if not isinstance(tree, dict):
-        return launch
-    return replace(launch, flags={**{str(name): _flag_words(value) for name, value in tree.items()}, **launch.flags})
+        return {}
+    return {str(name): _flag_words(value) for name, value in tree.items()} if isinstance(tree, dict) else {}
 
 
 def _flag_words(value: object) -> tuple[str, ...]:
-    if isinstance(value, bool):
-        return (str(value).lower(),)
+    if isinstance(value, bool) or value is None:
+        return NULL if value is None else (str(value).lower(),)
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
@@ -227,19 +253,21 @@ def _folders(file: Path | None) -> tuple[Path, ...]:
     return (here,) if file is None else (here, *list(file.resolve().parents)[:_PARENTS])
 
 
-def _start(words: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | None:
-    """Return the place where the flags begin, the framework and the method."""
+def _start(words: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
+    """Return the place where the flags begin, the framework and the method; None where a flag names the method."""
     for i, word in enumerate(words[:-1] if words else []):
         name, following = PurePath(word).name, words[i + 1]
         if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
             if name == "megatron" or following == "pt":
                 return Foreign(flag=f"{name} {following}", nearest="the flags of `swift rlhf` or `swift sft`")
-            return i + 2, "ms-swift", "grpo" if following == "rlhf" else "sft"
+            return i + 2, "ms-swift", None if following == "rlhf" else "sft"
+        if name in ("llamafactory-cli", "lmf") and following == "train":
+            return i + 2, "LLaMA-Factory", None
         if name == "trl" and following in (*METHODS, *OTHER_METHODS):
             known = METHODS.get(following)
-            return (i + 2, "TRL", known) if known else Foreign(flag=f"trl {following}")
+            return (i + 2, "TRL", known) if known else Foreign(flag=f"trl {following}", method=following)
         if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
-            return i + 1, "ms-swift", "grpo" if name == "rlhf.py" else "sft"
+            return i + 1, "ms-swift", None if name == "rlhf.py" else "sft"
         if name in VLM_R1_SCRIPTS or (name == "grpo.py" and "open_r1" in PurePath(word).parts):
             return i + 1, "VLM-R1", "grpo"
         if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
@@ -247,12 +275,15 @@ def _start(words: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | No
     return None
 
 
-def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method] | Foreign | None:
-    """Recognise a Python script. It is assumed to have TRL's flags; its name, or its flags, give the method."""
+def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
+    """Recognise a Python script. Its name, or its flags, give the method; its flags are assumed to be TRL's, but for
+    LLaMA-Factory's scripts."""
+    if name in LLAMA_FACTORY_SCRIPTS and (after[0].endswith(SETTINGS) or "--stage" in after):
+        return place + 1, "LLaMA-Factory", None
     parts = re.split(r"[^a-z0-9]+", name.lower().removesuffix(".py"))
-    if any(part in OTHER_METHODS for part in parts):
-        return Foreign(flag=name)
-    method = next((METHODS[part] for part in parts if part in METHODS), None)
+    if other := next((part for part in parts if part in OTHER_METHODS), None):
+        return Foreign(flag=name, method=other)
+    method = next((method for word, method in METHODS.items() if word in parts), None)
     if method is None and "--num_generations" in after:
         method = "grpo"
     is_training = any(word.partition("=")[0] in ("--model_name_or_path", "--output_dir") for word in after)

@@ -31,7 +31,7 @@ _SCRIPTED = {name: ("think_format_reward", "accuracy_reward") for name in ("grpo
 def set_rewards(draft: RecipeDraft) -> None:
     """Set the list of rewards with their weights."""
     launch = draft.launch
-    if launch.kind == "sft":
+    if launch.kind != "grpo":
         return
     names = launch.words("reward_funcs") or _SCRIPTED.get(launch.script, ())
     models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))

@@ -1,5 +1,6 @@
 """Converting what concerns rows: data sets, held-out rows, system messages, question templates, limits of length."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -11,6 +12,11 @@ from tiercel.importing.launches import Launch
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _READ = (".json", ".jsonl", ".parquet")
+# What columns and tags of LLaMA-Factory's data sets are called, as data.format reads them.
+_COLUMNS = re.compile(
+    "instruction|input|output|history|conversations|messages|system|images|videos|chosen|rejected|kto_tag|label|from|"
+    "value|role|content|human|user|gpt|assistant|observation|function_call"
+)
 _EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
 
 # VLM-R1 adds a request to every question. Its rewards look for the tags; the wording is tiercel's.
@@ -40,7 +46,7 @@ class Source:
 
 def set_rows(draft: RecipeDraft) -> None:
     """Set the sources of rows, and how they are used."""
-    readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1}
+    readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1, "LLaMA-Factory": _llama_factory}
     readers[draft.launch.framework](draft)
     _held_out(draft)
     _intervals(draft)
@@ -52,15 +58,61 @@ def set_rows(draft: RecipeDraft) -> None:
 
 def _swift(draft: RecipeDraft) -> None:
     words = draft.launch.words("dataset")
-    sources = [_swift_source(draft, word, "--dataset") for word in words]
-    shares = [float(number_of("--interleave_prob", share)) for share in draft.launch.words("interleave_prob")]
+    _joined(draft, [_swift_source(draft, word, "--dataset") for word in words], "interleave_prob")
+
+
+def _joined(draft: RecipeDraft, sources: list[Source], flag: str) -> None:
+    """Set files that are mixed by the shares of a flag, or else put end to end."""
+    shares = [float(number_of(f"--{flag}", share)) for share in _listed_words(draft, flag)]
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
-        _mix(draft, sources, weights, "--dataset", "--interleave_prob")
+        _mix(draft, sources, weights, "--dataset", f"--{flag}")
         note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
-        draft.note(note, "--interleave_prob")
+        draft.note(note, f"--{flag}")
     else:
-        _end_to_end(draft, sources, "--dataset")
+        _end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
+
+
+def _listed_words(draft: RecipeDraft, flag: str) -> list[str]:
+    """Return a flag's words; in LLaMA-Factory they have commas between."""
+    between = r"[,\s\[\]]+" if draft.launch.framework == "LLaMA-Factory" else "$"
+    return [part for word in draft.launch.words(flag) for part in re.split(between, word) if part]
+
+
+def _llama_factory(draft: RecipeDraft) -> None:
+    sources = [_described(draft, name, "--dataset") for name in _listed_words(draft, "dataset")]
+    _joined(draft, sources, "interleave_probs")
+
+
+def _described(draft: RecipeDraft, name: str, label: str) -> Source:
+    """Look a data set up in dataset_info.json."""
+    launch, limit = draft.launch, draft.launch.number("max_samples")
+    folder = launch.text("dataset_dir") or "data"
+    file, subject = launch.file(f"{folder}/dataset_info.json"), f"{label} {name}"
+    if folder == "ONLINE":
+        return Source(path=f"hf:{name}", rows=limit)
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
+    except ValueError:
+        tree = None
+    entry = tree.get(name) if isinstance(tree, dict) else None
+    if not isinstance(entry, dict):
+        text = f"{folder}/dataset_info.json is not here, or has no such entry; write the file that it names"
+        draft.note(text, label, "--dataset_dir", subject=subject)
+        return Source(path=name, rows=limit)
+    renamed = {str(word) for part in ("columns", "tags") for word in (entry.get(part) or {}).values()}
+    if strange := sorted(word for word in renamed if not _COLUMNS.fullmatch(word)):
+        draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", label, subject=subject)
+    rows = min(filter(None, (entry.get("num_samples"), limit)), default=None)
+    if url := entry.get("hf_hub_url") or entry.get("ms_hub_url"):
+        if "hf_hub_url" not in entry:
+            draft.note("an id of ModelScope, where hf: asks Hugging Face's hub", label, subject=subject)
+        subset = f"/{entry['subset']}" if entry.get("subset") else ""
+        return Source(path=f"hf:{url}{subset}:{entry.get('split', 'train')}", rows=rows)
+    path = str(entry.get("file_name") or entry.get("script_url") or entry.get("cloud_file_name"))
+    if PurePath(path).suffix not in _READ:
+        draft.note(f"{path} is no file of rows here; write .jsonl, .json or .parquet", label, subject=subject)
+    return Source(path=str(PurePath(folder, path)), rows=rows)
 
 
 def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
@@ -190,14 +242,17 @@ def _mix(draft: RecipeDraft, sources: list[Source], weights: list[float], *label
 
 def _held_out(draft: RecipeDraft) -> None:
     launch = draft.launch
-    if words := launch.words("val_dataset"):
-        draft.set("data.eval", _swift_source(draft, words[0], "--val_dataset").named, "--val_dataset")
-        if len(words) > 1:
-            draft.note("data.eval is one file; put the rows into one", "--val_dataset")
-        return
-    for name in ("split_dataset_ratio", "val_split_ratio"):
+    for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
+        if words := _listed_words(draft, name):
+            draft.set("data.eval", read(draft, words[0], f"--{name}").named, f"--{name}")
+            if len(words) > 1:
+                draft.note("data.eval is one file; put the rows into one", f"--{name}")
+            return
+    for name in ("split_dataset_ratio", "val_split_ratio", "val_size"):
         share = launch.real(name) if name in launch.flags else None
-        if share:
+        if share and share >= 1:
+            draft.set("data.eval", {"count": int(share)}, f"--{name}")
+        elif share:
             draft.set("data.eval", {"fraction": share}, f"--{name}")
         elif share == 0:
             draft.note("no rows are held out, as here", f"--{name}", is_change=False)
@@ -262,15 +317,16 @@ def _template(draft: RecipeDraft) -> None:
 
 def _limits(draft: RecipeDraft) -> None:
     launch = draft.launch
-    limit = launch.number("max_length") if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
+    flag = "cutoff_len" if launch.framework == "LLaMA-Factory" else "max_length"
+    limit = launch.number(flag) if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
-        remark = "" if "max_length" in launch.flags else f"{launch.framework}'s default"
-        draft.set("data.max_prompt_tokens", limit, "--max_length", remark=remark)
+        remark = "" if flag in launch.flags else f"{launch.framework}'s default"
+        draft.set("data.max_prompt_tokens", limit, f"--{flag}", remark=remark)
         cuts = launch.text("truncation_strategy") or ("left" if launch.kind == "grpo" else "delete")
-        is_cut = launch.framework == "TRL" or cuts != "delete"
+        is_cut = launch.framework in ("TRL", "LLaMA-Factory") or cuts != "delete"
         text = "a longer row is cut there; here it is rejected whole" if is_cut else "a longer row is left out, as here"
-        draft.note(text, "--max_length", "--truncation_strategy", is_change=is_cut)
-        if "max_length" not in launch.flags:
+        draft.note(text, f"--{flag}", "--truncation_strategy", is_change=is_cut)
+        if flag not in launch.flags:
             draft.note(text, subject=f"more than {limit} tokens", is_change=is_cut)
     elif "data.max_prompt_tokens" not in draft.values:
         draft.note(
@@ -287,7 +343,9 @@ def _turns(draft: RecipeDraft) -> None:
         else:
             draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "--loss_scale")
     elif "loss_scale" in launch.flags:
-        draft.note("what is sampled is learnt", "--loss_scale", is_change=False)
+        draft.note("what is sampled, or the last answer, is learnt", "--loss_scale", is_change=False)
+    if launch.is_true("mask_history"):
+        draft.set("data.train_turns", "last", "--mask_history")
     if launch.framework == "TRL" and launch.kind == "sft":
         asked = launch.is_true("assistant_only_loss") or launch.is_true("completion_only_loss")
         text = (

@@ -9,9 +9,9 @@ _MASKS_OVERLONG = ("overlong_filter", "mask_truncated_completions")
 
 def set_sampling(draft: RecipeDraft) -> None:
     """Set how completions are sampled, and how the policy learns from them."""
-    if draft.launch.kind == "sft":
-        return
-    for step in (_top_k, _engine, _correction, _loss, _clips, _advantage, _reference, _penalty, _switches, _rloo):
+    sampled = (_top_k, _engine, _length)
+    learnt = (_correction, _loss, _clips, _advantage, _reference, _penalty, _switches, _rloo)
+    for step in {"grpo": (*sampled, *learnt), "distill": sampled}.get(draft.launch.kind, ()):
         step(draft)
 
 
@@ -182,10 +182,6 @@ def _reference(draft: RecipeDraft) -> None:
         every = max(1, round((launch.number("ref_model_sync_steps") or 512) / updates))
         draft.set("algorithm.kl.sync_every", every, "--ref_model_sync_steps", "--sync_ref_model")
         draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "--ref_model_mixup_alpha")
-    if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
-        draft.note("lora.init is the KL reference as well", "--ref_adapters", is_change=False)
-    elif launch.words("ref_adapters") or launch.words("ref_model"):
-        draft.note("the KL reference is the policy that the run starts from", "--ref_adapters", "--ref_model")
 
 
 def _penalty(draft: RecipeDraft) -> None:
@@ -215,6 +211,10 @@ def _switches(draft: RecipeDraft) -> None:
         draft.set("rollout.resample_tries", 0, "--dynamic_sample")
     if "async_generate" in launch.flags and not launch.is_true("async_generate"):
         draft.set("rollout.lookahead", 0, "--async_generate")
+
+
+def _length(draft: RecipeDraft) -> None:
+    launch = draft.launch
     if "max_new_tokens" in launch.flags and "max_completion_length" not in launch.flags:
         draft.set("rollout.max_new_tokens", launch.number("max_new_tokens"), "--max_new_tokens")
 

@@ -53,8 +53,11 @@ class Command:
 
 
 def commands(script: str, file: Path | None = None) -> list[Command]:
-    """Return every command of a script, in order. `file` is the script's file. Raises ValueError where a quote or a
-    bracket is not closed, or substitutions are nested too deeply."""
+    """Return every command of a script, in order. `file` is the script's file; LLaMA-Factory's YAML file stands for the
+    command that takes it. Raises ValueError where a quote or a bracket is not closed, or substitutions are nested too
+    deeply."""
+    if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^stage *:", script, re.MULTILINE):
+        return [Command(words=("llamafactory-cli", "train", str(file)), environment={})]
     try:
         return _Script(script, file).commands()
     except RecursionError as error:

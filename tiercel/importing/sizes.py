@@ -2,6 +2,7 @@
 
 import math
 
+from tiercel.config.keys import keys_of
 from tiercel.importing.draft import RecipeDraft
 from tiercel.plurals import counted
 
@@ -17,13 +18,14 @@ def set_sizes(draft: RecipeDraft) -> None:
     processes = launch.processes
     accumulated = launch.number("gradient_accumulation_steps")
     if accumulated is None:
-        fills = launch.framework == "ms-swift" and launch.kind == "sft"
+        fills = launch.framework == "ms-swift" and launch.kind != "grpo"
         accumulated = max(1, math.ceil(16 / (each * processes))) if fills else 1
     update = each * processes * accumulated
     origin = f"{each} per device x {counted(processes, 'process', 'processes')} x {accumulated} accumulated"
     labels = (*_BATCH, *launch.process_labels)
-    if launch.kind == "sft":
+    if launch.kind != "grpo":
         draft.set("optim.prompts_per_step", update, *labels, remark=origin)
+        draft.set("rollout.group_size", 1, remark="a prompt has one answer there")
         return
     group = launch.number("num_generations") or 8
     rollout = launch.number("generation_batch_size")
@@ -129,13 +131,11 @@ def _run_steps(draft: RecipeDraft) -> int | None:
 
 
 def set_pack(draft: RecipeDraft) -> None:
-    """Set the size of a microbatch, which must hold the longest prompt with its completion."""
-    prompt, answer = draft.values.get("data.max_prompt_tokens", 4096), draft.values.get("rollout.max_new_tokens", 0)
-    if draft.launch.kind == "grpo" and "rollout.max_new_tokens" not in draft.values:
-        answer = 256
-    if prompt + answer > _LARGEST_PACK:
-        draft.set(
-            "learner.max_tokens_per_microbatch",
-            prompt + answer,
-            remark="the longest prompt and completion; no result depends on it",
-        )
+    """Set the size of a microbatch, which must hold the longest prompt with its completion, or two answers."""
+    known, rows = keys_of(draft.launch.kind), 1 if draft.launch.kind in ("sft", "grpo", "distill") else 2
+    least = rows * draft.values.get("data.max_prompt_tokens", 4096)
+    if "rollout.max_new_tokens" in known:
+        least += draft.values.get("rollout.max_new_tokens", known["rollout.max_new_tokens"].field.default)
+    if least > _LARGEST_PACK:
+        remark = "the longest row; no result depends on it"
+        draft.set("learner.max_tokens_per_microbatch", least, remark=remark)

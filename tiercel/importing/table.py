@@ -1,14 +1,20 @@
 """The meaning of the peers' flags: tables in peers/ with one line for each flag."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-Framework = Literal["ms-swift", "TRL", "VLM-R1"]
-Method = Literal["grpo", "rloo", "sft"]
+from tiercel.config.schema import Kind
+
+Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory"]
+Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd"]
+KINDS: dict[Method, Kind] = {  # the recipe of each method
+    "grpo": "grpo", "rloo": "grpo", "sft": "sft", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo",
+    "kto": "kto", "rm": "reward", "gkd": "distill",
+}  # fmt: skip
 Treatment = Literal["set", "nearest", "together", "none", "nothing to do", "refused"]
 _MARKS: dict[str, Treatment] = {"=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
 
@@ -17,8 +23,8 @@ VERSIONS: dict[Framework, str] = {
     "ms-swift": "4.6.0.dev0, commit 3602360",
     "TRL": "1.10.0.dev0, commit f2cd577",
     "VLM-R1": "commit 90052f4, with TRL 0.17",
+    "LLaMA-Factory": "0.9.6.dev0, commit ff6d4d1",
 }
-_FILES: dict[Framework, str] = {"ms-swift": "ms-swift.txt", "TRL": "trl.txt", "VLM-R1": "vlm-r1.txt"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +56,19 @@ class TableRow:
 
 @cache
 def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
-    """Return every known flag by its name, with its meaning in one kind of training."""
-    read = _read("transformers.txt") + _read(_FILES[framework])
-    plain = {row.name: row for row in read if "@" not in row.name}
-    own = {row.name.partition("@")[0]: row for row in read if row.name.endswith(f"@{method}")}
-    return {**plain, **own}
+    """Return every known flag by its name, with its meaning in one method."""
+    ranks = {"": 1, method: 2, KINDS[method]: 2}  # an own row comes after a plain one, and that after those of others
+
+    def rank(row: TableRow) -> int:
+        return max(ranks.get(name, 0) for name in row.name.partition("@")[2].split(","))
+
+    read = sorted(_read("transformers.txt") + _read(f"{framework.lower()}.txt"), key=rank)
+    return {
+        row.name.partition("@")[0]: row
+        if rank(row)
+        else replace(row, default=(), treatment="nothing to do", remark="another method reads it")
+        for row in read
+    }
 
 
 @cache

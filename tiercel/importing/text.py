@@ -35,7 +35,7 @@ def recipe_text(draft: RecipeDraft) -> str:
         for name in sections:
             branch = branch.setdefault(name, {})
         branch[leaf] = value
-    for section in sorted(tree, key=_place):
+    for section in sorted(tree, key=lambda name: _place(draft, name)):
         lines += _lines(section, tree[section], section, draft, 0)
     return "\n".join(lines) + "\n"
 
@@ -51,7 +51,7 @@ def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> l
     indent = "  " * depth
     comment = _comment(draft, key)
     if isinstance(value, dict) and key not in draft.origins:
-        ordered = sorted(value.items(), key=lambda item: _place(f"{key}.{item[0]}"))
+        ordered = sorted(value.items(), key=lambda item: _place(draft, f"{key}.{item[0]}"))
         below = [line for leaf, inner in ordered for line in _lines(leaf, inner, f"{key}.{leaf}", draft, depth + 1)]
         return [f"{indent}{name}:", *below]
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -106,7 +106,7 @@ def _in_brackets(value: Any) -> str:
     return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(value, ensure_ascii=False)
 
 
-def _place(key: str) -> int:
+def _place(draft: RecipeDraft, key: str) -> int:
     """Return the place of a key in the order of the schema."""
-    keys = list(keys_of("grpo"))
+    keys = list(keys_of(draft.launch.kind))
     return keys.index(key) if key in keys else len(keys)

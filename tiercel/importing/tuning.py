@@ -8,10 +8,17 @@ from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.parts import PARTS
 from tiercel.importing.accelerate import Sharding, sharding_by_name, sharding_of_json
 from tiercel.importing.draft import RecipeDraft, whole_number_of
+from tiercel.importing.launches import Launch
+from tiercel.importing.preferences import needs_reference
+from tiercel.importing.table import Framework
 
-_FREEZERS = {"vision": "freeze_vit", "projector": "freeze_aligner", "language": "freeze_llm"}
-_FREEZE_LABELS = tuple(f"--{name}" for name in _FREEZERS.values())
-_TUNER_LABELS = ("--tuner_type", "--train_type", "--use_peft")
+_FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
+    "ms-swift": ("freeze_vit", "freeze_aligner", "freeze_llm"),
+    "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
+}
+_FREEZE_LABELS = tuple(f"--{name}" for names in _FREEZERS.values() for name in names)
+TUNERS = ("tuner_type", "train_type", "finetuning_type")
+_TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
 
 
 def set_tuning(draft: RecipeDraft) -> None:
@@ -29,7 +36,8 @@ def _model(draft: RecipeDraft) -> None:
         if from_huggingface:
             draft.set("model.hub", "huggingface", "--use_hf", "USE_HF")
         elif is_id:
-            draft.set("model.hub", "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
+            for key in ("model.hub", "teacher.hub"):
+                draft.set(key, "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
         if "output" not in draft.values:
             draft.set("output", f"output/{PurePath(path).name}", remark="ms-swift's default")
     if (revision := launch.text("model_revision")) not in (None, "main") and launch.framework != "ms-swift":
@@ -40,6 +48,9 @@ def _model(draft: RecipeDraft) -> None:
         for flag in ("max_pixels", "min_pixels"):
             draft.drop(f"model.{flag}")
             draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
+    for flag, key in (("gradient_checkpointing", "learner.gradient_checkpointing"), ("shuffling", "data.shuffle")):
+        if launch.is_true(f"disable_{flag}"):
+            draft.set(key, False, f"--disable_{flag}")
     for name, (key, unit) in _PIXELS.items():
         if name in launch.environment:
             side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
@@ -55,33 +66,33 @@ _PIXELS = {
 }
 
 
-def tuner_of(draft: RecipeDraft) -> str:
+def tuner_of(launch: Launch) -> str:
     """Return the tuner: full, lora, lora_llm, or another name."""
-    launch = draft.launch
-    if launch.framework == "ms-swift":
-        return launch.text("tuner_type", "train_type") or "lora"
-    return "lora" if launch.is_true("use_peft") else "full"
+    return launch.text(*TUNERS) or ("lora" if launch.is_true("use_peft") else "full")
 
 
 def _adapters(draft: RecipeDraft) -> None:
-    launch, tuner = draft.launch, tuner_of(draft)
-    names = ("lora_rank", "lora_alpha") if launch.framework == "ms-swift" else ("lora_r", "lora_alpha")
+    launch, tuner = draft.launch, tuner_of(draft.launch)
+    rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
     if tuner == "full":
         draft.drop("lora.init")
         return
     for key, name, value in (
-        ("lora.rank", names[0], launch.number(names[0])),
-        ("lora.alpha", names[1], launch.real(names[1])),
+        ("lora.rank", rank, launch.number(rank)),
+        ("lora.alpha", "lora_alpha", launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)),
     ):
         remark = "" if name in launch.flags else f"{launch.framework}'s default"
         draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=remark)
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
         draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
-    if dropout and launch.kind == "grpo":
+    if launch.is_true("disable_dropout"):
+        dropout = 0.0
+        draft.note("is off there in this method, as here", "--lora_dropout", "--disable_dropout", is_change=False)
+    if dropout and launch.kind != "sft":
         draft.set("lora.dropout", 0.0, "--lora_dropout", remark=f"{dropout:g} there; see above")
         draft.note(
-            f"{dropout:g} there, 0 here: completions share a prompt; to have it, write learner.form: repeated too",
+            f"{dropout:g} there, 0 here: answers share a prompt; to have it, write learner.form: repeated too",
             "--lora_dropout",
             subject=f"--lora_dropout {dropout:g}",
         )
@@ -94,7 +105,7 @@ def _adapters(draft: RecipeDraft) -> None:
 def _targets(draft: RecipeDraft, tuner: str) -> None:
     """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
     launch = draft.launch
-    names = ("target_regex", "target_modules", "lora_target_modules")
+    names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
     labels = [f"--{name}" for name in names] + list(_FREEZE_LABELS)
     given = [
         word.strip("'\"")
@@ -112,22 +123,25 @@ def _targets(draft: RecipeDraft, tuner: str) -> None:
         draft.note(f"its adapters are on lm_head{outside} too; here on the decoder's layers", subject="lora.targets")
     elif regex := launch.text("target_regex"):
         draft.set("lora.targets", regex, *labels)
-    elif "all-linear" in modules and launch.framework == "ms-swift":
+    elif {"all-linear", "all"} & set(modules) and launch.framework in _FREEZERS:
         _all_linear(draft, labels)
     elif "all-linear" in modules:
         draft.set("lora.targets", "all", *labels)
     elif modules:
         words = "|".join(re.escape(word) for word in modules)
         draft.set("lora.targets", rf"(.*\.)?({words})", *labels, remark="as names end")
+        if launch.framework == "LLaMA-Factory":
+            draft.note("layers of frozen parts are left out there; here all that the pattern matches", "--lora_target")
     else:
         draft.set("lora.targets", "language", remark="no layers are given")
         draft.note("there PEFT chooses them by the model type", subject="no --lora_target_modules")
 
 
 def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
-    """Set ms-swift's all-linear: the linear layers of the parts that are not frozen."""
+    """Set the linear layers of the parts that are not frozen."""
     adapted = [part for part in PARTS if part not in _frozen(draft)]
-    remark = "" if "target_modules" in draft.launch.flags else "ms-swift's default, all-linear"
+    is_said = {"target_modules", "lora_target"} & set(draft.launch.flags)
+    remark = "" if is_said else f"{draft.launch.framework}'s default, all linear layers"
     if len(adapted) in (1, 3):
         draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *labels, remark=remark)
     else:
@@ -139,8 +153,9 @@ def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
 
 
 def _frozen(draft: RecipeDraft) -> list[str]:
-    """Return the parts that ms-swift freezes, in the order of the schema."""
-    return [part for part in PARTS if draft.launch.is_true(_FREEZERS[part])]
+    """Return the parts that the peer freezes, in the order of the schema."""
+    flags = _FREEZERS[draft.launch.framework]
+    return [part for part, flag in zip(PARTS, flags, strict=True) if draft.launch.is_true(flag)]
 
 
 def _name(draft: RecipeDraft) -> str:
@@ -150,11 +165,11 @@ def _name(draft: RecipeDraft) -> str:
 def _parts(draft: RecipeDraft) -> None:
     """Set the frozen parts of full fine-tuning."""
     launch = draft.launch
-    if tuner_of(draft) != "full":
+    if tuner_of(launch) != "full":
         if launch.framework == "VLM-R1" and "freeze_vision_modules" in launch.flags:
             draft.note("with LoRA the tower's own weights stay as they are", "--freeze_vision_modules", is_change=False)
         return
-    if launch.framework == "ms-swift":
+    if launch.framework in _FREEZERS:
         frozen, labels = _frozen(draft), (*_FREEZE_LABELS, *_TUNER_LABELS)
     elif launch.is_true("freeze_vision_modules"):
         frozen = ["vision"] if "internvl" in _name(draft) else ["vision", "projector"]
@@ -166,7 +181,7 @@ def _parts(draft: RecipeDraft) -> None:
 
 
 def _rates(draft: RecipeDraft) -> None:
-    launch, tuner = draft.launch, tuner_of(draft)
+    launch, tuner = draft.launch, tuner_of(draft.launch)
     rate = launch.real("learning_rate")
     if rate is None:
         rate = 1e-5 if tuner == "full" else 1e-4
@@ -210,7 +225,7 @@ def _precision(draft: RecipeDraft) -> None:
         draft.set("model.dtype", "bfloat16", *labels)
     elif launch.framework == "TRL" and "bf16" not in launch.flags:
         draft.set("model.dtype", "bfloat16", *labels, remark="TRL's default, --bf16")
-    elif launch.framework != "ms-swift":
+    elif launch.framework in ("TRL", "VLM-R1"):
         draft.set("model.dtype", loaded if loaded in ("bfloat16", "float16") else "float32", *labels)
 
 
@@ -290,10 +305,10 @@ def _read(draft: RecipeDraft, text: str) -> Sharding | None:
 
 
 def _kept_reference(draft: RecipeDraft) -> None:
-    """Set the place of the copy of the start that full fine-tuning with a KL penalty keeps."""
-    if tuner_of(draft) == "full" and draft.values.get("algorithm.kl.coef", 0):
+    """Set the place of the copy of the start that full fine-tuning with a reference keeps."""
+    if tuner_of(draft.launch) == "full" and needs_reference(draft):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
-        draft.set("model.reference", place, remark="the KL reference of full fine-tuning")
+        draft.set("model.reference", place, remark="the reference of full fine-tuning")
 
 
 def _trackers(draft: RecipeDraft) -> None:

@@ -1,0 +1,119 @@
+"""Converting what learns from pairs, labels and teachers: losses of a pair, the reference, divergences."""
+
+from tiercel.algorithms.pair_section import SMOOTHED, WITH_SFT, WITHOUT_REFERENCE
+from tiercel.importing.draft import RecipeDraft, number_of
+from tiercel.importing.launches import Launch
+
+_SAME = ("sigmoid", "hinge", "ipo", "robust", "orpo", "simpo", "cpo")
+_LOSS = ("--loss_type", "--loss_weights", "--pref_loss", "--pref_bco_weight")
+_SFT = ("--rpo_alpha", "--cpo_alpha", "--pref_ftx")
+_DIFFERS = {
+    ("TRL", "mpo"): "bco_pair has no shift there; here that of BCO, the mean reward so far",
+    ("TRL", "orpo"): "the SFT term learns prompts too there; here the chosen answers",
+    ("LLaMA-Factory", "orpo"): "the SFT term weighs answers alike there, here tokens",
+}
+_SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}  # what stands for a section, as it is
+
+
+def set_preferences(draft: RecipeDraft) -> None:
+    """Set the section that tells what a recipe learns from, and the reference."""
+    if draft.launch.kind == "dpo":
+        _pairs(draft)
+    elif draft.launch.kind == "distill":
+        _teacher(draft)
+    elif draft.launch.kind in _SECTIONS and (key := _SECTIONS[draft.launch.kind])[0] not in draft.values:
+        draft.set(*key, remark="the default there too")
+    if draft.launch.kind == "reward" and draft.launch.framework != "LLaMA-Factory":
+        draft.note("is read there where rows have it; here ranking.margin_column names it", subject="a column margin")
+    _reference(draft)
+
+
+def compares(draft: RecipeDraft) -> bool:
+    """Return whether the loss compares the policy with the one that the run starts from."""
+    has_reference = draft.values.get("dpo.loss", "orpo") not in WITHOUT_REFERENCE
+    return has_reference or draft.launch.kind == "kto" or bool(draft.values.get("algorithm.kl.coef"))
+
+
+def needs_reference(draft: RecipeDraft) -> bool:
+    """Return whether steps compute the reference's logprobs."""
+    return compares(draft) and not draft.values.get("dpo.precompute_reference")
+
+
+def pair_loss(launch: Launch) -> tuple[str, float] | None:
+    """Return the loss of a pair by its name here, and the weight of its SFT term; None where tiercel has none."""
+    terms = _terms(launch)
+    sft = terms.pop("sft", 0.0)
+    if set(terms) == {"sigmoid", "bco_pair"}:
+        return "mpo", sft / sum(terms.values())
+    name, weight = next(iter(terms.items())) if len(terms) == 1 else ("", 1.0)
+    name = "sigmoid" if name == "sigmoid_norm" else name
+    return (name, sft / weight) if name in _SAME else None
+
+
+def _terms(launch: Launch) -> dict[str, float]:
+    """Return the terms of the peer's loss with their weights, without those whose weight is 0."""
+    if launch.method == "orpo":
+        terms = {"orpo": 1.0, "sft": 1.0}
+    elif launch.method in ("simpo", "cpo"):
+        name = launch.text("loss_type") or ("simpo" if launch.method == "simpo" else "sigmoid")
+        own = {"sigmoid": "cpo", "simpo": "simpo"}.get(name, f"{name} without a reference")
+        terms = {own: 1.0, "sft": launch.real("cpo_alpha") or 0.0}
+    elif launch.framework == "LLaMA-Factory":
+        name, ftx = launch.text("pref_loss") or "sigmoid", launch.real("pref_ftx") or 0.0
+        bco = 0.0 if name in WITHOUT_REFERENCE else launch.real("pref_bco_weight") or 0.0
+        terms = {name: 1 / (1 + bco), "bco_pair": bco / (1 + bco), "sft": ftx + (name == "orpo")}
+    else:
+        names = launch.words("loss_type") or ("sigmoid",)
+        weights = [float(number_of("--loss_weights", word)) for word in launch.words("loss_weights")]
+        if len(weights) not in (0, len(names)):
+            return {}
+        terms = dict(zip(names, weights or [1.0] * len(names), strict=True))
+        terms["sft"] = terms.get("sft", 0.0) + (launch.real("rpo_alpha") or 0.0)
+    return {name: weight for name, weight in terms.items() if weight}
+
+
+def _pairs(draft: RecipeDraft) -> None:
+    launch, terms = draft.launch, _terms(draft.launch)
+    found = pair_loss(launch)
+    if found is None:
+        return
+    loss, sft = found
+    remark = "" if {*_LOSS} & draft.given.keys() else f"{launch.framework}'s default of {launch.method}"
+    draft.set("dpo.loss", loss, *_LOSS, remark=remark)
+    if sft != float(loss in WITH_SFT) or {*_SFT} & draft.given.keys():
+        remark = "" if {*_LOSS, *_SFT} & draft.given.keys() else f"{launch.framework}'s default of --cpo_alpha"
+        if launch.framework == "LLaMA-Factory":
+            remark = "of the mean over tokens; there of the mean over answers"
+        draft.set("dpo.sft_coef", round(sft, 6), *_SFT, *_LOSS, remark=remark)
+    if "sigmoid_norm" in terms:
+        draft.set("dpo.length_normalised", True, "--loss_type", remark="sigmoid_norm")
+    if loss == "mpo" and abs(terms["bco_pair"] / terms["sigmoid"] - 0.25) > 1e-6:
+        draft.note("has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them", *_LOSS, subject="mpo")
+    if (launch.framework, loss) in _DIFFERS:
+        draft.note(_DIFFERS[launch.framework, loss], subject=f"dpo.loss: {loss}")
+    smoothed = ("robust",) if launch.framework == "TRL" and launch.method == "dpo" else SMOOTHED
+    referred = () if loss in WITHOUT_REFERENCE else (loss,)
+    for key, takers in (("gamma", ("simpo",)), ("label_smoothing", smoothed), ("precompute_reference", referred)):
+        if loss not in takers:
+            draft.drop(f"dpo.{key}")
+
+
+def _teacher(draft: RecipeDraft) -> None:
+    launch, mix = draft.launch, draft.launch.real("beta")
+    end = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(0.5 if mix is None else mix)
+    draft.set("teacher.divergence", end or "jsd", "--beta", remark="the divergence of GKD")
+    if end is None:
+        draft.set("teacher.mix", mix, "--beta")
+    share = round(1 - (launch.real("lmbda") or 0.0), 12)
+    draft.set("teacher.rows_share", share, "--lmbda", remark="1 - lmbda; a draw for each prompt, there for each batch")
+    draft.set("algorithm.normalise", "token", remark="a mean over tokens there")
+
+
+def _reference(draft: RecipeDraft) -> None:
+    """Tell which policy is the reference."""
+    launch = draft.launch
+    if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
+        draft.note("lora.init is the KL reference as well", "--ref_adapters", is_change=False)
+    elif "lora.init" in draft.values and not launch.words("ref_adapters") and compares(draft):
+        text = "the reference there is the model without this adapter; here lora.init is the reference as well"
+        draft.note(text, "--adapters", "--adapter_name_or_path")
