@@ -1,9 +1,10 @@
-"""Pairs, and many questions of one picture: tiercel's runs against plain transformers and TRL's DPOTrainer.
+"""Pairs, questions of one picture, and rows of all lengths: tiercel's runs against plain transformers and TRL.
 
     python -m benchmarks.pairs
 
 A DPO pair has a prompt of about 1,180 tokens, most of them a picture, and two answers of 128 tokens; ten questions have
-one such picture, and answers of 128 tokens each. All sides get the same rows, the same random weights (Qwen2.5-VL's
+one such picture, and answers of 128 tokens each; eight unlike rows have pictures and answers of all sizes, which the
+plain side pads to the longest. All sides get the same rows, the same random weights (Qwen2.5-VL's
 shape, 16 layers, vocabulary 32k, float32, LoRA 16) and two cores. Each round starts one process per side, one after the
 other; a ratio is that of the medians, its spread the ratios of the rounds. Writes benchmarks/results/pairs.json and
 pairs.md.
@@ -28,40 +29,49 @@ RESULTS = ROOT / "benchmarks" / "results"
 ANSWER_TOKENS = 128
 QUESTIONS = 10
 ASKED = SHAPES["qwen2_5_vl"].prompts[1180]
-TITLES = {"pair": "a DPO pair", "questions": "SFT of ten questions of one picture"}
-SIDES = {"pair": ("tiercel", "plain", "trl"), "questions": ("tiercel", "plain")}
+RAGGED = ((56, 400), (168, 20), (280, 150), (448, 60), (560, 10), (672, 90), (812, 30), (952, 250))  # side, answer
+TITLES = {
+    "pair": "a DPO pair",
+    "questions": "SFT of ten questions of one picture",
+    "ragged": "SFT of eight unlike rows, in a padded batch",
+}
+SIDES = {"pair": ("tiercel", "plain", "trl"), "questions": ("tiercel", "plain"), "ragged": ("tiercel", "plain")}
 
 
 def write_rows(directory: Path, steps: int) -> None:
-    """Write pair.jsonl and questions.jsonl for so many steps, each step with a picture of its own."""
+    """Write pair.jsonl, questions.jsonl and ragged.jsonl for so many steps, each step with pictures of its own."""
     save_images(directory, ASKED.side, steps)
     generator = Random(0)
-    pairs, questions = [], []
+    pairs, questions, ragged = [], [], []
+    for place, (side, size) in enumerate(RAGGED * steps):
+        save_images(directory / str(side), side, steps)
+        image = f"{side}/{place // len(RAGGED):02d}.png"
+        ragged.append({"id": f"r{place}", "images": [image], "messages": turns(QUESTION, answer(generator, size))})
     for number, image in enumerate(sorted(directory.glob("*.png"))):
         for place in range(QUESTIONS):
             row = {
                 "id": f"{number}-{place}",
                 "images": [image.name],
-                "messages": turns(f"{QUESTION} {place}", generator),
+                "messages": turns(f"{QUESTION} {place}", answer(generator)),
             }
             questions.append(row)
             if place == 0:
                 pairs.append({**row, "rejected": answer(generator)})
-    for name, rows in (("pair", pairs), ("questions", questions)):
+    for name, rows in (("pair", pairs), ("questions", questions), ("ragged", ragged)):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def turns(question: str, generator: Random) -> list[dict[str, str]]:
+def turns(question: str, answered: str) -> list[dict[str, str]]:
     return [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": f"<image>{question}"},
-        {"role": "assistant", "content": answer(generator)},
+        {"role": "assistant", "content": answered},
     ]
 
 
-def answer(generator: Random) -> str:
+def answer(generator: Random, tokens: int = ANSWER_TOKENS) -> str:
     """Digits, each of which is a token; the turn's end is the last one."""
-    return "".join(generator.choice("0123456789") for _ in range(ANSWER_TOKENS - 1))
+    return "".join(generator.choice("0123456789") for _ in range(tokens - 1))
 
 
 def run_side(what: str, by: str, directory: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Updates from rows, a pair or ten questions of one picture each, by tiercel's own run or by plain transformers.
+"""Updates from rows, by tiercel's own run or by plain transformers: a pair, ten questions of one picture, unlike rows.
 
     python -m benchmarks.drivers.rows_step --by tiercel --what pair --model DIR --rows F.jsonl --scratch DIR \\
         --warmup 1 --steps 3
 
 tiercel runs what `tiercel dpo` or `tiercel sft` runs: decoding, tokenising and packing are on the clock. The plain side
-has its inputs ready before; a pair, or all questions of a picture, are a batch. Both compute the same loss and update.
+has its inputs ready before; a pair, all questions of a picture, or eight unlike rows padded to the longest are a batch.
+Both compute the same loss and update.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.drivers.measuring import LEARNING_RATE, LORA_ALPHA, LORA_RANK, answer_stream, peak_bytes
 from tests.models.test_families import huggingface_inputs
@@ -30,24 +32,26 @@ from tiercel.training import offline
 from tiercel.training.session import set_up_numerics
 from tiercel.types import EncodedConversation
 
-QUESTIONS = 10  # of one picture, the rows of a step
+ROWS = {"pair": 1, "questions": 10, "ragged": 8}  # of a step
+
+
+PADDED = ("input_ids", "attention_mask", "mm_token_type_ids")  # one entry for each token
 
 
 def make_recipe(task: argparse.Namespace) -> OfflineRecipe:
     """A run of as many steps as are asked for, and one more, whose checkpoint is on nobody's clock."""
-    is_pair = task.what == "pair"
     tree: dict[str, Any] = {
         "model": {"path": str(task.model), "dtype": "float32"},
         "lora": {"rank": LORA_RANK, "alpha": LORA_ALPHA},
         "data": {"train": str(task.rows), "workers": 0, "max_prompt_tokens": 4096, "shuffle": False},
         "learner": {"max_tokens_per_microbatch": 16384},
-        "optim": {"lr": LEARNING_RATE, "prompts_per_step": 1 if is_pair else QUESTIONS},
+        "optim": {"lr": LEARNING_RATE, "prompts_per_step": ROWS[task.what]},
         "train": {"steps": task.warmup + task.steps + 1, "save_every": 1000},
         "output": str(task.scratch / f"run-{time.time_ns()}"),
     }
-    if is_pair:
+    if task.what == "pair":
         return DpoRecipe.model_validate({**tree, "dpo": {"loss": "sigmoid", "beta": 0.1}})
-    tree["data"]["group_by_prefix"] = True
+    tree["data"]["group_by_prefix"] = task.what == "questions"
     return SftRecipe.model_validate(tree)
 
 
@@ -94,26 +98,30 @@ def plain_steps(recipe: OfflineRecipe, count: int) -> tuple[list[float], list[fl
 
 
 def inputs_of(policy: Policy, answers: Sequence[EncodedConversation]) -> dict[str, Tensor]:
-    """A batch of conversations, which are equally long here. The answers' ids are under `answers`."""
-    made = []
+    """A batch of conversations, padded on the right. `is_answer` marks the answers' tokens."""
+    made, marks = [], []
     for each in answers:
         ids_L = torch.cat([each.prompt.token_ids_P, each.token_ids_L])
         pictures = [image.views[0].permute(2, 0, 1) for image in each.prompt.images]
-        made.append(huggingface_inputs(policy.family, each.prompt, ids_L, pictures) | {"input_ids": ids_L[None]})
-    batch = {name: torch.cat([each[name] for each in made]) for name in made[0]}
-    return batch | {"answers": torch.stack([each.token_ids_L for each in answers])}
+        made.append(huggingface_inputs(policy.family, each.prompt, ids_L, pictures))
+        marks.append(torch.arange(len(ids_L)) >= len(each.prompt.token_ids_P))
+    batch = {name: torch.cat([each[name] for each in made]) for name in made[0] if name not in PADDED}
+    batch |= {name: pad_sequence([each[name][0] for each in made], batch_first=True) for name in PADDED}
+    return batch | {"is_answer": pad_sequence(marks, batch_first=True)}
 
 
 def logprobs(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
-    """Of the answers' tokens, (B, L)."""
-    answers_BL = batch["answers"]
-    inputs = {name: value for name, value in batch.items() if name != "answers"}
-    logits = policy.model(**inputs, logits_to_keep=answers_BL.shape[1] + 1).logits[:, :-1].float()
-    return logits.log_softmax(-1).gather(2, answers_BL[..., None])[..., 0]
+    """Of the answers' tokens, (B, L), 0 elsewhere; logits of nothing before the first answer are made."""
+    is_answer_BT = batch["is_answer"]
+    first = int(is_answer_BT.any(0).nonzero()[0])
+    inputs = {name: value for name, value in batch.items() if name != "is_answer"}
+    logits = policy.model(**inputs, logits_to_keep=is_answer_BT.shape[1] - first + 1).logits[:, :-1].float()
+    targets_BL = batch["input_ids"][:, first:, None]
+    return logits.log_softmax(-1).gather(2, targets_BL)[..., 0] * is_answer_BT[:, first:]
 
 
 def sft_loss(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
-    return -logprobs(policy, batch).mean()
+    return -logprobs(policy, batch).sum() / batch["is_answer"].sum()
 
 
 def dpo_loss(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
@@ -133,7 +141,7 @@ BY: dict[str, Callable[[OfflineRecipe, int], tuple[list[float], list[float]]]] =
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--by", choices=sorted(BY), required=True)
-    parser.add_argument("--what", choices=("pair", "questions"), required=True)
+    parser.add_argument("--what", choices=tuple(ROWS), required=True)
     for name in ("model", "rows", "scratch"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("warmup", "steps"):
