@@ -1,4 +1,4 @@
-"""`tiercel import-command`: make recipes from commands of ms-swift, TRL, VLM-R1 and LLaMA-Factory or files."""
+"""`tiercel import-command`: make a recipe from a command of another framework, or from a file with one."""
 
 import sys
 from argparse import Namespace
