@@ -23,12 +23,13 @@ from benchmarks.faults.child import take_own_locks
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.processes import TinyRuns, environment, steps_recorded
 from tiercel.cli.main import main
+from tiercel.config.keys import RECIPES
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.files import file_sha256
 
 STEPS = 6
 SAVE_EVERY = 2
-KILLS = {"short": 4, "full": 60}  # of each kind of run; every second one inside a save
+KILLS = {"short": 2, "full": 40}  # of each kind of run; every second one inside a save
 LONGEST_RUN_SECONDS = 120.0
 VARYING = ("time/", "memory/")  # metrics that no two runs have alike
 SAVE_SECONDS = 0.03  # about what a save takes; the moments inside it are drawn from this
@@ -61,7 +62,7 @@ def kills(size: Size, seed: int, work: Path) -> Figure:
     draw = random.Random(seed)
     runs = TinyRuns(work)
     changes = {"data": {"workers": 0}, "train": {"steps": STEPS, "save_every": SAVE_EVERY, "threads": 1}}
-    victims = [victim_of(kind, partial(runs.recipe, kind, **changes)) for kind in ("grpo", "sft")]
+    victims = [victim_of(kind, partial(runs.recipe, kind, **changes)) for kind in RECIPES]
     for victim in victims:
         at_any_time = partial(_at_any_time, _seconds_of_a_run(victim))
         kill_again_and_again(victim, KILLS[size], draw, (at_any_time, _inside_a_save))

@@ -16,14 +16,19 @@ from typing import Any
 
 from benchmarks.faults.fault_plan import with_plan
 from tests.tiny_models import save_tiny_checkpoint
-from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, merged, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
+from tiercel.config.keys import RECIPES, Kind
 
 FAMILY = "qwen2_5_vl"
 MARK = "TIERCEL_FAULT_MARK"
 STRUCK = "fault plan:"  # begins the line that a planned fault says
 STALLED = "stalled:"
-RECIPES = {"grpo": grpo_recipe, "sft": sft_recipe}
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "dpo": {"dpo": {"loss": "mpo"}},
+    "kto": {"kto": {"beta": 0.1}},
+    "reward": {"ranking": {"margin": 0.5}},
+}
 SECONDS_TO_BE_GONE = 5.0
 
 
@@ -55,13 +60,27 @@ class TinyRuns:
         self.work = work
         self.checkpoint = save_tiny_checkpoint(FAMILY, work / "model")
         self.rows = write_rows(work)
+        records = [json.loads(line) for line in self.rows.read_text().splitlines()]
+        for number, record in enumerate(records):
+            record |= {"rejected": "no, not that", "label": number % 2 == 0}
+        self.rows.write_text("".join(json.dumps(record) + "\n" for record in records))
 
-    def recipe(self, kind: str, name: str, **changes: Any) -> Path:
+    def recipe(self, kind: Kind, name: str, **changes: Any) -> Path:
         """A recipe file whose run is in the directory `name`."""
-        alone = {"data": {"eval": None, "workers": 1}, "train": {"steps": 6, "save_every": 2, "threads": 1}}
+        alone = {
+            "data": {"eval": None, "workers": 1, "format": "tiercel"},
+            "train": {"steps": 6, "save_every": 2, "threads": 1},
+        }
         for section, values in changes.items():
             alone[section] = {**alone[section], **values} if section in alone else values
-        recipe = RECIPES[kind](self.checkpoint, self.rows, self.work / name, **alone)
+        if kind == "distill":
+            alone["teacher"] = {"path": str(self.checkpoint), "dtype": "float32", "prompt": "{prompt} So?"}
+        make = grpo_recipe if kind in ("grpo", "distill") else sft_recipe
+        recipe = make(self.checkpoint, self.rows, self.work / name)
+        if kind in PREFERENCES:
+            alone |= {**PREFERENCES[kind], "learner": {"max_tokens_per_microbatch": 450}}
+        own = merged(recipe.model_dump(), alone)
+        recipe = RECIPES[kind].model_validate(own)
         file = self.work / f"{name}.yaml"
         file.write_text(recipe_to_yaml(recipe))
         return file
