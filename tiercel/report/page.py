@@ -112,7 +112,7 @@ def _header(run: Run, said: list[Notice]) -> Html:
 def _tile(change: Change) -> Html:
     number = change.before if change.after is None else f"{change.before} → {change.after}"
     notes = [note for note in (change.before_note, change.after_note, change.note) if note]
-    return _plain_tile(change.label.capitalize(), number, "; ".join(notes))
+    return _plain_tile(change.label[:1].upper() + change.label[1:], number, "; ".join(notes))
 
 
 def _plain_tile(label: str, number: str, note: str) -> Html:

@@ -10,8 +10,8 @@ from tiercel.runs.group_records import GroupRecord
 SIDES = (("gained", "chosen"), ("lost", "rejected"))  # class of the style sheet, which answer
 INTRO = (
     "The same pairs at the first and the last evaluation. The value of an answer is its implicit reward, or what the "
-    "reward model says of it; a pair is right where the chosen answer has the higher one. Rows of each kind are spread "
-    "evenly over the file, not picked by hand."
+    "reward model says of it. A pair is right where the chosen answer has the higher one, and wrong where both are "
+    "equal. Rows of each kind are spread evenly over the file, not picked by hand."
 )
 
 

@@ -10,7 +10,7 @@ from tiercel.runs.group_records import CompletionRecord, GroupRecord, finite
 from tiercel.samples import ToolCall
 
 ASKED = ("asked", "thin: asked of a tool")  # in legends
-TOLD = (("up", "the policy finds the token likelier than the teacher does"), ("down", "the teacher does"))
+TOLD = (("up", "likelier to the policy than to the teacher"), ("down", "likelier to the teacher"))
 _GAPS = (0.1, 0.5, 2.0)  # nats, from which on a token has a colour, a stronger and the strongest one
 _MOST_TOKENS = 800  # coloured ones of a completion
 _MOST_TURNS = 12  # of a completion
