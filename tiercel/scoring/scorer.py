@@ -188,7 +188,8 @@ class Scorer:
             before = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
             right = [judge(values, self._right_from[: len(by_reward)]) for values in before]
             by_reward.append(asked.ask(samples, right, prompts))
-        return tuple(dict(zip(self.names, values, strict=True)) for values in zip(*by_reward, strict=True))
+        of_sample = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
+        return tuple(dict(zip(self.names, values, strict=True)) for values in of_sample)
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
         if completion.trajectory is not None and (failure := completion.trajectory.failure) is not None:
