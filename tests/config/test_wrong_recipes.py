@@ -44,6 +44,7 @@ def text(content: str, key: str, says: str) -> Wrong:
     return Wrong(text=content, key=key, says=says)
 
 
+SERVED = "teacher.url=http://127.0.0.1:8000 & teacher.top_k=8"
 WRONG = [
     # unknown keys: spelling, another section
     grpo("optim.learnign_rate=1e-5", "optim.learnign_rate", "write optim.lr"),
@@ -492,6 +493,13 @@ WRONG = [
     of("distill", "teacher.top_k=0", "teacher.top_k", "above 0"),
     of("distill", "teacher.divergence=token & teacher.top_k=8", "teacher.top_k", "looks at the drawn token alone"),
     of("distill", "teacher.coef=0", "teacher.coef", "above 0"),
+    of("distill", "teacher.url=host:8000 & teacher.top_k=8", "teacher.url", "write it like http://127.0.0.1:8000"),
+    of("distill", "teacher.url=http://a:b@c & teacher.top_k=8", "teacher.url", "a key goes into the environment"),
+    of("distill", f"{SERVED} & teacher.top_k=null", "teacher.top_k", "write teacher.top_k: 20, or teacher.divergence"),
+    of("distill", f"{SERVED} & teacher.adapter=checkpoint", "teacher.adapter", "whose server serves a whole model"),
+    of("distill", f"{SERVED} & teacher.dtype=float32", "teacher.dtype", "whose server computes in its own dtype"),
+    of("distill", f"{SERVED} & rollout.temperature=0.7", "rollout.temperature", "at temperature 1; write 1, or remove"),
+    grpo("algorithm.teacher={path: a/b, url: http://c}", "algorithm.teacher.top_k", "cannot tell the whole vocabulary"),
     of("distill", "teacher.rows_share=2", "teacher.rows_share", "at most 1"),
     of("distill", "teacher.prompt='{prompt}' & rollout.tools=[zoom]", "teacher.prompt", "the policy's own prompt"),
     of("distill", "teacher.rows_share=0.5 & rollout.tools=[zoom]", "teacher.rows_share", "have no turns"),

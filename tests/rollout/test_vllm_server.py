@@ -17,9 +17,9 @@ from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.loading import load_family
-from tiercel.rollout.vllm_http import VllmServer
+from tiercel.rollout.vllm_http import Needs, VllmServer
 from tiercel.rollout.vllm_routes import chat_messages
-from tiercel.rollout.vllm_server import Needs, ServerSampler
+from tiercel.rollout.vllm_server import ServerSampler
 
 SEEDS = [100, 200, 300]
 POLICY = "policy-run-0-aaaaaaaa"

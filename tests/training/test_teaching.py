@@ -24,7 +24,7 @@ from tiercel.training import learning
 from tiercel.training.build import build_trainer
 from tiercel.training.forward import NO_TOTALS, Passes
 from tiercel.training.replay import replay
-from tiercel.training.teaching import Teaching, token_texts
+from tiercel.training.teaching import LocalTeacher, Teaching, token_texts
 from tiercel.types import Completion
 
 
@@ -66,9 +66,9 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
             else:
                 expected = expected + DIVERGENCES[divergence].of(policy_LV, teacher_LV, 0.5).sum()
         wanted = gradient(student, expected)
-        teaching = Teaching(
-            section=Teacher(path="teacher", divergence=divergence, coef=2.0), passes=passes_of(other), encode=None
-        )
+        section = Teacher(path="teacher", divergence=divergence, coef=2.0)
+        told_by = LocalTeacher(section=section, passes=passes_of(other))
+        teaching = Teaching(section=section, told_by=told_by, encode=None, ranks=ALONE)
         learner = passes_of(student)
         found = 0.0
         for unit in learner.units(teaching.taught(groups), NO_TOTALS):
@@ -107,6 +107,11 @@ def test_a_student_comes_nearer_to_what_a_hint_tells(write):
     kept = [row for row in read_metrics(run_grpo(recipe)) if "loss" in row]
     assert kept[-1]["teacher/kl"] < 0.8 * kept[0]["teacher/kl"]
     assert all(row["loss"] == pytest.approx(row["teacher/kl"], rel=0.2) and "reward/mean" in row for row in kept)
+
+
+def test_rewards_are_not_needed(write):
+    row = read_metrics(run_grpo(write("run", {"prompt": "{prompt} So?"}, rewards=[], train={"steps": 1})))[1]
+    assert row["teacher/kl"] > 0 and row["grad_norm"] > 0
 
 
 def test_the_start_says_the_same_as_itself(write):

@@ -63,6 +63,7 @@ class Server:
     recipe: Path
     log: Path
     port: int = field(default_factory=free_port)
+    flags: str = ""  # of vLLM, beyond the recipe's
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -71,7 +72,7 @@ class Server:
 
     def start(self) -> "Server":
         self.process = start_tiercel(
-            *("serve", self.recipe, "--port", self.port, "--vllm=--enforce-eager"),
+            *("serve", self.recipe, "--port", self.port, f"--vllm=--enforce-eager {self.flags}"),
             output=self.log,
             within=("timeout", str(LIFE_SECONDS)),  # where the tests themselves are killed, nobody else ends it
         )
@@ -122,13 +123,14 @@ class Fleet:
         self.servers: dict[str, Server] = {}
         self._lock = threading.Lock()
 
-    def started(self, name: str, recipe: Path) -> Server:
+    def started(self, name: str, recipe: Path, flags: str = "") -> Server:
         """The server, starting or running; `wait` for it before use."""
         with self._lock:
             server = self.servers.get(name)
             if server is None or server.process is None or server.process.poll() is not None:
                 port = server.port if server is not None else free_port()
-                server = Server(recipe=recipe, log=self.directory / f"{name}-{time.monotonic_ns()}.log", port=port)
+                log = self.directory / f"{name}-{time.monotonic_ns()}.log"
+                server = Server(recipe=recipe, log=log, port=port, flags=flags)
                 self.servers[name] = server.start()
             return server
 

@@ -80,8 +80,11 @@ else:
 
 class Teacher(Source):
     """A frozen model that sees what the policy wrote. It needs the policy's tokenizer; its family and its pixels may be
-    others. Every rank holds it whole."""
+    others. Every rank holds it whole, unless a server computes it."""
 
+    url: str | None = None
+    """Address of a vLLM server that computes it from the checkpoint at `path`, of which tiercel reads no weights then,
+    such as http://127.0.0.1:8000 (docs/vllm.md). The server's key is read from VLLM_API_KEY."""
     adapter: str | None = None
     """Directory of an adapter on it, such as a run's checkpoints/step-000100/adapter; null has none."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"

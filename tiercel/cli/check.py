@@ -26,6 +26,7 @@ from tiercel.rollout.vllm_server import connect
 from tiercel.trackers.opening import require_packages
 from tiercel.training.build import training_device
 from tiercel.training.packages import require_installed
+from tiercel.training.served_teacher import open_served
 from tiercel.training.turns import open_dialogues
 from tiercel.types import Row, Size
 
@@ -69,6 +70,9 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
             _try_own_functions(recipe, console)
             if recipe.rollout.engine_kind.is_served:
                 _ask_servers(recipe, family, console)
+            if recipe.taught_by is not None and recipe.taught_by.url is not None:
+                open_served(recipe, recipe.taught_by).require_answer()
+                console.print(f"the teacher at {recipe.taught_by.url}: answers", markup=False)
     console.print(token_table(recipe, reports[0], len(train.rows)))
     console.print("check passed")
 

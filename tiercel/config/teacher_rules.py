@@ -3,8 +3,9 @@
 from string import Formatter
 
 from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.teacher import Teacher
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
-from tiercel.sections import Problem, Problems, Section, shown
+from tiercel.sections import Problem, Problems, Section, address_fault, shown
 
 WITHOUT_REWARDS = ("normalise", "entropy_coef", "kl.coef", "kl.estimator", "kl.sync_every", "kl.sync_mix")
 
@@ -27,12 +28,41 @@ def teacher(recipe: GrpoRecipe) -> Problems:
             text=f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it",
             also=(f"{key}.divergence",),
         )
+    if section.url is not None:
+        yield from _served(recipe, section, section.url, key)
     yield from template_problems(f"{key}.prompt", section.prompt)
     if section.prompt is not None and recipe.rollout.has_turns:
         yield Problem(
             key=f"{key}.prompt",
             text="given with tools or an environment, whose turns follow the policy's own prompt; remove it",
             also=("rollout.tools", "rollout.environment"),
+        )
+
+
+def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problems:
+    """Judge a teacher on a server, which tells the likeliest words of its own model, at temperature 1."""
+    if (fault := address_fault(url)) is not None:
+        yield Problem(key=f"{key}.url", text=f"{fault}; write it like http://127.0.0.1:8000")
+    for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
+        if getattr(section, name) != Teacher.model_fields[name].default:
+            yield Problem(
+                key=f"{key}.{name}",
+                text=f"{shown(getattr(section, name))} given with {key}.url, whose server {own}; remove it",
+                also=(f"{key}.url",),
+            )
+    if section.top_k is None and section.divergence != "token":
+        yield Problem(
+            key=f"{key}.top_k",
+            text=f"missing; a server cannot tell the whole vocabulary; write {key}.top_k: 20, or "
+            f"{key}.divergence: token",
+            also=(f"{key}.url", f"{key}.divergence"),
+        )
+    if recipe.rollout.temperature != 1:
+        yield Problem(
+            key="rollout.temperature",
+            text=f"{recipe.rollout.temperature:g} given with {key}.url, but a server tells what a prompt's tokens have "
+            f"at temperature 1; write 1, or remove {key}.url",
+            also=(f"{key}.url",),
         )
 
 

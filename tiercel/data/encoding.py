@@ -117,14 +117,18 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
 
 
 def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
-    """Raise RecipeError where the rows have videos and the engine does not take them."""
-    if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.takes_videos:
+    """Raise RecipeError where the rows have videos, and the engine or the teacher's server does not take them."""
+    if isinstance(recipe, GrpoRecipe):
+        engine, taught = recipe.rollout.engine_kind, recipe.taught_by
+        takers = [] if engine.takes_videos else [(f"rollout.engine: {engine.name}", "local")]
+        takers += [("a teacher's url: a server", "no url")] if taught is not None and taught.url is not None else []
         with_video = next((row for row in table.rows if row.videos), None)
-        if with_video is not None:
+        if with_video is not None and takers:
             raise RecipeError(
                 [
-                    f"rollout.engine: {recipe.rollout.engine} takes only images, but row {with_video.id} of "
-                    f"{with_video.file} has a video; use local, or list its frames as images"
+                    f"{taker} takes only images, but row {with_video.id} of {with_video.file} has a video; use "
+                    f"{other}, or list its frames as images"
+                    for taker, other in takers
                 ]
             )
 

@@ -52,13 +52,13 @@ class Target:
     """A teacher's distribution at the scored tokens of a pass."""
 
     tokens: TeacherTokens
-    distribution: Callable[[Tensor], Tensor]  # logprobs (M, V) of the teacher's states
+    distribution: Callable[[Tensor], Tensor] | None  # logprobs (M, V) of the teacher's states; None: it gives none
     measure: Callable[[Tensor, Tensor], Tensor]  # a divergence (M,) of the policy's logprobs from the teacher's
 
     def of(self, logprobs_MV: Tensor, chunk: slice) -> Tensor:
         """Compute the divergence (M,) at a chunk of tokens, from the policy's logprobs."""
         told = self.tokens[chunk].moved(logprobs_MV.device)
-        if told.states_NH is not None:
+        if told.states_NH is not None and self.distribution is not None:
             with torch.no_grad():
                 teacher_MV = self.distribution(told.states_NH)
             return self.measure(*same_words(logprobs_MV, teacher_MV))

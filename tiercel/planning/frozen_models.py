@@ -68,9 +68,9 @@ def reward_model_sizes(recipe: BaseRecipe) -> tuple[FrozenSize, ...]:
 
 
 def teacher_size(recipe: BaseRecipe) -> FrozenSize | None:
-    """Measure the recipe's teacher; None where it has none."""
+    """Measure the recipe's teacher; None where it has none, or a server computes it."""
     teacher = recipe.taught_by if isinstance(recipe, GrpoRecipe) else None
-    if teacher is None:
+    if teacher is None or teacher.url is not None:
         return None
     path = local_or_fetched(teacher, "teacher.path")
     return _policy_size(path, DTYPES[teacher.dtype], tokens_without_gradient(recipe), teacher.adapter)

@@ -4,11 +4,12 @@ can help.
 Calls are coroutines, so that a cancelled call closes its connection at once.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tiercel.errors import EnvironmentProblem
-from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
+from tiercel.http_json import AnswerType, NoAnswer, Reply, WrongAnswer, ask, brief, key_of, new_client
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_protocol import Completions, ModelList, Refusal, ServedModel
 
@@ -20,6 +21,15 @@ SHORT_ANSWER = 1 << 22  # bytes of any answer that is not a completion
 LONGEST_MESSAGE = 500  # characters of a server's message
 MODELS, CHAT, GENERATE = "/v1/models", "/v1/chat/completions", "/inference/v1/generate"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """Holds what a server must have been started with."""
+
+    model_names: tuple[str, ...]  # possible names of the recipe's model; only the last part of a path is compared
+    row_tokens: int  # tokens of a prompt and its completion
+    key: str = "model.path"  # of the recipe, which names the model
 
 
 class ServerFault(Exception):
@@ -70,6 +80,22 @@ class VllmServer:
         """Return the base model, then the loaded adapters."""
         return _read(MODELS, await self._request("GET", MODELS, None, MODELS_SECONDS), ModelList).data
 
+    async def fitting(self, needs: Needs) -> ServedModel:
+        """Return the base model. Raises EnvironmentProblem, with the right flag, where it is another or its context is
+        too short."""
+        base = (await self.models())[0]
+        if base.max_model_len is not None and base.max_model_len < needs.row_tokens:
+            raise EnvironmentProblem(
+                f"{self.url}: takes {base.max_model_len} tokens, but a prompt and its completion have up to "
+                f"{needs.row_tokens}; start it with --max-model-len {needs.row_tokens}"
+            )
+        if base.root and Path(base.root).name not in {Path(name).name for name in needs.model_names}:
+            raise EnvironmentProblem(
+                f"{self.url}: serves {brief(base.root)}, but the recipe's {needs.key} is {needs.model_names[0]}; "
+                "start it with that model"
+            )
+        return base
+
     async def load(self, name: str, directory: Path) -> None:
         """Load an adapter. One of this name that is already loaded is the same, because the name has its hash."""
         body = {"lora_name": name, "lora_path": str(directory)}
@@ -92,8 +118,8 @@ class VllmServer:
             raise AdapterMissing(f"it does not know {body['model']}")
         if reply.status in (403, 404) and path == GENERATE:
             raise EnvironmentProblem(
-                f"{self.url}: has no {GENERATE}, by which several turns are sampled; start vLLM 0.32 or newer with "
-                "--enable-scale-out"
+                f"{self.url}: has no {GENERATE}, by which several turns are sampled and teachers asked; start vLLM "
+                "0.32 or newer with --enable-scale-out"
             )
         if reply.status >= 400:
             raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(reply))}")
@@ -159,6 +185,8 @@ def _load_advice(status: int, message: str, directory: Path) -> str:
 def _completion_advice(message: str) -> str:
     if "maximum context length" in message or "max_model_len" in message:
         return f"{message}; start it with a greater --max-model-len"
+    if "prompt logprobs" in message and "max allowed" in message:
+        return f"{message}; start it with a greater --max-logprobs, or lower the teacher's top_k"
     if "At most" in message and "image" in message:
         return f"{message}; start it with a greater --limit-mm-per-prompt"
     return f"refuses a request: {message}"

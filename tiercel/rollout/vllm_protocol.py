@@ -68,12 +68,19 @@ class Choice(Answer):
     logprobs: Logprobs | None = None
 
 
+class WordLogprob(Answer):
+    """Holds the logprob of a word at a place of the prompt."""
+
+    logprob: float
+
+
 class Completions(Answer):
     """Is the answer of /v1/chat/completions, and of /inference/v1/generate."""
 
     model: str
     choices: Every[Choice]
     prompt_token_ids: Every[TokenId] | None = None
+    prompt_logprobs: Every[dict[TokenId, WordLogprob] | None] | None = None  # by token id; None: the first token
 
 
 class ErrorDetail(Answer):

@@ -32,6 +32,7 @@ from tiercel.rollout.vllm_common import (
 from tiercel.rollout.vllm_http import (
     SHORT_ANSWER,
     AdapterMissing,
+    Needs,
     Nonsense,
     ServerFault,
     VllmServer,
@@ -59,14 +60,6 @@ class LoadedPolicy:
     version: int
     name: str
     directory: Path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """Holds what a server must have been started with."""
-
-    model_names: tuple[str, ...]  # possible names of the recipe's model; only the last part of a path is compared
-    row_tokens: int  # tokens of a prompt and its completion
 
 
 @dataclass(kw_only=True, slots=True)
@@ -204,7 +197,7 @@ class ServerSampler:
             async with room:
                 return await self._group(prompt, params, seed)
 
-        return await _together(one(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True))
+        return await together(one(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True))
 
     async def _sample_trajectories(
         self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
@@ -226,7 +219,7 @@ class ServerSampler:
             completions = await asyncio.gather(*map(one, builders))
             return Group(prompt=builders[0].prompt, completions=tuple(completions), policy_version=version)
 
-        return await _together(map(of_prompt, begun))
+        return await together(map(of_prompt, begun))
 
     async def _sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -414,17 +407,7 @@ class ServerSampler:
         await asyncio.gather(*(on(state) for state in self._good_servers()))
 
     async def _require_fit(self, state: _ServerState) -> None:
-        base = (await state.server.models())[0]
-        if base.max_model_len is not None and base.max_model_len < self.needs.row_tokens:
-            raise EnvironmentProblem(
-                f"{state.server.url}: takes {base.max_model_len} tokens, but a prompt and its completion have up to "
-                f"{self.needs.row_tokens}; start it with --max-model-len {self.needs.row_tokens}"
-            )
-        if base.root and Path(base.root).name not in {Path(name).name for name in self.needs.model_names}:
-            raise EnvironmentProblem(
-                f"{state.server.url}: serves {brief(base.root)}, but the recipe's model.path is "
-                f"{self.needs.model_names[0]}; start it with that model"
-            )
+        await state.server.fitting(self.needs)
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
@@ -440,7 +423,8 @@ class ServerSampler:
             )
 
 
-async def _together(work: Iterable[Coroutine[Any, Any, Group]]) -> tuple[Group, ...]:
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
+    """Await all at the same time, and cancel what is left where one fails."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return tuple(await asyncio.gather(*tasks))

@@ -42,6 +42,8 @@ MAY_DIFFER = (
     "train.profile",
     "train.profile.steps",
     "rollout.urls",
+    "teacher.url",
+    "algorithm.teacher.url",
     "rollout.request_timeout",
     "rollout.patience",
     "rollout.parity_action",

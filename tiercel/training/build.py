@@ -29,8 +29,9 @@ from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.waiting import waiting
 from tiercel.training.budget import with_tokens
 from tiercel.training.forward import Passes
+from tiercel.training.served_teacher import ServedTeacher, open_served, recipe_of_teacher
 from tiercel.training.strategy_choice import chosen_strategy
-from tiercel.training.teaching import Teaching, require_same_words, teacher_encoder
+from tiercel.training.teaching import LocalTeacher, Teaching, require_same_words, teacher_encoder
 from tiercel.training.trainer import Trainer
 
 Say = Callable[[str], None]
@@ -97,26 +98,27 @@ def _teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teac
     section = recipe.taught_by
     if section is None:
         return None
-    pixels = section.max_pixels or recipe.model.max_pixels
-    source = {name: getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
-    chosen = recipe.model_copy(
-        update={
-            "model": recipe.model.model_copy(update=source | {"max_pixels": pixels}),
-            "data": recipe.data.model_copy(update={"template": section.template}),
-        }
-    )
-    with waiting(say, f"loading the teacher {section.path}"):
-        adapter = None if section.adapter is None else Path(section.adapter)
-        model = load_for_inference(chosen, training_device(), adapter)
-        prove_where_needed(model, say)
-    require_same_words(model.family, policy)
-    encode = teacher_encoder(section, chosen.data, model.family, policy)
+    chosen = recipe_of_teacher(recipe, section)
+    told_by: LocalTeacher | ServedTeacher
+    if section.url is not None:
+        told_by = open_served(recipe, section, ranks)
+        ranks.on_first(told_by.require_answer)
+        family = told_by.family
+    else:
+        with waiting(say, f"loading the teacher {section.path}"):
+            adapter = None if section.adapter is None else Path(section.adapter)
+            model = load_for_inference(chosen, training_device(), adapter)
+            prove_where_needed(model, say)
+        told_by = LocalTeacher(section=section, passes=passes_for_inference(model, chosen, ranks))
+        family = model.family
+    require_same_words(family, policy)
+    encode = teacher_encoder(section, chosen.data, family, policy)
     if encode is not None and recipe.rollout.has_turns:
         raise ModelError(
             f"{section.path}: this teacher makes other tokens or pixels of a row than the policy, but turns with tools "
             "or an environment follow the policy's own prompt; take a teacher of the same family and processor"
         )
-    return Teaching(section=section, passes=passes_for_inference(model, chosen, ranks), encode=encode)
+    return Teaching(section=section, told_by=told_by, encode=encode, ranks=ranks)
 
 
 def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:

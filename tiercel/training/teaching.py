@@ -5,7 +5,6 @@ N scored tokens of a microbatch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -17,6 +16,7 @@ from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.config.schema import Data
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.rows import fill_prompt
+from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError, ModelError
 from tiercel.learner.batch import AdvantageGroup, PolicyBatch
 from tiercel.learner.divergence import Target, TeacherTokens
@@ -25,6 +25,7 @@ from tiercel.learner.layout import PackItem
 from tiercel.models.family import Family
 from tiercel.models.prompts import completion_positions
 from tiercel.training.forward import NO_TOTALS, Passes
+from tiercel.training.served_teacher import ServedTeacher
 from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
 Encode = Callable[[Row, int], EncodedPrompt]
@@ -41,26 +42,56 @@ class TeacherTerm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Teaching:
-    """A frozen teacher, whole on every rank."""
+class LocalTeacher:
+    """Computes a teacher that is whole on every rank."""
 
     section: Teacher
     passes: Passes
-    encode: Encode | None  # of the teacher's own prompts; None: it is asked exactly what the policy is
 
-    def taught(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-        """Add what the teacher says of every completion. Raises DataError for a prompt that it cannot take."""
-        ranks, passes = self.passes.ranks, self.passes
-        asked = ranks.together(lambda: [self._asked(group) for group in groups])
+    def distribution(self, states_MH: Tensor) -> Tensor:
+        """Compute the logprobs (M, V) of all words."""
+        return self.passes.learner.head.distribution(states_MH, self.passes.temperature)
+
+    def tokens(self, groups: Sequence[AdvantageGroup]) -> list[TeacherTokens]:
+        """Compute what it says, prompts once for all their completions."""
+        passes = self.passes
         found: list[TeacherTokens] = []
-        for unit in passes.units(asked, NO_TOTALS):
+        for unit in passes.units(groups, NO_TOTALS):
             for batch, states_NH in zip(unit.batches, passes.states(unit), strict=True):
                 tokens = self._told(states_NH, batch.packed.targets_N).moved(torch.device("cpu"))
                 lengths = completions.lengths(batch.packed.continuation_of_N, batch.packed.continuation_count).tolist()
                 ends = list(accumulate(lengths))
                 found += [tokens[end - size : end] for size, end in zip(lengths, ends, strict=True)]
         passes.vision.end_step()
-        parts = iter(found)
+        return found
+
+    @torch.no_grad()
+    def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:
+        section, head = self.section, self.passes.learner.head
+        drawn_N = head(states_NH, targets_N.to(states_NH.device), self.passes.temperature).logprobs_N
+        if section.divergence == "token":
+            return TeacherTokens(drawn_N=drawn_N)
+        if section.top_k is None:
+            return TeacherTokens(drawn_N=drawn_N, states_NH=states_NH)
+        count = min(section.top_k, head.linear.weight.shape[0])  # more words than all are all
+        chunks = [self.distribution(part).topk(count) for part in states_NH.split(TOP_TOKENS)]
+        values, words = zip(*chunks, strict=True)
+        return TeacherTokens(drawn_N=drawn_N, words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teaching:
+    """A frozen teacher of the policy."""
+
+    section: Teacher
+    told_by: LocalTeacher | ServedTeacher
+    encode: Encode | None  # of the teacher's own prompts; None: it is asked exactly what the policy is
+    ranks: Ranks
+
+    def taught(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
+        """Add what the teacher says of every completion. Raises DataError for a prompt that it cannot take."""
+        asked = self.ranks.together(lambda: [self._asked(group) for group in groups])
+        parts = iter(self.told_by.tokens(asked))
         return [replace(group, teacher=tuple(next(parts) for _ in group.sampler_logprobs)) for group in groups]
 
     def target(self, batch: PolicyBatch) -> Target | None:
@@ -68,10 +99,10 @@ class Teaching:
         measure = DIVERGENCES[self.section.divergence].of
         if measure is None or batch.teacher is None:
             return None
-        head, mix = self.passes.learner.head, self.section.mix
+        mix = self.section.mix
         return Target(
             tokens=batch.teacher,
-            distribution=partial(head.distribution, temperature=self.passes.temperature),
+            distribution=self.told_by.distribution,
             measure=lambda policy_MV, teacher_MV: measure(policy_MV, teacher_MV, mix),
         )
 
@@ -99,19 +130,6 @@ class Teaching:
             for each in item.continuations
         ]
         return replace(group, item=PackItem(prompt=prompt, continuations=tuple(continuations)))
-
-    @torch.no_grad()
-    def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:
-        section, head, temperature = self.section, self.passes.learner.head, self.passes.temperature
-        drawn_N = head(states_NH, targets_N.to(states_NH.device), temperature).logprobs_N
-        if section.divergence == "token":
-            return TeacherTokens(drawn_N=drawn_N)
-        if section.top_k is None:
-            return TeacherTokens(drawn_N=drawn_N, states_NH=states_NH)
-        count = min(section.top_k, head.linear.weight.shape[0])  # more words than all are all
-        chunks = [head.distribution(part, temperature).topk(count) for part in states_NH.split(TOP_TOKENS)]
-        values, words = zip(*chunks, strict=True)
-        return TeacherTokens(drawn_N=drawn_N, words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
 
 
 def with_gaps(

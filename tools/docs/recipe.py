@@ -92,7 +92,8 @@ KEYS_ACROSS = """\
 - DPO, KTO: `learner.max_tokens_per_microbatch` holds twice `data.max_prompt_tokens`; an option of `dpo`
   that its `loss` does not read is refused.
 - Distillation: of `algorithm` only what is no matter of rewards; `teacher.mix` goes with `divergence: jsd`, and
-  `teacher.top_k` not with `divergence: token`.
+  `teacher.top_k` not with `divergence: token`; `teacher.url` with `teacher.top_k` or `divergence: token`, with
+  `rollout.temperature: 1`, and without `teacher.adapter` and `teacher.dtype`.
 - Each reward has a `name` or a `call`, and only the options that it takes; none comes twice; not all weights are 0.
 """
 

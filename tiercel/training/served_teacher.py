@@ -1,0 +1,189 @@
+"""A teacher that a vLLM server computes: one request for each completion, whose prompt is the teacher's with the
+completion behind it, and whose answer has the logprobs of a prompt's tokens. Shape suffixes: docs/shapes.md."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import torch
+
+from tiercel.algorithms.teacher import Teacher
+from tiercel.config.schema import DistillRecipe, GrpoRecipe, Rollout
+from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.http_json import brief
+from tiercel.learner.batch import AdvantageGroup
+from tiercel.learner.divergence import TeacherTokens
+from tiercel.learner.layout import Continuation
+from tiercel.models.family import Family
+from tiercel.models.loading import load_family
+from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.vllm_common import ROUNDING, UNKNOWN, require_same_prompt
+from tiercel.rollout.vllm_http import GENERATE, SHORT_ANSWER, Needs, Nonsense, ServerFault, VllmServer, servers_key
+from tiercel.rollout.vllm_protocol import WordLogprob
+from tiercel.rollout.vllm_routes import TokenRoute
+from tiercel.rollout.vllm_server import BACKOFF_SECONDS, NONSENSE, together
+from tiercel.types import EncodedPrompt
+
+REQUESTS_IN_FLIGHT = 16  # of one rank; an answer may have megabytes
+BYTES_PER_WORD = 192  # limit of an answer; vLLM needs about 75
+PARAMS = SamplingParams(max_new_tokens=1, greedy=True)  # the token that follows is not used
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedTeacher:
+    """Asks a server, each rank for its own completions."""
+
+    section: Teacher
+    key: str  # the section's
+    family: Family
+    needs: Needs
+    rollout: Rollout  # whose patience and time limit hold here too
+    ranks: Ranks
+    distribution: ClassVar[None] = None  # it tells no states
+
+    def require_answer(self) -> None:
+        """Raise EnvironmentProblem where the server does not answer, or does not fit."""
+        try:
+            asyncio.run(self._with_server(lambda server: server.fitting(self.needs)))
+        except ServerFault as fault:
+            remedy = "docs/vllm.md says how to start it"
+            raise EnvironmentProblem(f"{self.key}.url: {self.section.url}: {fault}; {remedy}") from fault
+
+    def tokens(self, groups: Sequence[AdvantageGroup]) -> list[TeacherTokens]:
+        """Return what it says of every completion. Where a rank fails, all raise: EnvironmentProblem where only the
+        user can help, TrainingError where no good answer came for as long as the patience lasts."""
+        asked = [(_whole(group.item.prompt, each), each) for group in groups for each in group.item.continuations]
+        return self.ranks.together(lambda: asyncio.run(self._with_server(lambda server: self._all(server, asked))))
+
+    async def _with_server(self, work: Callable[[VllmServer], Awaitable[T]]) -> T:
+        assert self.section.url is not None
+        server = VllmServer(self.section.url, servers_key(), self.rollout.request_timeout)
+        try:
+            return await work(server)
+        finally:
+            await server.close()
+
+    async def _all(
+        self, server: VllmServer, asked: Sequence[tuple[EncodedPrompt, Continuation]]
+    ) -> list[TeacherTokens]:
+        room = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
+
+        async def one(whole: EncodedPrompt, continuation: Continuation) -> TeacherTokens:
+            async with room:
+                return await self._patiently(server, whole, lambda: self._ask(server, base.id, whole, continuation))
+
+        if not asked:
+            return []
+        base = await self._patiently(server, asked[0][0], lambda: server.fitting(self.needs))
+        return list(await together(one(*each) for each in asked))
+
+    async def _patiently(self, server: VllmServer, whole: EncodedPrompt, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until there is a good answer. A server that has failed may have been started again with another model."""
+        first_fault, faults, nonsense = 0.0, 0, 0
+        while True:
+            self.ranks.pulse.beat()
+            try:
+                if faults:
+                    await server.fitting(self.needs)
+                return await ask()
+            except ServerFault as fault:
+                now = time.monotonic()
+                first_fault, faults, nonsense = first_fault or now, faults + 1, nonsense + isinstance(fault, Nonsense)
+                if nonsense == NONSENSE or now - first_fault >= self.rollout.patience:
+                    few = f"{NONSENSE} invalid answers, none of which was trained on"
+                    none = f"no answer within rollout.patience ({self.rollout.patience:g} s)"
+                    raise TrainingError(
+                        f"{self.key}.url: row {whole.row.id} got {few if nonsense == NONSENSE else none}: "
+                        f"{server.url}: {fault}; look into the server's log, start it again, and give the same "
+                        "command, which goes on from the newest checkpoint"
+                    ) from fault
+                await asyncio.sleep(BACKOFF_SECONDS[min(faults, len(BACKOFF_SECONDS)) - 1])
+
+    async def _ask(
+        self, server: VllmServer, model: str, whole: EncodedPrompt, continuation: Continuation
+    ) -> TeacherTokens:
+        """Ask for one completion. Placeholders may be among the likeliest words, so as many more are asked for."""
+        told = min((self.section.top_k or 0) + len(self._excluded), self.family.vocabulary_size)
+        fields = {"prompt_logprobs": told, "detokenize": False, "bad_words": []}
+        body = await TokenRoute().body(self.family, model, whole, PARAMS, 0, **fields)
+        most_bytes = SHORT_ANSWER + BYTES_PER_WORD * (told + 2) * len(whole.token_ids_P)
+        answer = await server.complete(GENERATE, body, most_bytes)
+        if answer.prompt_logprobs is None or answer.prompt_token_ids is None:
+            raise EnvironmentProblem(f"{server.url}: gives no logprobs of prompts; start vLLM 0.32 or newer")
+        require_same_prompt(self.family, whole, answer.prompt_token_ids, server.url)
+        if answer.model != model or len(answer.prompt_logprobs) != len(whole.token_ids_P):
+            came = f"{len(answer.prompt_logprobs)} places of {brief(answer.model)} came"
+            raise Nonsense(f"{GENERATE}: prompt_logprobs: {came}; {len(whole.token_ids_P)} of {model} were asked for")
+        return self._read(answer.prompt_logprobs, told, whole, continuation)
+
+    def _read(
+        self,
+        answers: Sequence[Mapping[int, WordLogprob] | None],
+        told: int,
+        whole: EncodedPrompt,
+        continuation: Continuation,
+    ) -> TeacherTokens:
+        """Read the scored tokens' logprobs. The probability of placeholders that were told goes to all other words."""
+        start = len(whole.token_ids_P) - len(continuation.token_ids_L)
+        drawn: list[float] = []
+        words: list[list[tuple[float, int]]] = []
+        for place in (start + continuation.is_scored_L.nonzero()[:, 0]).tolist():
+            token = int(whole.token_ids_P[place])
+            logprobs = {word: entry.logprob for word, entry in (answers[place] or {}).items()}
+            sane = all(UNKNOWN < value <= ROUNDING for value in logprobs.values())
+            if not sane or sum(map(math.exp, logprobs.values())) > 1 + ROUNDING or len(logprobs) < told:
+                raise Nonsense(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came, no {told} logprobs")
+            if token not in logprobs or max(logprobs) >= self.family.vocabulary_size:
+                raise Nonsense(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came for token {token}")
+            own = logprobs[token]
+            lost = sum(math.exp(logprobs.pop(word)) for word in self._excluded if word in logprobs)
+            shift = math.log1p(-min(lost, 1 - ROUNDING))
+            likeliest = sorted(((value - shift, word) for word, value in logprobs.items()), reverse=True)
+            drawn.append(own - shift)
+            words.append(likeliest[: self.section.top_k])
+        if self.section.top_k is None:
+            return TeacherTokens(drawn_N=torch.tensor(drawn))
+        values, ids = ([[pair[part] for pair in row] for row in words] for part in (0, 1))
+        return TeacherTokens(
+            drawn_N=torch.tensor(drawn), words_NK=torch.tensor(ids, dtype=torch.int64), logprobs_NK=torch.tensor(values)
+        )
+
+    @property
+    def _excluded(self) -> list[int]:
+        return [word for word in self.family.placeholder_ids if word < self.family.vocabulary_size]
+
+
+def _whole(prompt: EncodedPrompt, continuation: Continuation) -> EncodedPrompt:
+    """Return the prompt with a completion behind it. Its positions are not used."""
+    token_ids_P = torch.cat([prompt.token_ids_P, continuation.token_ids_L])
+    return replace(prompt, token_ids_P=token_ids_P, images=(*prompt.images, *continuation.images))
+
+
+def recipe_of_teacher(recipe: GrpoRecipe, section: Teacher) -> GrpoRecipe:
+    """Make the recipe whose model is the teacher."""
+    pixels = section.max_pixels or recipe.model.max_pixels
+    source = {name: getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
+    return recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update=source | {"max_pixels": pixels}),
+            "data": recipe.data.model_copy(update={"template": section.template}),
+        }
+    )
+
+
+def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> ServedTeacher:
+    """Make the teacher of a recipe that a server computes. Reads no weights."""
+    chosen, rollout = recipe_of_teacher(recipe, section), recipe.rollout
+    family = load_family(chosen.model, chosen.data.template, chosen.data.coordinates)
+    key = "teacher" if isinstance(recipe, DistillRecipe) else "algorithm.teacher"
+    needs = Needs(
+        model_names=(section.path, family.checkpoint.path),
+        row_tokens=recipe.data.max_prompt_tokens + rollout.longest + PARAMS.max_new_tokens,
+        key=f"{key}.path",
+    )
+    return ServedTeacher(section=section, key=key, family=family, needs=needs, rollout=rollout, ranks=ranks)
