@@ -171,7 +171,6 @@ def test_a_recipe_whose_files_are_there_loads(tmp_path, capsys, monkeypatch):
             "--loss_type apo_zero_unpaired: .*no me",
         ),
         ("swift rlhf --rlhf_type gkd --model m", "a student that teaches itself is no method"),
-        ("swift rlhf --rlhf_type gkd --model m --teacher_model_server h", "--teacher_model_server h: .*teacher.path"),
         ("swift rlhf --rlhf_type gkd --model m --teacher_model t --seq_kd true", "--seq_kd true: .*rows_share: 1"),
         ("trl dpo --model_name_or_path m --f_divergence_type js_divergence", "--f_divergence_type js_divergence: "),
         ("trl prm --model_name_or_path m", "trl prm is no method of this version; nearest: tiercel reward"),

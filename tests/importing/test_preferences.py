@@ -137,6 +137,10 @@ def test_values():
         ("--lmbda 1", {"teacher.rows_share": 0.0}),
         ("--lmbda 0", {"teacher.rows_share": 1.0}),
         ("--use_hf true", {"teacher.hub": None}),
+        (
+            "--teacher_model_server http://h:8000 --gkd_logits_topk 20",
+            {"teacher.url": "http://h:8000", "teacher.top_k": 20},
+        ),
         ("--max_new_tokens 64", {"rollout.max_new_tokens": 64}),
         ("--teacher_adapters a --teacher_model_revision v1", {"teacher.adapter": "a", "teacher.revision": "v1"}),
     ],
