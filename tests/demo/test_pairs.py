@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tiercel.demo import pairs
-from tiercel.demo.pairs import two_boxes, write_pairs
+from tiercel.demo.pairs import PAIRS_OF_A_SCENE, two_boxes, write_pairs
 from tiercel.errors import TrainingError
 from tiercel.rewards.boxes import iou
 
@@ -18,7 +18,7 @@ def test_the_chosen_box_is_nearer_to_the_true_one():
         assert iou(better, (20, 28, 60, 72)) > iou(worse, (20, 28, 60, 72)) + 0.1
 
 
-def test_a_scene_gives_a_pair_and_a_label(tmp_path):
+def test_a_scene_gives_pairs_and_a_label(tmp_path):
     asked = {"role": "user", "content": "<image>Where is the seven?"}
     rows = [
         {"id": str(n), "images": ["a.png"], "messages": [asked, {"role": "assistant", "content": "[1]"}], "answer": box}
@@ -31,11 +31,14 @@ def test_a_scene_gives_a_pair_and_a_label(tmp_path):
         for kind in ("pairs", "labels")
     )
     assert [row["label"] for row in labels] == [True, False]
-    for row, pair, label in zip(rows, made, labels, strict=True):
+    assert len(made) == PAIRS_OF_A_SCENE * len(rows) and len({pair["id"] for pair in made}) == len(made)
+    for number, pair in enumerate(made):
+        row, label = rows[number // PAIRS_OF_A_SCENE], labels[number // PAIRS_OF_A_SCENE]
         chosen, rejected = json.loads(pair["messages"][1]["content"]), json.loads(pair["rejected"])
         assert iou(tuple(chosen), tuple(row["answer"])) > iou(tuple(rejected), tuple(row["answer"]))
-        assert json.loads(label["messages"][1]["content"]) == (chosen if label["label"] else rejected)
         assert pair["messages"][0] == asked and pair["images"] == ["a.png"]
+        if number % PAIRS_OF_A_SCENE == PAIRS_OF_A_SCENE - 1:  # the last of a scene
+            assert json.loads(label["messages"][1]["content"]) == (chosen if label["label"] else rejected)
 
 
 def test_the_summary_says_when_the_student_was_near_its_teacher(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from tiercel.writing import writing
 
 CAREFUL, CARELESS = 8, 24  # pixels by which the corners of the two boxes of a pair may be off
 LEAST_DIFFERENCE = 0.1  # of their IoU with the true box
+PAIRS_OF_A_SCENE = 8
 DATA = Path("runs/demo-data")
 NAMES = ("practice", "heldout")
 PAIRS, STUDENT, TEACHER = Path("runs/pairs-dpo"), Path("runs/pairs-distill"), Path("runs/demo")
@@ -48,14 +49,15 @@ def demo_pairs() -> None:
 
 
 def write_pairs(directory: Path, name: str, seed: int) -> None:
-    """Write pairs-NAME.jsonl and labels-NAME.jsonl of the scenes of NAME.jsonl: of each a box that is nearer to the
-    true one, and one that is farther away."""
+    """Write pairs-NAME.jsonl and labels-NAME.jsonl of the scenes of NAME.jsonl: pairs of a box that is nearer to the
+    true one and one that is farther away, and of each scene one of its boxes with a label."""
     generator = np.random.default_rng(seed)
     pairs, labels = [], []
     for number, line in enumerate((directory / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()):
         row = json.loads(line)
-        better, worse = two_boxes(tuple(row["answer"]), generator)
-        pairs.append(answered(row, better) | {"rejected": written(worse)})
+        for place in range(PAIRS_OF_A_SCENE if name == "practice" else 1):
+            better, worse = two_boxes(tuple(row["answer"]), generator)
+            pairs.append(answered(row, better) | {"id": f"{row['id']}-{place}", "rejected": written(worse)})
         labels.append(answered(row, worse if number % 2 else better) | {"label": number % 2 == 0})
     for kind, rows in (("pairs", pairs), ("labels", labels)):
         text = "".join(json.dumps(row) + "\n" for row in rows)
