@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.drivers.measuring import LEARNING_RATE, LORA_ALPHA, LORA_RANK, answer_stream, peak_bytes
 from tests.models.test_families import huggingface_inputs
 from tiercel.config import DpoRecipe, OfflineRecipe, SftRecipe
-from tiercel.data.encoding import example_encoder
+from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.models.policy import Policy, build_policy
@@ -76,7 +76,7 @@ def plain_steps(recipe: OfflineRecipe, count: int) -> tuple[list[float], list[fl
     policy = build_policy(recipe, torch.device("cpu"))
     rows = read_training_rows(recipe.data, recipe.purpose).rows
     size = recipe.optim.prompts_per_step
-    encode = example_encoder(recipe, policy.family, rows, file_order(len(rows)))
+    encode = ExampleEncoder(recipe=recipe, family=policy.family, rows=rows, order=file_order(len(rows)))
     batches = []
     for step in range(count):
         examples = [encode(rows[step * size + place], step * size + place) for place in range(size)]

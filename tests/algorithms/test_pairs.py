@@ -116,6 +116,16 @@ def test_values_and_gradients_are_those_of_the_formulas(loss):
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_orpos_rewards_are_of_means_as_its_loss_is():
+    pairs = PairInput(
+        logprobs_B2=torch.tensor([[-50.0, -20.0]]),
+        reference_B2=None,
+        lengths_B2=torch.tensor([[100.0, 10.0]]),
+        shift=0.0,
+    )
+    assert pairs.rewards_B2(Dpo(loss="orpo", beta=0.1)).tolist() == [[pytest.approx(-0.05), pytest.approx(-0.2)]]
+
+
 def test_the_first_step_of_dpo_has_a_gradient():
     policy_B2 = torch.tensor([[-3.0, -3.0]], requires_grad=True)
     given = PairInput(logprobs_B2=policy_B2, reference_B2=policy_B2.detach(), lengths_B2=torch.ones(1, 2), shift=0.0)

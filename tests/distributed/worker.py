@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
 from tiercel.config import DpoRecipe, GrpoRecipe, KtoRecipe, RewardRecipe
-from tiercel.data.encoding import example_encoder, prompt_encoder
+from tiercel.data.encoding import ExampleEncoder, prompt_encoder
 from tiercel.data.order import RowOrder, rank_slice
 from tiercel.data.reading import read_rows
 from tiercel.distributed.launch import leave
@@ -191,9 +191,8 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             if kind in SAMPLED:
                 encode = prompt_encoder(family, recipe.data)
             else:
-                encode = example_encoder(
-                    recipe, family, rows, RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False)
-                )
+                order = RowOrder(counts=(len(rows),), weights=(1.0,), seed=0, shuffle=False)
+                encode = ExampleEncoder(recipe=recipe, family=family, rows=rows, order=order)
             if options.trained == "adapter":
                 require_share(trainer, ranks)
             if options.trained == "adapter" and kind != "reward":  # which has no logprobs

@@ -10,15 +10,17 @@ import torch
 from tests.training.test_loops import sft_recipe, write_rows
 from tiercel.algorithms.pair_section import Dpo, Kto
 from tiercel.config.schema import DpoRecipe, KtoRecipe, SftRecipe
-from tiercel.data.encoding import example_encoder, with_answer_of
+from tiercel.data.encoding import ExampleEncoder, with_answer_of
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.training.build import build_trainer
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import objective_of, reference_sums
 from tiercel.training.update import example_update
+from tiercel.types import Message
 
 LN2 = math.log(2)
+ROOMY = {"max_tokens_per_microbatch": 450}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def recipe_of(kind, checkpoint, tmp_path, **changes):
 def begun(recipe, rows):
     """A trainer, an objective, and the bundles of all rows in a step."""
     trainer = build_trainer(recipe)
-    encode = example_encoder(recipe, trainer.family, rows, file_order(len(rows)))
+    encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
     examples = [encode(row, index) for index, row in enumerate(rows)]
     return trainer, objective_of(recipe), shared_out(trainer, examples, recipe)
 
@@ -113,6 +115,19 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(tiny_che
     assert together.loss == pytest.approx(apart.loss, abs=1e-6) and together.tokens == apart.tokens
     assert together.pass_sums["tokens/packed"] < apart.pass_sums["tokens/packed"]
     assert float((computed - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_borrowed_answer_may_be_longer_than_a_row(tiny_checkpoints, tmp_path, rows):
+    """The next row's answer is as long as a row may be; the row that borrows it is no worse for that."""
+    recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto(), learner=ROOMY)
+    trainer = build_trainer(recipe)
+    bare = replace(rows[0], images=(), messages=(Message(role="user", content="?"), rows[0].messages[-1]))
+    long = replace(bare, messages=(bare.messages[0], replace(bare.messages[-1], content="7" * 180)))
+    encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=[rows[2], long], order=file_order(2))
+    assert recipe.data.max_prompt_tokens == 200
+    own, borrowed = encode(rows[2], 0).conversations
+    assert len(borrowed.token_ids_L) > 180 > len(own.token_ids_L)
+    assert len(borrowed.prompt.token_ids_P) + len(borrowed.token_ids_L) > 200
 
 
 def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path, rows):

@@ -149,6 +149,29 @@ def test_held_out_pairs_are_kept_with_the_value_of_each_answer(write):
     assert describe(run).startswith(f"Reward model, {rows[-1]['step']} steps: held-out accuracy 0.5")
 
 
+def test_eval_of_a_run_takes_the_shift_that_its_loss_had(write, capsys):
+    run = run_offline(write("mpo", "run"))
+    assert main(["eval", str(run)]) == 0
+    assert f"loss {read_metrics(run)[-1]['eval/loss']:.4f}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_held_out_rows_that_cannot_be_encoded_are_counted(write, rows, tmp_path):
+    records = [json.loads(line) for line in rows.read_text().splitlines()]
+    records[1]["images"] = ["missing.png"]
+    held = rows.with_name("held.jsonl")
+    held.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(DataError, match=r"1 of 12 rows"):
+        run_offline(write("dpo", "strict", data={"eval": str(held)}))
+    run = run_offline(write("dpo", "lenient", data={"eval": str(held), "max_bad_fraction": 0.1}))
+    assert [row["eval/count"] for row in read_metrics(run) if "eval/count" in row] == [11, 11]
+
+
+def test_check_finds_a_column_of_margins_that_rows_do_not_have(write, tmp_path, capsys):
+    write("reward", "run", ranking={"margin_column": "score"})
+    assert main(["check", str(tmp_path / "run.yaml")]) == 2
+    assert "ranking.margin_column names it" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("changes", ({}, {"lora": None, "freeze": [], "optim": {"lr": 1e-3}}))
 def test_values_rank_held_out_pairs_before_and_after_an_export(write, tmp_path, capsys, changes):
     run = run_offline(write("reward", "run", train={"steps": 12, "save_every": 6}, **changes))

@@ -14,6 +14,7 @@ from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.config import DistillRecipe
+from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, ModelError, NonFiniteError, TrainingError
 from tiercel.learner.batch import advantage_group
@@ -24,8 +25,9 @@ from tiercel.training import learning
 from tiercel.training.build import build_trainer
 from tiercel.training.forward import NO_TOTALS, Passes
 from tiercel.training.replay import replay
-from tiercel.training.teaching import LocalTeacher, Teaching, token_texts
-from tiercel.types import Completion
+from tiercel.training.row_answers import answered_groups
+from tiercel.training.teaching import LocalTeacher, Teaching, require_same_words, token_texts
+from tiercel.types import Completion, Message, Row
 
 
 def passes_of(policy, form="split"):
@@ -67,7 +69,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
                 expected = expected + DIVERGENCES[divergence].of(policy_LV, teacher_LV, 0.5).sum()
         wanted = gradient(student, expected)
         section = Teacher(path="teacher", divergence=divergence, coef=2.0)
-        told_by = LocalTeacher(section=section, passes=passes_of(other))
+        told_by = LocalTeacher(section=section, passes=passes_of(other), words=other.family.vocabulary_size)
         teaching = Teaching(section=section, told_by=told_by, encode=None, ranks=ALONE)
         learner = passes_of(student)
         found = 0.0
@@ -110,8 +112,10 @@ def test_a_student_comes_nearer_to_what_a_hint_tells(write):
 
 
 def test_rewards_are_not_needed(write):
-    row = read_metrics(run_grpo(write("run", {"prompt": "{prompt} So?"}, rewards=[], train={"steps": 1})))[1]
+    changes = {"rewards": [], "train": {"steps": 1}, "data": {"eval": None}}
+    (row,) = read_metrics(run_grpo(write("run", {"prompt": "{prompt} So?"}, **changes)))
     assert row["teacher/kl"] > 0 and row["grad_norm"] > 0
+    assert not [name for name in row if name.startswith(("reward/", "group/zero", "eval/"))]
 
 
 def test_the_start_says_the_same_as_itself(write):
@@ -174,13 +178,25 @@ def test_answers_of_rows_take_the_place_of_completions(write):
     assert {len(group["completions"]) for group in lines} == {1, 3}
 
 
-def test_a_row_without_an_answer_is_told(write, rows, tmp_path):
+def test_the_answer_of_a_row_is_its_last_turn(write, tiny_checkpoints):
+    family = tiny_policy(tiny_checkpoints["qwen2_5_vl"]).family
+    said = [("user", "one?"), ("assistant", "ALPHA"), ("user", "two?"), ("assistant", "BETA")]
+    messages = tuple(Message(role=role, content=text) for role, text in said)
+    row = Row(id="a", messages=messages, columns={}, file="rows.jsonl", line=1)
+    recipe = write("run", {"rows_share": 1.0}, data={"max_prompt_tokens": 200}, rollout={"max_new_tokens": 50})
+    prompt = prompt_encoder(family, recipe.data)(row, 0)
+    (group,) = answered_groups(recipe, family, [prompt], 0)
+    assert "ALPHA" in prompt.text and group.completions[0].text == "BETA"
+    assert family.tokenizer.decode(group.completions[0].token_ids_L) == "BETA<|im_end|>"
+
+
+def test_a_row_without_an_answer_is_rejected(write, rows, tmp_path):
     records = [json.loads(line) for line in rows.read_text().splitlines()]
     for record in records:
         del record["messages"][1]
     bare = rows.with_name("bare.jsonl")
     bare.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(DataError, match=r"has no answer, which teacher.rows_share asks for"):
+    with pytest.raises(DataError, match=r"has no answer, which teacher.rows_share asks for"):  # of all rows
         run_grpo(write("run", {"rows_share": 1.0}, data={"train": str(bare)}))
     with pytest.raises(DataError, match=r"its answer has .* tokens, above rollout.max_new_tokens 2"):
         run_grpo(write("short", {"rows_share": 1.0}, rollout={"max_new_tokens": 2}))
@@ -189,6 +205,34 @@ def test_a_row_without_an_answer_is_told(write, rows, tmp_path):
 def test_a_teacher_of_another_family_sees_its_own_pixels(write, tiny_checkpoints):
     run = run_grpo(write("run", {"path": str(tiny_checkpoints["qwen2_vl"])}))
     assert read_metrics(run)[1]["teacher/kl"] > 0
+
+
+def test_a_row_without_a_column_of_the_teachers_prompt_is_rejected(write, rows):
+    records = [json.loads(line) for line in rows.read_text().splitlines()]
+    del records[0]["answer"]
+    file = rows.with_name("unanswered.jsonl")
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    teacher = {"prompt": "{prompt} It is {answer}."}
+    run = run_grpo(write("run", teacher, data={"train": str(file), "eval": None, "max_bad_fraction": 0.2}))
+    assert "the teacher's prompt has {answer}" in (run / "bad_rows.jsonl").read_text()
+
+
+def test_a_teacher_whose_vocabulary_is_padded_further_tells_the_policys_words(write, tiny_checkpoints, tmp_path):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
+    words = policy.family.vocabulary_size - 40
+    section = Teacher(path="teacher", top_k=policy.family.vocabulary_size)
+    told_by = LocalTeacher(section=section, passes=passes_of(policy), words=words)
+    states_NH = torch.randn(3, policy.model.get_output_embeddings().weight.shape[1])
+    told = told_by._told(states_NH, torch.tensor([0, 1, 2]))
+    assert told.words_NK.shape == (3, words) and int(told.words_NK.max()) < words
+
+
+def test_a_teacher_that_sees_pictures_by_other_words_is_refused(tiny_checkpoints, monkeypatch):
+    one, other = (tiny_policy(tiny_checkpoints[name]).family for name in ("qwen2_5_vl", "qwen2_vl"))
+    require_same_words(one, other)
+    monkeypatch.setattr(type(one), "placeholder_ids", other.placeholder_ids[:-1])
+    with pytest.raises(ModelError, match="do not keep the same words for pictures"):
+        require_same_words(one, other)
 
 
 def test_a_teacher_with_other_words_is_refused(write, tiny_checkpoints, tmp_path):

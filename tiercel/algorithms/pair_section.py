@@ -1,15 +1,16 @@
 """The recipe's sections `dpo`, `kto` and `ranking`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from tiercel.sections import NonNegativeFloat, PositiveFloat, Section
 
 PairLossName = Literal["sigmoid", "ipo", "hinge", "robust", "mpo", "orpo", "simpo", "cpo"]
+PAIR_LOSS_NAMES: tuple[PairLossName, ...] = get_args(PairLossName)
 WITHOUT_REFERENCE: tuple[PairLossName, ...] = ("orpo", "simpo", "cpo")
 WITH_SFT: tuple[PairLossName, ...] = ("mpo", "orpo", "cpo")  # SFT is a term of the loss as published
-OF_MEANS: tuple[PairLossName, ...] = ("ipo", "simpo")  # logprobs are averaged over tokens
+OF_MEANS: tuple[PairLossName, ...] = ("ipo", "simpo", "orpo")  # logprobs are averaged over tokens
 SMOOTHED: tuple[PairLossName, ...] = ("sigmoid", "robust", "mpo", "simpo", "cpo")
 
 
@@ -23,7 +24,7 @@ class Dpo(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the pairs whose label may be wrong."""
     length_normalised: bool = False
-    """Compare logprobs averaged over an answer's tokens, not sums; ipo and simpo always do."""
+    """Compare logprobs averaged over an answer's tokens, not sums; ipo, simpo and orpo always do."""
     gamma: NonNegativeFloat | None = None
     """simpo: the margin of rewards that is wanted; null takes 0.5."""
     sft_coef: NonNegativeFloat | None = None

@@ -11,7 +11,7 @@ from rich.table import Table
 from tiercel.algorithms.trial import try_own_functions
 from tiercel.cli.dry_run import dry_run
 from tiercel.config import GrpoRecipe, Recipe
-from tiercel.data.encoding import decode_videos, require_readable, row_plans
+from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.scan import ScanReport, decoded_size, scan
@@ -82,6 +82,7 @@ def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console, 
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
 
     def plan(row: Row, sizes: list[Size]) -> int:
+        require_usable(recipe, row)
         if decodes:
             decode_videos(recipe.data, row)
         return length(family, row, row_plans(family, recipe.data, row, sizes), recipe.data.system)

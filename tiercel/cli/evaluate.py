@@ -1,13 +1,14 @@
 """`tiercel eval`: score held-out rows with the prompt and parser of training: GRPO's greedy score, SFT's loss."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from tiercel.config import DpoRecipe, OfflineRecipe, Recipe
 from tiercel.config.schema import BaseRecipe, Model
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import RunError
+from tiercel.errors import RecipeError, RunError
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.vision import VisionStore
@@ -16,6 +17,7 @@ from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.build import passes_for_inference, training_device
+from tiercel.training.checkpointing import OBJECTIVE
 from tiercel.training.evaluation import evaluate, heldout_rows
 from tiercel.training.heldout_loss import heldout_loss, loss_in_words, sums_of
 from tiercel.training.objectives import Known, objective_of
@@ -34,13 +36,13 @@ def evaluate_target(recipe: Recipe, target: Path, adapter: Path | None, pulse: P
     `pulse`: the pulse of this process, which the watchdog reads."""
     if not target.is_dir():
         with launched_ranks(recipe, pulse) as ranks:
-            _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks)}")
+            _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks, {})}")
         return
     start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
     with launched_ranks(recipe, pulse) as ranks:
-        _say(ranks, f"before: {_score(recipe, recipe.model.path, start, ranks)}")
-        model, trained = (recipe.model.path, adapter) if adapter is not None else trained_weights(target, recipe)
-        _say(ranks, f"after:  {_score(recipe, model, trained, ranks)}")
+        _say(ranks, f"before: {_score(recipe, recipe.model.path, start, ranks, {})}")
+        model, trained, state = (recipe.model.path, adapter, {}) if adapter else trained_weights(target, recipe)
+        _say(ranks, f"after:  {_score(recipe, model, trained, ranks, state)}")
 
 
 def _say(ranks: Ranks, text: str) -> None:
@@ -48,15 +50,16 @@ def _say(ranks: Ranks, text: str) -> None:
         print(text)
 
 
-def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None]:
-    """Return the model path and the adapter of the run's newest valid checkpoint. Raises RunError where there is
-    none."""
+def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None, Mapping[str, float]]:
+    """Return the model path and the adapter of the run's newest valid checkpoint, and what its loss keeps of earlier
+    steps. Raises RunError where there is none."""
     found = newest_valid(run / "checkpoints", print)
     if found is None:
         raise RunError(f"{run} has no valid checkpoint yet")
+    state = found.state.get(OBJECTIVE, {})
     if recipe.lora is None:
-        return str(found.path / "model"), None
-    return recipe.model.path, found.path / "adapter"
+        return str(found.path / "model"), None, state
+    return recipe.model.path, found.path / "adapter", state
 
 
 def _reference(recipe: OfflineRecipe, model: Model, ranks: Ranks) -> Known | None:
@@ -70,20 +73,24 @@ def _reference(recipe: OfflineRecipe, model: Model, ranks: Ranks) -> Known | Non
     return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
 
 
-def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks) -> str:
-    """Return one line on the model's held-out rows."""
+def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks, state: Mapping[str, float]) -> str:
+    """Return one line on the model's held-out rows. `state`: what the run's loss keeps of earlier steps."""
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     fetch(chosen, ranks)
     ranks.pulse.begin("load", 0)
+    known = _reference(chosen, recipe.model, ranks) if isinstance(chosen, OfflineRecipe) else None
     policy = load_for_inference(chosen, training_device(), adapter)
     prove_where_needed(policy)
     ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, OfflineRecipe):
         passes, rows = passes_for_inference(policy, chosen, ranks), heldout_rows(chosen, ranks)
         assert rows is not None  # the command's recipe has them
-        known = _reference(chosen, recipe.model, ranks)
-        return loss_in_words(heldout_loss(passes, objective_of(chosen), chosen, rows, known)[0])
+        objective = objective_of(chosen)
+        objective.state.update(state)
+        return loss_in_words(heldout_loss(passes, objective, chosen, rows, known)[0])
+    if not chosen.rewards:
+        raise RecipeError(["rewards: none given, by which held-out completions are scored; add rewards=[{name: ...}]"])
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with (

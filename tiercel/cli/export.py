@@ -30,7 +30,7 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise RunError(f"{target} is not empty; remove it or name another --output")
-    model, adapter = trained_weights(run, recipe)
+    model, adapter, _ = trained_weights(run, recipe)
     if not merge:
         if adapter is None:
             raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")

@@ -30,7 +30,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         )
     adapter: Path | None = arguments.adapter
     if is_run(path := Path(arguments.model)):
-        weights, trained = trained_weights(path, recipe)
+        weights, trained, _ = trained_weights(path, recipe)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": weights})})
         adapter = adapter or trained
     print(predict(recipe, arguments.prompt, arguments.image, adapter, arguments.max_new_tokens))

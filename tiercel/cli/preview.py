@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.config.schema import Purpose
-from tiercel.data.encoding import example_encoder, prompt_encoder
+from tiercel.data.encoding import ExampleEncoder, prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.models.family import Family
@@ -44,7 +44,8 @@ def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
                 _prompt, prompt_encoder(family, recipe.data), list if dialogues is None else dialogues.prompts_of
             )
         else:
-            see = partial(_answers, example_encoder(recipe, family, table.rows, order), recipe.purpose)
+            encode = ExampleEncoder(recipe=recipe, family=family, rows=table.rows, order=order)
+            see = partial(_answers, encode, recipe.purpose)
         shown = [_preview_row(family, see, table.rows[order.row(index)], index) for index in indices]
     notes = [
         f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",

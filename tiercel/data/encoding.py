@@ -1,22 +1,21 @@
 """Encode rows, in loader workers: decode and resize the images, render and tokenise the turns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from tiercel.algorithms.pair_section import Ranking
-from tiercel.config.schema import BaseRecipe, Data, GrpoRecipe, OfflineRecipe, RewardRecipe
+from tiercel.config.schema import BaseRecipe, Data, DistillRecipe, GrpoRecipe, OfflineRecipe, RewardRecipe
 from tiercel.data.images import decode
 from tiercel.data.order import RowOrder
 from tiercel.data.preferences import wanted_margin
 from tiercel.data.reading import RowTable
+from tiercel.data.rows import fill_prompt
 from tiercel.data.videos import VideoHeader, decode_video, open_video
-from tiercel.errors import RecipeError
+from tiercel.errors import DataError, RecipeError
 from tiercel.models.family import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
 from tiercel.types import (
-    EncodedConversation,
     EncodedImage,
     EncodedPrompt,
     Example,
@@ -28,7 +27,6 @@ from tiercel.types import (
 )
 
 T = TypeVar("T")
-EncodeRow = Callable[[Row, int], EncodedConversation]
 
 
 def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPrompt]:
@@ -36,38 +34,48 @@ def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPr
     return partial(_encode, family, data, encode_prompt)
 
 
-def example_encoder(
-    recipe: OfflineRecipe, family: Family, rows: Sequence[Row], order: RowOrder
-) -> Callable[[Row, int], Example]:
-    """Make a function that encodes a row as what the recipe's verb learns from. `rows`: all rows, in whose `order` a
-    labelled row borrows the answer of the next."""
-    encode = partial(_encode, family, recipe.data, encode_conversation)
-    if recipe.purpose == "labels":
-        return partial(_labelled, encode, rows, order)
+def taught_prompt_encoder(family: Family, recipe: GrpoRecipe) -> Callable[[Row, int], EncodedPrompt]:
+    """Make a function that encodes a row as a prompt to learn from."""
+    return partial(_usable_prompt, family, recipe)
+
+
+def _usable_prompt(family: Family, recipe: GrpoRecipe, row: Row, index: int) -> EncodedPrompt:
+    require_usable(recipe, row)
+    return _encode(family, recipe.data, encode_prompt, row, index)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleEncoder:
+    """Encodes rows as what an offline recipe learns from: a conversation, of a pair one for each side."""
+
+    recipe: OfflineRecipe
+    family: Family
+    rows: Sequence[Row]  # all, in whose order a labelled row borrows the answer of the next
+    order: RowOrder
+
+    def __call__(self, row: Row, index: int) -> Example:
+        """Encode a row. Raises DataError."""
+        require_usable(self.recipe, row)
+        data, sides = self.recipe.data, row.sides if self.recipe.purpose == "pairs" else (row,)
+        conversations = [_encode(self.family, data, encode_conversation, side, index) for side in sides]
+        if self.recipe.purpose == "labels":
+            other = with_answer_of(row, self.rows[self.order.row(index + 1)])
+            # A borrowed answer may be longer than the row's own, which is no fault of the row.
+            twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})
+            conversations.append(_encode(self.family, twice, encode_conversation, other, index))
+        return Example(conversations=tuple(conversations))
+
+
+def require_usable(recipe: BaseRecipe, row: Row) -> None:
+    """Raise DataError where a row has not what the recipe takes of it beside its turns: a margin, the columns of a
+    teacher's prompt, an answer to learn off policy."""
     if isinstance(recipe, RewardRecipe):
-        return partial(_ranked, encode, recipe.ranking)
-    return partial(_pair, encode) if recipe.purpose == "pairs" else partial(_single, encode)
-
-
-def _single(encode: EncodeRow, row: Row, index: int) -> Example:
-    return Example(conversations=(encode(row, index),))
-
-
-def _pair(encode: EncodeRow, row: Row, index: int) -> Example:
-    assert row.rejected is not None
-    return Example(conversations=(encode(row, index), encode(row.rejected, index)))
-
-
-def _ranked(encode: EncodeRow, ranking: Ranking, row: Row, index: int) -> Example:
-    """Encode a pair whose margin is known."""
-    wanted_margin(row, ranking)
-    return _pair(encode, row, index)
-
-
-def _labelled(encode: EncodeRow, rows: Sequence[Row], order: RowOrder, row: Row, index: int) -> Example:
-    """Encode a labelled row, and its prompt with the answer of the next row."""
-    other = with_answer_of(row, rows[order.row(index + 1)])
-    return Example(conversations=(encode(row, index), encode(other, index)))
+        wanted_margin(row, recipe.ranking)
+    taught = recipe.taught_by if isinstance(recipe, GrpoRecipe) else None
+    if taught is not None and taught.prompt is not None:
+        fill_prompt(row.messages, taught.prompt, {**row.columns, "answer": row.answer}, "the teacher's prompt")
+    if isinstance(recipe, DistillRecipe) and recipe.teacher.rows_share and row.messages[-1].role != "assistant":
+        raise DataError("has no answer, which teacher.rows_share asks for", field="messages")
 
 
 def with_answer_of(row: Row, other: Row) -> Row:

@@ -35,8 +35,8 @@ class TeacherTokens:
         return _each(torch.cat, parts)
 
     def moved(self, device: torch.device) -> "TeacherTokens":
-        """Return the same on a device."""
-        return _each(lambda parts: parts[0].to(device, non_blocking=True), [self])
+        """Return the same on a device. On the CPU it can be read at once."""
+        return _each(lambda parts: parts[0].to(device, non_blocking=device.type != "cpu"), [self])
 
 
 def _each(change: Callable[[list[Tensor]], Tensor], parts: Sequence[TeacherTokens]) -> TeacherTokens:

@@ -109,8 +109,9 @@ def _teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teac
             adapter = None if section.adapter is None else Path(section.adapter)
             model = load_for_inference(chosen, training_device(), adapter)
             prove_where_needed(model, say)
-        told_by = LocalTeacher(section=section, passes=passes_for_inference(model, chosen, ranks))
         family = model.family
+        words = min(family.vocabulary_size, policy.vocabulary_size)
+        told_by = LocalTeacher(section=section, passes=passes_for_inference(model, chosen, ranks), words=words)
     require_same_words(family, policy)
     encode = teacher_encoder(section, chosen.data, family, policy)
     if encode is not None and recipe.rollout.has_turns:

@@ -3,20 +3,23 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from tiercel.config.schema import OfflineRecipe
-from tiercel.data.encoding import example_encoder
+from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import file_order
-from tiercel.data.reading import RowTable
+from tiercel.data.reading import RowTable, require_few_bad
 from tiercel.learner.examples import Bundle
+from tiercel.models.family import Family
+from tiercel.rollout.trajectory import written_text
 from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
 from tiercel.training.forward import Passes
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import Known, Objective, Share, answer_sums
 from tiercel.training.step_rows import next_batch
-from tiercel.types import Completion, Example, Group, RewardValue, ScoredCompletion, ScoredGroup
+from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, ScoredCompletion, ScoredGroup
 
 
 def heldout_loss(
@@ -27,7 +30,8 @@ def heldout_loss(
     reference of the rows by their numbers, where it was computed before."""
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
     pairs: list[ScoredGroup] = []
-    for made in _bundles_of(passes, recipe, table):
+    rejected = list(table.rejected)
+    for made in _bundles_of(passes, recipe, table, rejected):
         plan = objective.plan(passes, made, known)
         with torch.no_grad():
             shares = []
@@ -36,28 +40,29 @@ def heldout_loss(
                 scores = passes.learner(each.packed, passes.vision.features(each.packed.images), 1.0)
                 shares.append(share := objective.share(each, scores, plan))
                 if share.values_B2 is not None:
-                    pairs += map(_judged, each.examples, share.values_B2.tolist())
+                    pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
         found = ranks.sum(_added(shares))
         own = plan.tokens if recipe.purpose == "sft" else plan.examples
         loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
         sums.update(found)
         passes.vision.end_step()
+    ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))
     means = {
         f"eval/{name}": sums[f"pairs/{name}"] / max(1, examples)
         for name in ("accuracy", "margin")
         if f"pairs/{name}" in sums
     }
-    return {"eval/loss": loss / max(1, weight), "eval/count": len(table.rows), **means}, pairs
+    return {"eval/loss": loss / max(1, weight), "eval/count": examples, **means}, pairs
 
 
-def _judged(example: Example, values: Sequence[float]) -> ScoredGroup:
+def _judged(family: Family, example: Example, values: Sequence[float]) -> ScoredGroup:
     """Make a group of a pair's answers, the chosen one first, which is right where its value is the higher one."""
     answers = [
         ScoredCompletion(
             completion=Completion(
                 token_ids_L=each.token_ids_L,
                 logprobs_L=torch.full((len(each.token_ids_L),), math.nan),
-                text=each.row.messages[-1].content,
+                text=written_text(family, each.token_ids_L.tolist()),
                 is_truncated=False,
                 seed=0,
             ),
@@ -77,7 +82,7 @@ def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int,
     """Sum the policy's logprobs over each answer of every row, by the row's number. All ranks have them all. Inside
     `as_reference` they are the reference's."""
     found: dict[int, torch.Tensor] = {}
-    for made in _bundles_of(passes, recipe, table):
+    for made in _bundles_of(passes, recipe, table, []):
         found |= answer_sums(passes, made, of_reference=True)
         passes.vision.end_step()
     own = {number: sums_2.cpu() for number, sums_2 in found.items()}
@@ -92,12 +97,17 @@ def loss_in_words(row: Mapping[str, float]) -> str:
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) {rows}"
 
 
-def _bundles_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> Iterator[list[Bundle]]:
-    """Yield this rank's bundles of the rows, some at a time. The index of each is the number of its row."""
-    encode = example_encoder(recipe, passes.family, table.rows, file_order(len(table.rows)))
+def _bundles_of(
+    passes: Passes, recipe: OfflineRecipe, table: RowTable, rejected: list[RejectedRow]
+) -> Iterator[list[Bundle]]:
+    """Yield this rank's bundles of the rows, some at a time, and add those of all ranks that cannot be encoded to
+    `rejected`. The index of each is the number of its row."""
+    encode = ExampleEncoder(recipe=recipe, family=passes.family, rows=table.rows, order=file_order(len(table.rows)))
     with heldout_loader(table.rows, encode, recipe, passes.ranks, ROWS_AT_ONCE) as loader:
         for _ in range(loader.steps_left):
-            yield shared_out(passes, next_batch(loader, passes.ranks).prompts, recipe)
+            batch = next_batch(loader, passes.ranks)
+            rejected += batch.rejected
+            yield shared_out(passes, batch.prompts, recipe)
 
 
 def _added(shares: Sequence[Share]) -> dict[str, float]:

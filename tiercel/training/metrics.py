@@ -21,7 +21,7 @@ def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
     """Describe what the step after so many updates learnt from: rewards, completions, and which policy drew them.
     `scored`: the groups of all ranks."""
     return {
-        **reward_statistics(scored, advantage_of(recipe.algorithm.advantage).least_group),
+        **(reward_statistics(scored, advantage_of(recipe.algorithm.advantage).least_group) if recipe.rewards else {}),
         **_completion_metrics(scored),
         **_version_metrics(step, scored),
     }

@@ -71,8 +71,8 @@ def objective_of(recipe: OfflineRecipe) -> Objective:
     return Labels(recipe.kto) if isinstance(recipe, KtoRecipe) else Sft()
 
 
-class Sft:
-    """The mean negative logprob of the scored tokens."""
+class _Plain:
+    """Needs nothing before an update; its metrics are means over examples."""
 
     def __init__(self) -> None:
         self.state: dict[str, float] = {}
@@ -80,14 +80,18 @@ class Sft:
     def plan(self, passes: Passes, made: Sequence[Bundle], reference: Known | None = None) -> Plan:
         return _counted(passes, made)
 
+    def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
+        return {name: value / max(1, examples) for name, value in sums.items()}
+
+
+class Sft(_Plain):
+    """The mean negative logprob of the scored tokens."""
+
     def share(self, each: ExamplePass, scores: TokenScores, plan: Plan) -> Share:
         return Share(loss=-scores.logprobs_N.sum() / max(1, plan.tokens))
 
-    def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
-        return {}
 
-
-class Pairs:
+class Pairs(_Plain):
     """A loss of pairs, and the mean negative logprob of the chosen answers where the recipe wants it."""
 
     def __init__(self, dpo: Dpo):
@@ -125,18 +129,15 @@ class Pairs:
     def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
         self.state["rewards"] += sums["pairs/reward_chosen"] + sums["pairs/reward_rejected"]
         self.state["answers"] += 2 * examples
-        return _means(sums, examples)
+        return super().metrics(sums, examples)
 
 
-class Values:
+class Values(_Plain):
     """A reward model's, whose value of an answer is that at the state which predicts the answer's last token."""
 
     def __init__(self, ranking: Ranking):
+        super().__init__()
         self._ranking = ranking
-        self.state: dict[str, float] = {}
-
-    def plan(self, passes: Passes, made: Sequence[Bundle], reference: Known | None = None) -> Plan:
-        return _counted(passes, made)
 
     def share(self, each: ExamplePass, scores: TokenScores, plan: Plan) -> Share:
         assert scores.values_N is not None
@@ -148,17 +149,14 @@ class Values:
         loss = losses_B.sum() / max(1, plan.examples)
         return Share(loss=loss, sums=_ranking_sums(found_B2) | sums, values_B2=found_B2)
 
-    def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
-        return _means(sums, examples)
 
-
-class Labels:
+class Labels(_Plain):
     """KTO. The second conversation of each example has another row's answer: on these the policy's divergence from the
     reference is estimated."""
 
     def __init__(self, kto: Kto):
+        super().__init__()
         self._kto = kto
-        self.state: dict[str, float] = {}
 
     def plan(self, passes: Passes, made: Sequence[Bundle], reference: Known | None = None) -> Plan:
         reference = reference_sums(passes, made) if reference is None else reference
@@ -237,10 +235,6 @@ def _ranking_sums(values_B2: Tensor) -> dict[str, Tensor]:
     margins_B = values_B2[:, 0] - values_B2[:, 1]
     right_B = (margins_B > 0).float() + 0.5 * (margins_B == 0).float()
     return {"pairs/accuracy": right_B.sum(), "pairs/margin": margins_B.sum()}
-
-
-def _means(sums: Mapping[str, float], examples: int) -> dict[str, float]:
-    return {name: value / max(1, examples) for name, value in sums.items()}
 
 
 def _only(example: Example, number: int) -> Example:

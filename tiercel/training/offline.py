@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tiercel.config.schema import OfflineRecipe
-from tiercel.data.encoding import example_encoder
+from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import RowOrder
 from tiercel.learner.examples import all_items
 from tiercel.models.experts import METRICS
@@ -46,7 +46,8 @@ def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
         if session.start == 0 and (row := loop.evaluated(0)):
             session.open_with(row)
             session.progress.step({"step": 0, **row})
-        with StepRows(session, example_encoder(recipe, trainer.family, session.table.rows, loop.order)) as rows:
+        encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
+        with StepRows(session, encode) as rows:
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)

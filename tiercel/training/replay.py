@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tiercel.config import GrpoRecipe, OfflineRecipe, Recipe
-from tiercel.data.encoding import example_encoder
+from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
@@ -21,6 +21,7 @@ from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.budget import kept_tokens
 from tiercel.training.build import build_trainer
+from tiercel.training.checkpointing import OBJECTIVE
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.forward import NO_TOTALS
 from tiercel.training.kept_groups import kept_groups
@@ -73,7 +74,8 @@ def kept_directory(run: Path, step: int | None) -> Path:
 def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
     """Compute each row by itself, forward and backward, in one process; no weight is changed."""
     set_up_numerics(recipe)
-    found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
+    newest = newest_valid(run / "checkpoints", say)
+    found = newest if recipe.lora is None else None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
     # Inside compiled layers there are no modules to look at.
@@ -86,7 +88,8 @@ def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None
     if isinstance(recipe, GrpoRecipe):
         passes = _policy_passes(trainer, recipe, directory)
     else:
-        passes = _example_passes(trainer, recipe, directory)
+        state = newest.state.get(OBJECTIVE, {}) if newest else {}
+        passes = _example_passes(trainer, recipe, directory, state)
     findings = []
     for each in passes:
         findings.append(_finding(trainer, each))
@@ -141,17 +144,21 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
             )
 
 
-def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) -> Iterator[Pass]:
-    """Encode the step's rows again; they are a function of its number."""
+def _example_passes(
+    trainer: Trainer, recipe: OfflineRecipe, directory: Path, state: Mapping[str, float]
+) -> Iterator[Pass]:
+    """Encode the step's rows again; they are a function of its number. `state`: what the loss kept of steps before the
+    newest checkpoint."""
     step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
-    encode = example_encoder(recipe, trainer.policy.family, table.rows, order)
+    encode = ExampleEncoder(recipe=recipe, family=trainer.policy.family, rows=table.rows, order=order)
     examples: list[Example] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
         with suppress(DataError):  # a row that was rejected then is rejected now
             examples.append(encode(table.rows[order.row(index)], index))
     objective = objective_of(recipe)
+    objective.state.update(state)
     plan = objective.plan(trainer, bundled(trainer, examples))
     for bundle in plan.made:
         for each in trainer.example_passes([bundle]):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.data.encoding import prompt_encoder
+from tiercel.data.encoding import taught_prompt_encoder
 from tiercel.distributed.ranks import Ranks
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.rollout.drawing import sampling_seed
@@ -40,7 +40,7 @@ def open_rollouts(
     with (
         entered(rewards, session.say, "starting the rewards") as scorer,
         open_dialogues(recipe, trainer.family, session.say) as dialogues,
-        StepRows(session, prompt_encoder(trainer.family, recipe.data)) as rows,
+        StepRows(session, taught_prompt_encoder(trainer.family, recipe)) as rows,
         entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
         restored = pending_of(session.found) | journal_of(session.run.path, session.start)

@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
+from tiercel.data.rows import only_last_turn
 from tiercel.errors import DataError
 from tiercel.models.family import Family
 from tiercel.models.prompts import encode_conversation
+from tiercel.rollout.trajectory import written_text
 from tiercel.types import Completion, EncodedPrompt, Group
 
 
@@ -31,12 +34,10 @@ def _draw(seed: int, index: int) -> float:
 
 
 def _answer(recipe: DistillRecipe, family: Family, prompt: EncodedPrompt) -> Completion:
-    row = prompt.row
-    if row.messages[-1].role != "assistant":
-        raise DataError(f"row {row.id}: has no answer, which teacher.rows_share asks for", field="messages")
-    data = recipe.data
+    row, data = prompt.row, recipe.data
     most = data.max_prompt_tokens + recipe.rollout.max_new_tokens
-    found = encode_conversation(family, row, prompt.index, prompt.images, system=data.system, max_prompt_tokens=most)
+    asked = replace(row, messages=only_last_turn(row.messages))  # earlier answers are in the prompt
+    found = encode_conversation(family, asked, prompt.index, prompt.images, system=data.system, max_prompt_tokens=most)
     token_ids_L = found.token_ids_L[found.is_scored_L]
     if len(token_ids_L) > recipe.rollout.max_new_tokens:
         raise DataError(
@@ -47,7 +48,7 @@ def _answer(recipe: DistillRecipe, family: Family, prompt: EncodedPrompt) -> Com
     return Completion(
         token_ids_L=token_ids_L,
         logprobs_L=torch.full((len(token_ids_L),), torch.nan),
-        text=row.messages[-1].content,
+        text=written_text(family, token_ids_L.tolist()),
         is_truncated=False,
         seed=0,
     )

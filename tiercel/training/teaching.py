@@ -47,6 +47,7 @@ class LocalTeacher:
 
     section: Teacher
     passes: Passes
+    words: int  # of the policy's vocabulary or of its own, whichever is smaller: they may be padded differently
 
     def distribution(self, states_MH: Tensor) -> Tensor:
         """Compute the logprobs (M, V) of all words."""
@@ -73,8 +74,8 @@ class LocalTeacher:
             return TeacherTokens(drawn_N=drawn_N)
         if section.top_k is None:
             return TeacherTokens(drawn_N=drawn_N, states_NH=states_NH)
-        count = min(section.top_k, head.linear.weight.shape[0])  # more words than all are all
-        chunks = [self.distribution(part).topk(count) for part in states_NH.split(TOP_TOKENS)]
+        count = min(section.top_k, self.words)  # more words than all are all
+        chunks = [self.distribution(part)[:, : self.words].topk(count) for part in states_NH.split(TOP_TOKENS)]
         values, words = zip(*chunks, strict=True)
         return TeacherTokens(drawn_N=drawn_N, words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
 
@@ -180,6 +181,12 @@ def require_same_words(teacher: Family, policy: Family) -> None:
             f"{teacher.checkpoint.path}: the teacher's tokenizer is another than that of {policy.checkpoint.path}; "
             f"{len(different)} words have other ids, such as {', '.join(map(repr, different[:3]))}; take a teacher "
             "with the same tokenizer"
+        )
+    if unlike := set(teacher.placeholder_ids) ^ set(policy.placeholder_ids):
+        raise ModelError(
+            f"{teacher.checkpoint.path}: the teacher and {policy.checkpoint.path} do not keep the same words for "
+            f"pictures; one of them may write {', '.join(teacher.tokenizer.convert_ids_to_tokens(sorted(unlike)))}; "
+            "take a teacher that sees pictures as the policy does"
         )
 
 
