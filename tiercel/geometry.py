@@ -12,13 +12,14 @@ def _extent(space: CoordinateSpace, processed_size: Size) -> tuple[float, float]
 
 def to_original(box: Box, space: CoordinateSpace, original_size: Size, processed_size: Size) -> Box:
     """Convert a box that the model wrote in `space` to pixels of the original image."""
-    width, height = _extent(space, processed_size)
-    x, y = original_size[0] / width, original_size[1] / height
-    return box[0] * x, box[1] * y, box[2] * x, box[3] * y
+    return _scaled(box, _extent(space, processed_size), original_size)
 
 
 def from_original(box: Box, space: CoordinateSpace, original_size: Size, processed_size: Size) -> Box:
     """Convert a box in pixels of the original image to `space`, as the model should write it."""
-    width, height = _extent(space, processed_size)
-    x, y = width / original_size[0], height / original_size[1]
+    return _scaled(box, original_size, _extent(space, processed_size))
+
+
+def _scaled(box: Box, old: tuple[float, float], new: tuple[float, float]) -> Box:
+    x, y = new[0] / old[0], new[1] / old[1]
     return box[0] * x, box[1] * y, box[2] * x, box[3] * y

@@ -140,7 +140,7 @@ def test_further_rollouts_of_mixed_files_have_an_order_of_their_own():
     assert sorted(again) == list(range(60)) and again != [order.row(index) for index in range(60)]
 
 
-def test_rows_of_a_cluster_stay_together_in_the_order_of_the_file():
+def test_rows_of_a_cluster_stay_together_in_an_order_of_the_epoch():
     keys = [number % 5 for number in range(20)]
     order = RowOrder(counts=(20,), weights=(1.0,), seed=3, shuffle=True, clusters=clusters_of(keys))
     for epoch in range(3):
@@ -148,9 +148,20 @@ def test_rows_of_a_cluster_stay_together_in_the_order_of_the_file():
         assert sorted(numbers) == list(range(20))
         for start in range(0, 20, 4):
             together = numbers[start : start + 4]
-            assert len({keys[number] for number in together}) == 1 and together == sorted(together)
+            assert len({keys[number] for number in together}) == 1
+    within = [
+        [order.row(20 * epoch + n) for n in range(20) if keys[order.row(20 * epoch + n)] == 0] for epoch in range(3)
+    ]
+    assert len({tuple(each) for each in within}) == 3 and [0, 5, 10, 15] not in within
     firsts = [[keys[order.row(20 * epoch + 4 * place)] for place in range(5)] for epoch in range(3)]
     assert len({tuple(each) for each in firsts}) == 3  # each epoch has an order of its own
+
+
+def test_the_order_of_clusters_never_changes_and_does_not_depend_on_what_was_asked_before():
+    order = RowOrder(counts=(6,), weights=(1.0,), seed=3, shuffle=True, clusters=clusters_of([0, 0, 0, 1, 1, 2]))
+    expected = [5, 4, 3, 1, 2, 0, 5, 3, 4, 0, 2, 1]
+    assert [order.row(index) for index in range(12)] == expected
+    assert [order.row(index) for index in reversed(range(12))] == expected[::-1]
 
 
 def test_clusters_of_unequal_sizes():

@@ -98,6 +98,20 @@ def test_a_pair_may_have_other_pictures(tmp_path):
     assert (row.images[0].path, row.rejected.images[0].path) == ("a.png", "b.png")
 
 
+@pytest.mark.parametrize("name", ("tiercel", "swift query", "trl", "sharegpt", "alpaca"))
+def test_a_pair_may_have_other_videos(tmp_path, name):
+    record = json.loads(json.dumps(PAIRS[name]).replace("<image>", "<video>"))
+    del record["images"]
+    (row,) = read(tmp_path, "pairs", {**record, "video": "a.mp4", "rejected_videos": ["b.mp4"]}).rows
+    assert [[video.path for video in side.videos] for side in row.sides] == [["a.mp4"], ["b.mp4"]]
+    assert "rejected_videos" not in row.columns
+
+
+def test_other_pictures_take_the_place_of_one_that_is_named_alone(tmp_path):
+    (row,) = read(tmp_path, "pairs", {**PAIRS["rlhf_v"], "rejected_images": ["b.png"]}).rows
+    assert (row.images[0].path, row.rejected.images[0].path) == ("a.png", "b.png")
+
+
 def test_only_the_last_answer_is_trained_on(tmp_path):
     earlier = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     (row,) = read(tmp_path, "pairs", {"messages": [*earlier, *TURNS], "rejected": "right", "images": ["a.png"]}).rows
@@ -136,3 +150,11 @@ def test_trls_rows_of_prompt_and_completion_are_for_sft_and_prompts_alone_for_gr
     assert [turn.content for turn in row.messages] == [f"<image>{ASKED}", "left"]
     (row,) = read(tmp_path, "grpo", {"prompt": ASKED, "solution": "left", "images": ["a.png"]}).rows
     assert [turn.content for turn in row.messages] == [f"<image>{ASKED}"] and row.answer == "left"
+
+
+def test_a_question_beside_a_prompt_is_a_column(tmp_path):
+    (row,) = read(tmp_path, "sft", {"prompt": "How much is 2+2?", "question": "2+2", "completion": "4"}).rows
+    assert [(turn.role, turn.content) for turn in row.messages] == [("user", "How much is 2+2?"), ("assistant", "4")]
+    assert row.columns == {"question": "2+2"}
+    (row,) = read(tmp_path, "sft", {"prompt": None, "question": "2+2", "completion": "4"}, format="trl").rows
+    assert [turn.content for turn in row.messages] == ["2+2", "4"] and row.columns == {}

@@ -330,6 +330,22 @@ def test_files_are_mixed_by_weight_each_with_its_own_format_and_images(tmp_path)
     assert drawn.count(str(tmp_path / "two")) == 20  # 2 of the 7 rows of a round
 
 
+def test_rows_without_pictures_are_no_block_of_an_order_by_prefix(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    pictured = [line(f"a{number}", images=["a.png"]) for number in range(4)]
+    file.write_text("\n".join([*pictured, *[line(f"text{number}") for number in range(20)]]))
+    order = read(file).order(0, config(group_by_prefix=True))
+    epochs = [[order.row(24 * epoch + place) for place in range(24)] for epoch in range(3)]
+    for rows in epochs:
+        assert sorted(rows) == list(range(24))
+        places = [rows.index(number) for number in range(4)]
+        assert max(places) - min(places) == 3  # those of one picture are neighbours
+    text = [[number for number in rows if number >= 4] for rows in epochs]
+    assert all(each != sorted(each) for each in text) and text[0] != text[1] != text[2]
+    assert all(min(rows[0], rows[-1]) >= 4 for rows in epochs)  # text on both sides of the pictures
+
+
 def test_the_fix_report_has_every_rejected_row_as_it_was_read(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(f"{line('a')}\nnonsense\n{json.dumps({'id': 'c', 'messages': []})}\n")

@@ -24,7 +24,7 @@ def test_ids_equal_the_full_processors(tiny_checkpoints, name):
         row = make_row("row", "<image>" * count + "Where is the seven?", count)
         images = [family.encode_image(picture) for picture in pictures[:count]]
         ours = encode_prompt(family, row, 0, images, system=None, max_prompt_tokens=800)
-        text = render(family, prompt_messages(row, row.messages), True)
+        text = render(family, prompt_messages(row.messages), True)
         theirs = full_processor(family)(text=[text], images=pictures[:count] or None, return_tensors="pt")
         assert ours.token_ids_P.tolist() == theirs["input_ids"][0].tolist()
 

@@ -153,7 +153,7 @@ def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name
     with torch.no_grad():
         for parameter in policy.trained_parameters().values():
             parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
-    save_model(policy, tmp_path)
+    save_model(policy.family, policy.model, tmp_path)
     expected = plain_logits(policy.model, policy)
     loaded = plain_model(tmp_path)
     assert same(plain_logits(loaded, policy), expected)
@@ -172,7 +172,8 @@ def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name
 def test_files_beside_the_weights_are_copied_byte_for_byte(tiny_checkpoints, tmp_path):
     source = shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path / "source")
     (source / "generation_config.json").write_text('{"eos_token_id": [3, 4], "do_sample": true, "temperature": 0.1}')
-    save_model(tiny_policy(source, None), tmp_path / "model")
+    policy = tiny_policy(source, None)
+    save_model(policy.family, policy.model, tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "preprocessor_config.json"):
         assert (tmp_path / "model" / name).read_bytes() == (source / name).read_bytes()
 

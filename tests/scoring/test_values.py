@@ -23,7 +23,7 @@ from tiercel.rewards.started import ByModel
 from tiercel.runs.directory import read_metrics
 from tiercel.scoring.model import ModelReward
 from tiercel.scoring.scorer import Scorer
-from tiercel.types import Completion, Group, Message, VideoSource
+from tiercel.types import Completion, Group, ImageRoots, Message, VideoSource
 
 TEXTS = ("7", "[1, 2]", " is the seven [3, 4]")
 
@@ -90,6 +90,20 @@ def test_values_are_those_of_plain_passes_with_pictures(tiny_checkpoints, tmp_pa
     expected = [plain_value(policy, prompt, text) for prompt in prompts for text in TEXTS]
     assert [value.value for value in found] == pytest.approx(expected, abs=1e-3, rel=1e-4)
     assert len({round(value, 4) for value in expected}) == len(expected)
+
+
+def test_rows_of_one_id_in_two_files_have_the_values_of_their_own_pictures(tiny_checkpoints, tmp_path, rows):
+    table, data = rows
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)
+    reward = entry(tiny_checkpoints["qwen2_5_vl"], adapter=str(save_value_adapter(policy, tmp_path / "adapter")))
+    (tmp_path / "other").mkdir()
+    noise_image(56, 60, seed=77).save(tmp_path / "other" / table[1].images[0].path)
+    other = replace(table[1], image_roots=ImageRoots(base=str(tmp_path / "other")))
+    encode = prompt_encoder(policy.family, data)
+    groups = [group(encode(row, index), ("7",)) for index, row in enumerate((table[1], other))]
+    alone = [scores(reward, [each])[0].value for each in groups]
+    assert [each.value for each in scores(reward, groups)] == pytest.approx(alone, abs=1e-4)
+    assert abs(alone[0] - alone[1]) > 1e-3
 
 
 def test_what_cannot_be_encoded_is_a_failure_and_the_others_have_values(tiny_checkpoints, tmp_path, rows):

@@ -12,6 +12,7 @@ from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import WHOLE_FILE, load_for_inference
 from tiercel.models.saving import save_model
+from tiercel.models.value_head import NAME as VALUE_HEAD
 from tiercel.writing import writing
 
 
@@ -44,6 +45,9 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     policy = load_for_inference(chosen, torch.device("cpu"), adapter)
     weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
+    for name, parameter in weights.named_parameters():
+        if not name.startswith(f"{VALUE_HEAD}."):  # a reward model's head is in float32 wherever it is saved
+            parameter.data = parameter.data.to(DTYPES[recipe.model.dtype])
     with writing(target):
-        save_model(policy.family, weights.to(DTYPES[recipe.model.dtype]), target)
+        save_model(policy.family, weights, target)
     return target

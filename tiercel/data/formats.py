@@ -209,10 +209,11 @@ def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
 
 def from_trl(record: Mapping[str, Any]) -> RowDraft:
     """Read TRL's rows: a prompt, and the completion where there is one, each text or a list of turns. A completion
-    alone is a whole conversation."""
+    alone is a whole conversation. RLHF-V's prompt is `question`, which beside a prompt is a column."""
     _refuse(record, "tools", "chosen", "rejected")
     turns: list[Any] = []
-    for key, role in (("prompt", "user"), ("question", "user"), ("completion", "assistant")):
+    asked = "prompt" if given(record, "prompt") else "question"
+    for key, role in ((asked, "user"), ("completion", "assistant")):
         value = record.get(key)
         turns += value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
     answer = next((key for key in ("answer", "solution") if given(record, key)), None)
@@ -222,7 +223,7 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
         images=read_images(record),
         videos=read_videos(record),
         answer=None if answer is None else clean_answer(record[answer]),
-        columns=_columns(record, "prompt", "question", "completion", *_answer_column(answer)),
+        columns=_columns(record, "prompt", asked, "completion", *_answer_column(answer)),
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 Item = TypeVar("Item")
 RESAMPLED = 1 << 40
 _ROUNDS_APART = 1 << 48  # added to a round's number, so that no round is shuffled like an epoch of rows
+_CLUSTERS_APART = 1 << 49  # added to epochs of clusters, so that these are not shuffled like their rows
 _EPOCHS_APART = 1 << 32  # added to epochs of the second order, so that none is shuffled like one of the first
 
 
@@ -141,9 +142,10 @@ def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _clustered(clusters: Clusters, seed: int, epoch: int) -> np.ndarray:
-    """Return the row numbers in the order of one epoch: the clusters shuffled, the rows of each in the file's order."""
-    places = np.argsort(_permutation(int(clusters.of_row.max()) + 1, seed, epoch))
-    return np.argsort(places[clusters.of_row], kind="stable")
+    """Return the row numbers in the order of one epoch: the clusters shuffled, and the rows of each."""
+    places = np.argsort(_permutation(int(clusters.of_row.max()) + 1, seed, epoch + _CLUSTERS_APART))
+    rows = _permutation(len(clusters.of_row), seed, epoch)
+    return rows[np.argsort(places[clusters.of_row[rows]], kind="stable")]
 
 
 @lru_cache(maxsize=4)

@@ -1,17 +1,20 @@
 """Rows that say which answer is better: a pair as two records of its format, a label taken from its record.
 
 tiercel   messages that end with the chosen answer; rejected: the other answer, or what follows the last question,
-          or a whole conversation; rejected_images where its pictures are others
-swift     messages with rejected_response, or rejected_messages; rejected_images; query with response
+          or a whole conversation
+swift     messages with rejected_response, or rejected_messages; query with response
 trl       prompt, chosen, rejected; or chosen and rejected with the prompt in both; prompt, completion, label
 sharegpt  conversations, chosen, rejected; kto_tag
 alpaca    instruction, chosen, rejected; kto_tag
 rlhf_v    question, chosen, rejected, also as JSON in `text`
+
+In each, rejected_images and rejected_videos name the pictures and videos of the rejected side where they are others.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tiercel.algorithms.pair_section import Ranking
@@ -75,10 +78,8 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
     keys = [key for key in REJECTED if given(record, key)]
     if len(keys) != 1:
         raise DataError(f"{' and '.join(keys) or 'no rejected answer'} given; {_LAYOUT}", field="rejected")
-    chosen, value = without(record, *REJECTED, "rejected_images"), record[keys[0]]
-    other = dict(chosen)
-    if given(record, "rejected_images"):
-        other = {**without(other, "image"), "images": record["rejected_images"]}
+    chosen, other = _visuals_apart(without(record, *REJECTED))
+    value = record[keys[0]]
     if not given(record, "messages"):
         return chosen, {**other, "response": value}
     turns = record["messages"]
@@ -93,8 +94,9 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
     return chosen, {**other, "messages": value if whole else [*turns[: last + 1], *value]}
 
 
-def _of_trl(record: Record) -> tuple[Record, Record]:
-    return _each(record, lambda rest, answer: {**rest, "completion": answer})
+def _of_answers(record: Record, key: str) -> tuple[Record, Record]:
+    """Read two answers of a format that has its own under `key`."""
+    return _each(record, lambda rest, answer: {**rest, key: answer})
 
 
 def _of_sharegpt(record: Record) -> tuple[Record, Record]:
@@ -103,14 +105,9 @@ def _of_sharegpt(record: Record) -> tuple[Record, Record]:
     return _each(record, lambda rest, answer: {**rest, "conversations": [*before, answer]})
 
 
-def _of_alpaca(record: Record) -> tuple[Record, Record]:
-    return _each(record, lambda rest, answer: {**rest, "output": answer})
-
-
 def _of_rlhf_v(record: Record) -> tuple[Record, Record]:
     inner = pair_in_text(record)
-    flat = record if inner is None else {**without(record, "text"), **inner}
-    return _each(flat, lambda rest, answer: {**rest, "completion": answer})
+    return _of_answers(record if inner is None else {**without(record, "text"), **inner}, "completion")
 
 
 def _each(record: Record, with_answer: Callable[[Record, Any], Record]) -> tuple[Record, Record]:
@@ -118,9 +115,17 @@ def _each(record: Record, with_answer: Callable[[Record, Any], Record]) -> tuple
     for key in ("chosen", "rejected"):
         if not given(record, key):
             raise DataError(f"is missing; {_LAYOUT}", field=key)
-    rest = without(record, "chosen", "rejected", "rejected_images")
-    other = {**rest, "images": record["rejected_images"]} if given(record, "rejected_images") else rest
+    rest, other = _visuals_apart(without(record, "chosen", "rejected"))
     return with_answer(rest, record["chosen"]), with_answer(other, record["rejected"])
+
+
+def _visuals_apart(record: Record) -> tuple[Record, Record]:
+    """Return the record with the pictures and videos of the chosen side, and that with those of the rejected side."""
+    chosen = other = without(record, "rejected_images", "rejected_videos")
+    for kind in ("image", "video"):
+        if given(record, f"rejected_{kind}s"):
+            other = {**without(other, kind), f"{kind}s": record[f"rejected_{kind}s"]}
+    return chosen, other
 
 
 def _role(turn: Any) -> Any:
@@ -135,10 +140,10 @@ SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
     "tiercel": _of_messages,
     "swift": _of_messages,
     "openai": _of_messages,
-    "trl": _of_trl,
+    "trl": partial(_of_answers, key="completion"),
     "sharegpt": _of_sharegpt,
     "vlm_r1": _of_sharegpt,
-    "alpaca": _of_alpaca,
+    "alpaca": partial(_of_answers, key="output"),
     "rlhf_v": _of_rlhf_v,
     "refcoco": _no_pairs,
 }

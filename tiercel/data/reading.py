@@ -52,7 +52,10 @@ class RowTable:
 
 
 def _beginning(row: Row) -> Hashable:
-    """Return what rows have in common that begin alike: system turn and pictures."""
+    """Return what rows have in common that begin alike: system turn and pictures. A row without pictures has a key of
+    its own: all of them together would be one block of the order."""
+    if not row.visuals:
+        return row.id
     system = row.messages[0].content if row.messages[0].role == "system" else None
     return system, row.visuals, row.image_roots, row.pixels
 

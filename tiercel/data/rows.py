@@ -134,29 +134,26 @@ def read_content(value: Any, field: str) -> str:
 
 def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
     """Read images from `images` or `image`: a path or a {"bytes", "path"} object, or a list of them."""
-    if given(record, "images") and given(record, "image"):
-        raise DataError("the row has both `image` and `images`; keep one", field="images")
-    key = "image" if given(record, "image") else "images"
-    value = record.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        return (_read_image(value, key),)
-    return tuple(_read_image(item, f"{key}[{number}]") for number, item in enumerate(value))
+    return tuple(_read_image(value, field) for field, value in _visuals(record, "image").items())
 
 
 def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
     """Read videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of the paths of its frames, or
     {"frames", "fps"}."""
-    if given(record, "videos") and given(record, "video"):
-        raise DataError("the row has both `video` and `videos`; keep one", field="videos")
-    key = "video" if given(record, "video") else "videos"
+    return tuple(_read_video(value, field) for field, value in _visuals(record, "video").items())
+
+
+def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return what a record has under `kind` or its plural, by field."""
+    if given(record, kind) and given(record, f"{kind}s"):
+        raise DataError(f"the row has both `{kind}` and `{kind}s`; keep one", field=f"{kind}s")
+    key = kind if given(record, kind) else f"{kind}s"
     value = record.get(key)
     if value is None:
-        return ()
-    if key == "video" or not isinstance(value, list):
-        return (_read_video(value, key),)
-    return tuple(_read_video(item, f"{key}[{number}]") for number, item in enumerate(value))
+        return {}
+    if key == "video" or not isinstance(value, list):  # a list under `video` is one video's frames
+        return {key: value}
+    return {f"{key}[{number}]": item for number, item in enumerate(value)}
 
 
 def _read_video(value: Any, field: str) -> VideoSource:

@@ -81,7 +81,7 @@ def reset_fields(row: Row) -> dict[str, Any]:
 
 def with_observation(row: Row, observation: Answer) -> Row:
     """Return the row's prompt with what `reset` answered at the end of its last user turn."""
-    *before, last = prompt_messages(row, row.messages)
+    *before, last = prompt_messages(row.messages)
     messages = (*before, replace(last, content=last.content + observation.content))
     own = sum(message.content.count("<image>") for message in (*before, last))
     return replace(row, messages=messages, images=(*row.images[:own], *observation.pictures))

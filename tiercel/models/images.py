@@ -69,11 +69,12 @@ def normalised_tiles(tiles: Sequence[Tensor], image_processor: Any, weight: Tens
     return normalised(pixels_IYX3.permute(0, 3, 1, 2), image_processor, weight.dtype)
 
 
-def canvas_and_thumbnail(image: Image.Image, plan: ImagePlan, tile: Size, resample: Any) -> EncodedImage:
+def canvas_and_thumbnail(image: Image.Image, plan: ImagePlan, image_processor: Any) -> EncodedImage:
     """Resize an image to the canvas of a plan whose grid is (rows, columns) of tiles. Where there are several tiles, a
     second view has the image in the size of one tile."""
+    tile = image_processor.size["width"], image_processor.size["height"]
     sizes = [plan.processed_size] if plan.grid == (1, 1) else [plan.processed_size, tile]
-    views = tuple(picture_tensor(image.resize(size, resample=resample)) for size in sizes)
+    views = tuple(picture_tensor(image.resize(size, resample=image_processor.resample)) for size in sizes)
     return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
 

@@ -54,9 +54,7 @@ class InternVL(Family):
         )
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        processor = self.checkpoint.image_processor
-        tile = processor.size["width"], processor.size["height"]
-        return canvas_and_thumbnail(image, self.plan_image(image.size, limits), tile, processor.resample)
+        return canvas_and_thumbnail(image, self.plan_image(image.size, limits), self.checkpoint.image_processor)
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         start, end = self.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])

@@ -74,9 +74,7 @@ class Ovis2(Family):
         )
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        processor = self.checkpoint.image_processor
-        tile = processor.size["width"], processor.size["height"]
-        return canvas_and_thumbnail(image, self.plan_image(image.size, limits), tile, processor.resample)
+        return canvas_and_thumbnail(image, self.plan_image(image.size, limits), self.checkpoint.image_processor)
 
     def _layout(self, grid: tuple[int, ...]) -> list[int | None]:
         """List the tokens of an image: None for a token of a tile, otherwise the number of an indicator."""

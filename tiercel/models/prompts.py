@@ -133,7 +133,7 @@ def _markers(family: Family) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, markers)) or NOTHING)
 
 
-def prompt_messages(row: Row, messages: Sequence[Message]) -> tuple[Message, ...]:
+def prompt_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages up to the last user turn, after which GRPO and evaluation sample. Raises DataError where
     there is no user turn."""
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
@@ -144,7 +144,7 @@ def prompt_messages(row: Row, messages: Sequence[Message]) -> tuple[Message, ...
 
 def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
     """Count the tokens of the row's prompt. `plans` come from the images' headers. Raises DataError."""
-    messages = prompt_messages(row, with_system(with_boxes(row, plans, family), system))
+    messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
     return len(token_ids(family, render(family, messages, True), plans[: _image_count(messages)]))
 
 
@@ -170,7 +170,7 @@ def encode_prompt(
     """Encode the prompt to sample after. It is never cut: raises DataError where it is longer than
     `max_prompt_tokens`."""
     plans = [image.plan for image in images]
-    messages = prompt_messages(row, with_system(with_boxes(row, plans, family), system))
+    messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
     images = tuple(images[: _image_count(messages)])
     plans = plans[: len(images)]
     text = render(family, messages, add_generation_prompt=True)

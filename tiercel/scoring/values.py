@@ -4,7 +4,7 @@ and a completion.
 Completions of one prompt share its computation, as in the learner. Imports torch and transformers, as model.py does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,13 +50,15 @@ class ValueModel:
         """Compute the value of each answer; in its place the error of one that cannot be encoded."""
         found: list[float | DataError] = []
         examples: list[Example] = []
-        images: dict[str, tuple[EncodedImage, ...]] = {}  # by the row's id: decoded once for all its answers
+        images: dict[Hashable, tuple[EncodedImage, ...]] = {}  # decoded once for all answers
         for answer in answers:
             row = answer.prompt.row
+            # not the row's id, which two files may have
+            shown = row.visuals[: len(answer.prompt.images)], row.image_roots, row.pixels
             try:
-                if row.id not in images:
-                    images[row.id] = self._images(answer.prompt)
-                examples.append(self._example(answer, images[row.id], len(found)))
+                if shown not in images:
+                    images[shown] = self._images(answer.prompt)
+                examples.append(self._example(answer, images[shown], len(found)))
                 found.append(0.0)
             except DataError as error:
                 found.append(error)
@@ -83,7 +85,7 @@ class ValueModel:
     def _example(self, answer: Answer, images: Sequence[EncodedImage], index: int) -> Example:
         """Encode the turns before the answer, with the system message that the policy saw, and the answer."""
         row, first = answer.prompt.row, answer.prompt.messages[0]
-        turns = prompt_messages(row, row.messages)
+        turns = prompt_messages(row.messages)
         if row.boxes and "<bbox>" in answer.text:
             raise DataError("the completion has a mark of rows, <bbox>", field="messages")
         boxes = sum(message.content.count("<bbox>") for message in turns)
