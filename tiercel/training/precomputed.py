@@ -1,7 +1,7 @@
 """The reference's logprobs of all pairs, computed before the first step and kept in the run directory."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,18 +13,22 @@ from torch import Tensor
 
 from tiercel.config.parts import whole_parts
 from tiercel.config.schema import DpoRecipe, OfflineRecipe
+from tiercel.data.images import resolve
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable
-from tiercel.errors import RunError
+from tiercel.errors import DataError, RunError
 from tiercel.learner.examples import Bundle
+from tiercel.runs.files import file_sha256
 from tiercel.runs.waiting import waiting
 from tiercel.training.heldout_loss import sums_of
 from tiercel.training.objectives import Known
 from tiercel.training.session import Session
 from tiercel.training.trainer import Trainer
+from tiercel.types import ImageRoots, ImageSource, Row
 from tiercel.writing import GO_ON, writing
 
 FILE = "reference.safetensors"
+_BEGINNING = 1 << 16  # bytes of a file that tell it from another of its size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +53,13 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
         return Precomputed()
     file, ranks = session.run.path / FILE, session.ranks
     tables = {"train": session.table} | ({"heldout": session.read.heldout} if session.read.heldout is not None else {})
-    identity = _identity(recipe, tables)
+    identity = ranks.on_first(lambda: _identity(recipe, tables))
     found = ranks.on_first(lambda: _read(file, identity))
     if found is None:
         if session.start > 0 and whole_parts(recipe):
-            raise RunError(f"{file} is missing or of other rows, and its run has changed the weights; start it anew")
+            raise RunError(
+                f"{file} is missing or of other rows or pictures, and its run has changed the weights; start it anew"
+            )
         ranks.pulse.begin("reference", session.start)
         with waiting(session.say, "computing the reference of all pairs"), trainer.as_reference():
             found = {name: sums_of(trainer, recipe, table) for name, table in tables.items()}
@@ -62,14 +68,38 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
 
 
 def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable]) -> str:
-    """Hash what the sums depend on: the rows with all their columns, and the model."""
-    rows = [[row.id, repr(row.messages), repr(row.rejected)] for table in tables.values() for row in table.rows]
-    model = [
-        recipe.model.model_dump(mode="json"),
-        recipe.lora and recipe.lora.init,
-        recipe.data.model_dump(mode="json"),
-    ]
-    return sha256(json.dumps([model, rows]).encode()).hexdigest()
+    """Hash what the sums depend on: the rows, the files of their pictures, and the model."""
+    # It sees rows wholly: both sides, boxes, columns, pictures in the row itself. Of a file of a picture it sees the
+    # size and the first bytes; not the time, which a copy of the data changes. Of the adapter at lora.init it sees all
+    # bytes, of the checkpoint only the path.
+    digest = sha256(json.dumps([recipe.model.model_dump(mode="json"), recipe.data.model_dump(mode="json")]).encode())
+    if recipe.lora is not None and recipe.lora.init is not None:
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            digest.update(file_sha256(Path(recipe.lora.init) / name).encode())
+    rows = [row for table in tables.values() for row in table.rows]
+    for row in rows:
+        digest.update(repr(row).encode())
+    for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in _files(side)):
+        digest.update(_beginning(path, roots))
+    return digest.hexdigest()
+
+
+def _files(side: Row) -> Iterator[tuple[str, ImageRoots]]:
+    """List the files of pictures and videos of a row, or of a side of a pair, with the directories to look in."""
+    frames = [frame for video in side.videos for frame in video.frames or [ImageSource(path=video.path)]]
+    for image in (*side.images, *frames):
+        if image.data is None and image.path is not None:
+            yield image.path, side.image_roots
+
+
+def _beginning(path: str, roots: ImageRoots) -> bytes:
+    """Return the size and the first bytes of a file; nothing of one that cannot be read, whose row is left out."""
+    try:
+        file = resolve(path, roots)
+        with file.open("rb") as opened:
+            return f"{file.stat().st_size} ".encode() + opened.read(_BEGINNING)
+    except (DataError, OSError):
+        return b""
 
 
 def _read(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
