@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.training.test_loops import sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.distributed.agreement import Facts, differences, facts, fingerprint, program, recipe_facts
 
 
@@ -68,3 +68,41 @@ def test_facts_follow_the_recipe_and_the_data(tiny_checkpoints, tmp_path):
     assert {"python", "torch", "transformers", "tiercel's files"} <= set(program())
     rows.write_text(rows.read_text() + "\n")
     assert {name for name in before if before[name] != facts(recipe)[name]} == {"data.train", "data.eval"}
+
+
+def test_facts_follow_the_teacher_the_reward_models_and_the_adapters(tiny_checkpoints, tmp_path):
+    files = {
+        "lora.init": "start/adapter_config.json",
+        "data.template": "policy.jinja",
+        "algorithm.teacher.path": "teacher/config.json",
+        "algorithm.teacher.adapter": "teacher's/adapter_model.safetensors",
+        "algorithm.teacher.template": "teacher.jinja",
+        "rewards.1.model.path": "scorer/config.json",
+        "rewards.1.model.adapter": "scorer's/trained_whole.safetensors",
+        "rewards.1.model.template": "scorer.jinja",
+    }
+    for name in files.values():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+
+    def model(name: str) -> dict[str, str]:
+        return {
+            "path": str(tmp_path / name),
+            "adapter": str(tmp_path / f"{name}'s"),
+            "template": str(tmp_path / f"{name}.jinja"),
+        }
+
+    recipe = grpo_recipe(
+        tiny_checkpoints["ovis2"],
+        write_rows(tmp_path),
+        tmp_path / "run",
+        lora={"init": str(tmp_path / "start")},
+        data={"template": str(tmp_path / "policy.jinja")},
+        rewards=[{"name": "exact"}, {"name": "model", "model": model("scorer")}],
+        algorithm={"teacher": model("teacher")},
+    )
+    for key, name in files.items():
+        before = facts(recipe)
+        (tmp_path / name).write_text("2")
+        after = facts(recipe)
+        assert {each for each in before if before[each] != after[each]} == {key}

@@ -1,7 +1,8 @@
-"""What a plan says of reward models, against a real one of the same shape."""
+"""What a plan says of teachers and reward models, against a real one of the same shape."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,18 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from tests.scoring.test_model import save_reward_model
-from tests.training.test_loops import grpo_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
-from tiercel.planning.frozen_models import FrozenBytes, FrozenSize, held_by_rank, reward_model_sizes
+from tiercel.config.keys import RECIPES
+from tiercel.errors import EnvironmentProblem
+from tiercel.planning.frozen_models import (
+    FrozenBytes,
+    held_by_rank,
+    reward_model_sizes,
+    teacher_size,
+    tokens_without_gradient,
+)
 from tiercel.planning.probe import LiveBytes
 
 
@@ -40,8 +49,44 @@ def test_bytes_are_those_of_the_real_model(tiny_checkpoints, tmp_path, checkpoin
     assert size.largest_pass == pytest.approx(live.peak - resident, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("kind", "own", "tokens"),
+    [
+        ("sft", {}, 10_000),
+        ("dpo", {"dpo": {"loss": "sigmoid"}}, 20_000),
+        ("kto", {"kto": {}}, 20_000),
+        ("reward", {"ranking": {}}, 20_000),
+        ("distill", {"teacher": {"path": "none"}, "rollout": {"max_new_tokens": 9_000}}, 19_000),
+    ],
+)
+def test_passes_without_gradient_need_no_plan(tmp_path, kind, own, tokens):
+    tree = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run").model_dump()
+
+    def asked(microbatch: int | str, longest: int) -> int:
+        changes = {
+            "learner": {"max_tokens_per_microbatch": microbatch},
+            "data": {"train": "r", "max_prompt_tokens": longest},
+        }
+        return tokens_without_gradient(RECIPES[kind].model_validate({**tree, **own, **changes}))
+
+    assert asked("auto", 100) == 16384
+    assert asked("auto", 10_000) == max(16384, tokens)
+    assert asked(99, 10_000) == 99
+
+
+@pytest.mark.parametrize("kind", ["grpo", "distill"])
+def test_a_teacher_that_cannot_be_fetched_is_named_by_its_key(tiny_checkpoints, tmp_path, monkeypatch, kind):
+    tree = grpo_recipe(tiny_checkpoints["qwen2_vl"], tmp_path / "rows.jsonl", tmp_path / "run").model_dump()
+    teacher = {"path": "no/such", "hub": "modelscope"}
+    own = {"teacher": teacher} if kind == "distill" else {"algorithm": {"teacher": teacher}}
+    monkeypatch.setitem(sys.modules, "modelscope", None)  # importing it fails, so nothing is asked
+    with pytest.raises(EnvironmentProblem) as caught:
+        teacher_size(RECIPES[kind].model_validate({**tree, **own}))
+    assert str(caught.value).startswith(("algorithm." if kind == "grpo" else "") + "teacher.path: no/such")
+
+
 def test_weights_add_up_and_passes_take_turns():
-    sizes = [FrozenSize(device=device, weights=100, largest_pass=most) for device, most in (("auto", 7), ("cpu", 9))]
+    sizes = [FrozenBytes(device=device, weights=100, largest_pass=most) for device, most in (("auto", 7), ("cpu", 9))]
     assert held_by_rank(sizes, on_gpu=False) == FrozenBytes(weights=200, largest_pass=9)
     assert held_by_rank(sizes, on_gpu=True) == FrozenBytes(weights=100, largest_pass=7)
 

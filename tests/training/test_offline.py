@@ -200,7 +200,8 @@ def test_a_row_without_its_margin_is_rejected_by_name(write, capsys):
 def test_check_preview_and_plan_take_the_recipe(write, tmp_path, capsys, name):
     recipe = write(name, "unused")
     file = str(tmp_path / "unused.yaml")
-    assert main(["check", file]) == 0 and f"a valid {name.upper()} recipe" in capsys.readouterr().out
+    word = {"reward": "reward-model"}.get(name, name.upper())
+    assert main(["check", file]) == 0 and f"a valid {word} recipe" in capsys.readouterr().out
     assert main(["data", "preview", file, "--output", str(tmp_path / "rows.html")]) == 0
     page = (tmp_path / "rows.html").read_text()
     assert ("the rejected answer" in page) == (name != "kto") and recipe.kind == name

@@ -11,7 +11,7 @@ from tiercel.doctor.machine import free_memory
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.runs.directory import RunDirectory
 from tiercel.training import strategy_choice
-from tiercel.training.budget import kept_tokens, tokens_without_gradient
+from tiercel.training.budget import kept_tokens
 from tiercel.training.offline import train
 from tiercel.training.run import ready_run
 from tiercel.training.strategy_choice import Choice, chosen_strategy
@@ -103,15 +103,6 @@ def test_a_run_takes_auto_once_and_keeps_it_when_it_goes_on(tiny_checkpoints, tm
             kept_tokens(recipe, run)
     given = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"max_tokens_per_microbatch": 99})})
     assert kept_tokens(given, RunDirectory(path=tmp_path / "run")) is None
-
-
-def test_passes_without_gradient_need_no_plan(tmp_path):
-    recipe = sft_recipe(
-        tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", learner={"max_tokens_per_microbatch": "auto"}
-    )
-    assert tokens_without_gradient(recipe) == 16384
-    longer = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_prompt_tokens": 20000})})
-    assert tokens_without_gradient(longer) == 20000
 
 
 def test_free_memory_is_what_programs_can_take(tmp_path):

@@ -11,6 +11,7 @@ from rich.table import Table
 from tiercel.algorithms.trial import try_own_functions
 from tiercel.cli.dry_run import dry_run
 from tiercel.config import GrpoRecipe, Recipe
+from tiercel.config.keys import named
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
@@ -44,7 +45,7 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     """Print what was found. Raises TiercelError at the first problem that would end the run. `fix_report`: a file for
     the rejected rows, each with its reason; `decodes`: decode every picture, and do not only read its header."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"recipe: {path} is a valid {recipe.kind.upper()} recipe")
+    console.print(f"recipe: {path} is a valid {named(recipe.kind).partition(' ')[2]} recipe")
     require_packages(recipe.trackers)
     require_installed(recipe)
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)

@@ -95,7 +95,8 @@ class Data(Section):
     """SFT: which assistant turns are learnt, of those that the row itself does not leave out."""
     group_by_prefix: bool = False
     """Rows that neighbour each other in a step and begin alike (system turn, pictures) go through the model as one
-    group, what they share once; the order keeps rows of the same pictures together. Not for GRPO."""
+    group, what they share once; the order keeps rows of the same pictures together. For SFT, DPO
+    and a reward model."""
     coordinates: Literal["thousandths", "unit"] | None = None
     """How the model writes boxes, for a model whose family documents none: thousandths or unit of each side; rewards of
     boxes are refused without it."""

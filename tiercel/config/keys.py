@@ -42,9 +42,12 @@ OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
 ENTRY = "N"
 
 
+WORDS: dict[Kind, str] = {"reward": "reward-model", "distill": "distillation"}  # of what is not written in capitals
+
+
 def named(kind: Kind) -> str:
     """Write a kind of recipe with its article, for a sentence."""
-    return f"{'an' if kind == 'sft' else 'a'} {kind.upper()}"
+    return f"{'an' if kind == 'sft' else 'a'} {WORDS.get(kind, kind.upper())}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

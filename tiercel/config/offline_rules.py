@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from tiercel.algorithms.pair_section import SMOOTHED
+from tiercel.algorithms.pair_section import PAIR_LOSS_NAMES, SMOOTHED, WITHOUT_REFERENCE
+from tiercel.config.keys import named
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, DpoRecipe, OfflineRecipe
 from tiercel.sections import Problem, Problems
@@ -10,9 +11,8 @@ from tiercel.sections import Problem, Problems
 
 def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
     prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
-    answers = 1 if recipe.purpose == "sft" else 2
-    if budget != "auto" and answers * prompt > budget:
-        what = "the longest row" if answers == 1 else "a pair, twice the longest row"
+    if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
+        what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
         yield Problem(
             key="learner.max_tokens_per_microbatch",
             text=f"{budget} given; must hold {what}: data.max_prompt_tokens is {prompt}",
@@ -25,8 +25,8 @@ def _one_update(recipe: OfflineRecipe) -> Problems:
         if value > 1:
             yield Problem(
                 key=f"optim.{key}",
-                text=f"{value} given; a step of {recipe.kind.upper()} is one update, because there is no rollout to "
-                "split; remove it, and lower optim.prompts_per_step for smaller updates",
+                text=f"{value} given; a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
+                "to split; remove it, and lower optim.prompts_per_step for smaller updates",
             )
 
 
@@ -51,7 +51,13 @@ def dropout(recipe: BaseRecipe) -> Problems:
 
 
 def _grouped_rows(recipe: OfflineRecipe) -> Problems:
-    if recipe.data.group_by_prefix and recipe.data.mix:
+    if recipe.data.group_by_prefix and recipe.purpose == "labels":
+        yield Problem(
+            key="data.group_by_prefix",
+            text=f"true given, but `tiercel {recipe.kind}` learns each row's answer by itself and groups nothing; "
+            "remove it",
+        )
+    elif recipe.data.group_by_prefix and recipe.data.mix:
         yield Problem(
             key="data.group_by_prefix",
             text="true given with data.mix, which takes rows of the files by turns; write one file, or remove one of "
@@ -69,11 +75,13 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
     if not isinstance(recipe, DpoRecipe):
         return
     dpo = recipe.dpo
+    others = tuple(name for name in PAIR_LOSS_NAMES if name != "orpo")
+    with_reference = tuple(name for name in PAIR_LOSS_NAMES if name not in WITHOUT_REFERENCE)
     for key, is_given, takers in (
         ("gamma", dpo.gamma is not None, ("simpo",)),
         ("label_smoothing", dpo.label_smoothing > 0, SMOOTHED),
-        ("length_normalised", dpo.length_normalised and dpo.loss == "orpo", ("the others",)),
-        ("precompute_reference", dpo.precompute_reference and not dpo.has_reference, ("losses with a reference",)),
+        ("length_normalised", dpo.length_normalised, others),
+        ("precompute_reference", dpo.precompute_reference, with_reference),
     ):
         if is_given and dpo.loss not in takers:
             yield Problem(

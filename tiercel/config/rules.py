@@ -9,7 +9,7 @@ from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.offline_rules import OFFLINE_RULES, dropout
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.reward_rules import reward_entries, reward_names
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Purpose, Recipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Kind, Purpose, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
 from tiercel.config.teacher_rules import distill, teacher, template_problems
@@ -21,6 +21,17 @@ EVALUATED: dict[Purpose, tuple[str, ...]] = {
     "pairs": ("eval/loss", "eval/accuracy"),
     "labels": ("eval/loss",),
     "grpo": ("eval/accuracy", "eval/reward/mean"),
+}
+# When a verb compares with a reference, and the keys that decide whether it keeps a copy of the start for that.
+_KL = ("algorithm.kl.coef above 0 and ", ("algorithm.kl.coef", "lora", "freeze"))
+COMPARES: dict[Kind, tuple[str, tuple[str, ...]]] = {
+    "grpo": _KL,
+    "distill": _KL,
+    "dpo": (
+        "a dpo.loss with a reference, dpo.precompute_reference: false and ",
+        ("dpo.loss", "dpo.precompute_reference", "lora", "freeze"),
+    ),
+    "kto": ("", ("lora", "freeze")),
 }
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
@@ -50,18 +61,16 @@ def _held_out(recipe: BaseRecipe) -> Problems:
         yield Problem(key="data.eval", text=f"{given} given; write {{fraction: 0.01}} or {{count: 100}}")
 
 
-def _prompt_template(recipe: BaseRecipe) -> Problems:
-    yield from template_problems("data.prompt", recipe.data.prompt)
-
-
 def _learnt_turns(recipe: GrpoRecipe) -> Problems:
     if recipe.data.group_by_prefix:
         yield Problem(
-            key="data.group_by_prefix", text="true given, but GRPO groups the completions of each prompt; remove it"
+            key="data.group_by_prefix",
+            text=f"true given, but `tiercel {recipe.kind}` groups the completions of each prompt; remove it",
         )
     if recipe.data.train_turns != "all":
         yield Problem(
-            key="data.train_turns", text=f"{recipe.data.train_turns} given, but GRPO learns what it samples; remove it"
+            key="data.train_turns",
+            text=f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns completions; remove it",
         )
 
 
@@ -116,13 +125,17 @@ def _part_rates(recipe: BaseRecipe) -> Problems:
 
 
 def _reference_place(recipe: BaseRecipe) -> Problems:
-    if recipe.model.reference != "device" and not keeps_start(recipe):
-        yield Problem(
-            key="model.reference",
-            text=f"{recipe.model.reference} given, but no copy of the start is kept, which takes algorithm.kl.coef "
-            "above 0 and a part that is trained whole; remove it",
-            also=("algorithm.kl.coef", "lora", "freeze"),
-        )
+    if recipe.model.reference == "device" or keeps_start(recipe):
+        return
+    condition, keys = COMPARES.get(recipe.kind, (None, ()))
+    reason = "compares with no reference"
+    if condition is not None:
+        reason = f"keeps no copy of the start, which takes {condition}a part that is trained whole"
+    yield Problem(
+        key="model.reference",
+        text=f"{recipe.model.reference} given, but `tiercel {recipe.kind}` {reason}; remove it",
+        also=keys,
+    )
 
 
 def _lora_targets(recipe: BaseRecipe) -> Problems:
@@ -190,11 +203,11 @@ def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
     prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.longest
     key = "rollout.max_trajectory_tokens" if recipe.rollout.has_turns else "rollout.max_new_tokens"
     budget = recipe.learner.max_tokens_per_microbatch
-    if budget != "auto" and prompt + completion > budget:
+    if budget != "auto" and (needed := recipe.smallest_microbatch(prompt)) > budget:
         yield Problem(
             key="learner.max_tokens_per_microbatch",
             text=f"{budget} given; must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + "
-            f"{key} ({completion}) = {prompt + completion}",
+            f"{key} ({completion}) = {needed}",
             also=("data.max_prompt_tokens", key),
         )
 
@@ -332,7 +345,7 @@ def _trackers(recipe: BaseRecipe) -> Problems:
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _pixels,
     _held_out,
-    _prompt_template,
+    lambda recipe: template_problems("data.prompt", recipe.data.prompt),
     _vision_cache,
     _lora_targets,
     _frozen_parts,

@@ -44,8 +44,8 @@ class Model(Source):
     vision_cache_bytes: NonNegativeInt = 0
     """Memory for vision features kept across steps (frozen tower), least recently used out first."""
     reference: Literal["device", "cpu"] = "device"
-    """Place of the frozen copy of the weights that are trained whole, which algorithm.kl compares with: beside them, or
-    in the host's memory, from which it is copied for the reference's pass."""
+    """Place of the frozen copy of the weights that are trained whole, which algorithm.kl, DPO and KTO compare with:
+    beside them, or in the host's memory, from which it is copied for the reference's pass."""
 
 
 class Lora(Section):
@@ -226,6 +226,21 @@ class BaseRecipe(Section):
         """Tell whether steps compare the policy with the one that the run started from."""
         return False
 
+    @property
+    def taught_by(self) -> Teacher | None:
+        """Return the teacher's section, where the loss has a term of one."""
+        return None
+
+    @property
+    def teacher_key(self) -> str:
+        """Return the key of that section."""
+        return "algorithm.teacher"
+
+    def smallest_microbatch(self, row_tokens: int) -> int:
+        """Return the tokens that a microbatch must hold where no row has more than `row_tokens`. The two answers of a
+        pair, and the two that KTO compares, may each have the whole prompt."""
+        return row_tokens if self.purpose == "sft" else 2 * row_tokens
+
 
 class OfflineRecipe(BaseRecipe):
     """A recipe that learns from answers in its rows, and samples none."""
@@ -296,6 +311,10 @@ class GrpoRecipe(BaseRecipe):
         """Return the teacher's section, where the loss has a term of one."""
         return self.algorithm.teacher
 
+    def smallest_microbatch(self, row_tokens: int) -> int:
+        """Return the tokens of a prompt and its longest completion."""
+        return row_tokens + self.rollout.longest
+
 
 class DistillRecipe(GrpoRecipe):
     """Recipe of `tiercel distill`: samples after the last user turn, and learns what a teacher says of it. Rewards only
@@ -314,6 +333,11 @@ class DistillRecipe(GrpoRecipe):
     def taught_by(self) -> Teacher | None:
         """Return the teacher's section."""
         return self.teacher
+
+    @property
+    def teacher_key(self) -> str:
+        """Return the key of that section."""
+        return "teacher"
 
 
 Recipe = OfflineRecipe | GrpoRecipe

@@ -14,7 +14,7 @@ def teacher(recipe: GrpoRecipe) -> Problems:
     section = recipe.taught_by
     if section is None:
         return
-    key = "teacher" if isinstance(recipe, DistillRecipe) else "algorithm.teacher"
+    key = recipe.teacher_key
     if section.mix != 0.5 and section.divergence != "jsd":
         yield Problem(
             key=f"{key}.mix",
@@ -94,6 +94,13 @@ def distill(recipe: GrpoRecipe) -> Problems:
                 text=f"{shown(value)} given, but distillation learns from the teacher, not from rewards; remove it, or "
                 "use `tiercel grpo` with algorithm.teacher",
             )
+    if recipe.data.eval is not None and not recipe.rewards:
+        yield Problem(
+            key="data.eval",
+            text="given without rewards, by which held-out completions are scored; add some, such as "
+            "rewards: [{name: exact}], which then only measure, or remove it",
+            also=("rewards",),
+        )
     if recipe.rollout.resample_tries:
         yield Problem(
             key="rollout.resample_tries",

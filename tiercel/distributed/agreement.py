@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tiercel.algorithms.section import own_calls
+from tiercel.algorithms.teacher import Teacher
 from tiercel.calls import call_file
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
@@ -20,6 +21,7 @@ from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
 from tiercel.models.loading import resolve
 from tiercel.reliability.redaction import redact
+from tiercel.rewards.started import ByModel, RewardModel
 from tiercel.sections import shown
 
 SAMPLED_BYTES = 2**20  # read at each end of a file that is too large to read as a whole
@@ -104,17 +106,32 @@ def facts(recipe: Recipe) -> dict[str, str]:
         **({"data.eval": recipe.data.eval} if isinstance(recipe.data.eval, str) else {}),
     }
     found |= {key: fingerprint(files_of(row_source(given))) for key, given in rows.items()}
-    named = {
-        "lora.init": f"{recipe.lora.init}/adapter_model.safetensors" if recipe.lora and recipe.lora.init else None,
-        "train.deepspeed.config": recipe.train.deepspeed.config,
-    }
+    named = {"data.template": recipe.data.template, "train.deepspeed.config": recipe.train.deepspeed.config}
     if isinstance(recipe, GrpoRecipe):
         named |= {key: call_file(call) for key, call in own_calls(recipe.algorithm).items()}
+    directories = {"model files": resolve(recipe.model)}
+    if recipe.lora is not None and recipe.lora.init is not None:
+        directories["lora.init"] = Path(recipe.lora.init)
+    for key, model in _models_beside(recipe).items():
+        directories[f"{key}.path"] = resolve(model)
+        if model.adapter is not None:
+            directories[f"{key}.adapter"] = Path(model.adapter)
+        named[f"{key}.template"] = model.template
     found |= {key: fingerprint([Path(file)]) for key, file in named.items() if file is not None}
-    directory = resolve(recipe.model)
-    files = [path for suffix in ("json", "safetensors", "jinja", "txt") for path in directory.glob(f"*.{suffix}")]
-    found["model files"] = fingerprint(sorted(files))
-    return found
+    return found | {key: fingerprint(_checkpoint_files(directory)) for key, directory in directories.items()}
+
+
+def _models_beside(recipe: Recipe) -> dict[str, Teacher | RewardModel]:
+    """Return the teacher and the reward models, by their keys."""
+    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
+    teacher = {} if recipe.taught_by is None else {recipe.teacher_key: recipe.taught_by}
+    scorers = {f"rewards.{n}.model": reward.model for n, reward in enumerate(rewards) if isinstance(reward, ByModel)}
+    return {**teacher, **scorers}
+
+
+def _checkpoint_files(directory: Path) -> list[Path]:
+    suffixes = ("json", "safetensors", "jinja", "txt")
+    return sorted(path for suffix in suffixes for path in directory.glob(f"*.{suffix}"))
 
 
 def fingerprint(files: Sequence[Path]) -> str:

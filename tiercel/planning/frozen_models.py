@@ -1,16 +1,17 @@
 """Bytes of the models that a recipe has beside its policy, reward models and a teacher: weights are counted, and a pass
 is measured on fake tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tiercel.config.reward_rules import reward_models
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Learner
+from tiercel.config.schema import BaseRecipe, Learner
 from tiercel.errors import ModelError
 from tiercel.learner.forms import chosen_form
 from tiercel.models.attention import route_attention
@@ -33,25 +34,16 @@ PROBED_LAYERS = 2  # enough: without gradients a layer's buffers are freed befor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrozenSize:
-    """The size of one frozen model."""
-
-    device: str  # as the recipe has it
-    weights: int  # bytes
-    elements: int = 0  # of the weights
-    largest_pass: int  # above the weights
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenBytes:
-    """The bytes of frozen models on one rank."""
+    """The bytes of a frozen model, or of all that one rank holds."""
 
     weights: int = 0  # of all: they stay in memory
-    largest_pass: int = 0  # of one: they compute one after the other
+    largest_pass: int = 0  # above the weights; of one: they compute one after the other
     elements: int = 0  # of all weights
+    device: str = "auto"  # of one, as the recipe has it
 
 
-def held_by_rank(sizes: Sequence[FrozenSize], *, on_gpu: bool) -> FrozenBytes:
+def held_by_rank(sizes: Sequence[FrozenBytes], *, on_gpu: bool) -> FrozenBytes:
     """Sum the models in the memory that is planned: a GPU does not hold those with `device: cpu`."""
     held = [size for size in sizes if not (on_gpu and size.device == "cpu")]
     return FrozenBytes(
@@ -61,33 +53,33 @@ def held_by_rank(sizes: Sequence[FrozenSize], *, on_gpu: bool) -> FrozenBytes:
     )
 
 
-def reward_model_sizes(recipe: BaseRecipe) -> tuple[FrozenSize, ...]:
+def reward_model_sizes(recipe: BaseRecipe) -> tuple[FrozenBytes, ...]:
     """Measure the recipe's reward models. Raises ModelError where a config.json is not one of a sequence classifier,
     EnvironmentProblem where it cannot be fetched."""
-    return tuple(map(_size, reward_models(recipe)))
+    return tuple(map(_scorer_size, reward_models(recipe)))
 
 
-def teacher_size(recipe: BaseRecipe) -> FrozenSize | None:
+def teacher_size(recipe: BaseRecipe) -> FrozenBytes | None:
     """Measure the recipe's teacher; None where it has none, or a server computes it."""
-    teacher = recipe.taught_by if isinstance(recipe, GrpoRecipe) else None
+    teacher = recipe.taught_by
     if teacher is None or teacher.url is not None:
         return None
-    path = local_or_fetched(teacher, "teacher.path")
+    path = local_or_fetched(teacher, f"{recipe.teacher_key}.path")
     return _policy_size(path, DTYPES[teacher.dtype], tokens_without_gradient(recipe), teacher.adapter)
 
 
 def tokens_without_gradient(recipe: BaseRecipe) -> int:
     """Return the tokens of a microbatch of passes that keep no graph, for which no plan is needed: `auto` is the
-    default, or the longest prompt."""
+    default, or the least that holds the longest row."""
     asked = recipe.learner.max_tokens_per_microbatch
     default = Learner().max_tokens_per_microbatch
     if asked != "auto":
         return asked
     assert default != "auto"
-    return max(default, recipe.data.max_prompt_tokens)
+    return max(default, recipe.smallest_microbatch(recipe.data.max_prompt_tokens))
 
 
-def _policy_size(path: Path, dtype: torch.dtype, tokens: int, adapter: str | None, device: str = "auto") -> FrozenSize:
+def _policy_size(path: Path, dtype: torch.dtype, tokens: int, adapter: str | None, device: str = "auto") -> FrozenBytes:
     """Measure a frozen model that computes as the learner does, in packs of at most `tokens` tokens."""
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     family = bare_family(path, config)
@@ -105,15 +97,13 @@ def _policy_size(path: Path, dtype: torch.dtype, tokens: int, adapter: str | Non
         compute_dtype=dtype,
         device=torch.device("cpu"),
     )
-    with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
-        fill_with_fakes(few)
+
+    def scoring() -> Callable[[], object]:
         route_attention(family.language_model(few))
-        learner = ProbedLearner(policy, form, False)
-        resident = live.start_again()
-        learner.scoring_states(packed, None, None)
-        largest_pass = live.peak - resident
+        return partial(ProbedLearner(policy, form, False).scoring_states, packed, None, None)
+
     weights = elements * dtype.itemsize + (weight_bytes(Path(adapter)) if adapter is not None else 0)
-    return FrozenSize(device=device, weights=weights, elements=elements, largest_pass=largest_pass)
+    return FrozenBytes(device=device, weights=weights, elements=elements, largest_pass=_peak(few, scoring))
 
 
 def _pack_of(tokens: int) -> Composition:
@@ -122,7 +112,18 @@ def _pack_of(tokens: int) -> Composition:
     return Composition(prompt_tokens=max(1, tokens // 4 - 4 * answer), completion_tokens=answer, group_size=4)
 
 
-def _size(options: RewardModel) -> FrozenSize:
+def _peak(few: nn.Module, prepare: Callable[[], Callable[[], object]]) -> int:
+    """Measure the peak of a pass above the weights of a model on torch's meta device. `prepare` makes the pass, once
+    the model has fake tensors; what it makes itself is not counted."""
+    with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
+        fill_with_fakes(few)
+        run = prepare()
+        resident = live.start_again()
+        run()
+        return live.peak - resident
+
+
+def _scorer_size(options: RewardModel) -> FrozenBytes:
     """Measure a reward model. Its pass has the most tokens that the recipe admits, in rows of the largest length."""
     path = local_or_fetched(options, "rewards.model.path")
     if options.adapter is not None or (path / WHOLE_FILE).is_file():
@@ -140,11 +141,10 @@ def _size(options: RewardModel) -> FrozenSize:
     text = few.config.get_text_config()
     text.use_cache = False
     text.pad_token_id = 0
-    with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
-        fill_with_fakes(few)
+
+    def scoring() -> Callable[[], object]:
         rows = torch.zeros(options.batch_tokens // tokens, tokens, dtype=torch.int64)
-        resident = live.start_again()
-        few.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))
-        largest_pass = live.peak - resident
+        return partial(few.eval(), input_ids=rows, attention_mask=torch.ones_like(rows))
+
     elements = weights // dtype.itemsize
-    return FrozenSize(device=options.device, weights=weights, elements=elements, largest_pass=largest_pass)
+    return FrozenBytes(device=options.device, weights=weights, elements=elements, largest_pass=_peak(few, scoring))

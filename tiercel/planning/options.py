@@ -12,7 +12,7 @@ from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.learner.forms import chosen_form
 from tiercel.models.family import Family
-from tiercel.planning.frozen_models import FrozenSize, held_by_rank, reward_model_sizes, teacher_size
+from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
@@ -50,8 +50,8 @@ class Subject:
     family: Family
     sizes: ModelSizes
     prompt_tokens: int
-    reward_models: tuple[FrozenSize, ...]
-    teacher: FrozenSize | None
+    reward_models: tuple[FrozenBytes, ...]
+    teacher: FrozenBytes | None
 
     def rollout(self, machine: Machine) -> RolloutLoad | None:
         """Compute the recipe's rollout on one rank of the machine; None for SFT."""
@@ -84,10 +84,8 @@ class Subject:
 
     @property
     def smallest_tokens(self) -> int:
-        """Return the tokens of the smallest microbatch: a prompt and a completion, or a whole example."""
-        if isinstance(self.recipe, GrpoRecipe):
-            return self.prompt_tokens + self.composition.completion_tokens
-        return self.composition.group_tokens
+        """Return the tokens of the smallest microbatch that the recipe's rows may need."""
+        return self.recipe.smallest_microbatch(self.prompt_tokens)
 
     @property
     def composition(self) -> Composition:

@@ -49,8 +49,8 @@ def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
 
 def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
     """List the checkpoints that may come from a hub: the model, its teacher, and those of the rewards."""
-    teacher = recipe.taught_by if isinstance(recipe, GrpoRecipe) else None
-    return [recipe.model, *([] if teacher is None else [teacher]), *reward_models(recipe)]
+    taught_by = () if recipe.taught_by is None else (recipe.taught_by,)
+    return [recipe.model, *taught_by, *reward_models(recipe)]
 
 
 @contextmanager

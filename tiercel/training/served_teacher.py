@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from tiercel.algorithms.teacher import Teacher
-from tiercel.config.schema import DistillRecipe, GrpoRecipe, Rollout
+from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief
@@ -180,7 +180,7 @@ def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> S
     """Make the teacher of a recipe that a server computes. Reads no weights."""
     chosen, rollout = recipe_of_teacher(recipe, section), recipe.rollout
     family = load_family(chosen.model, chosen.data.template, chosen.data.coordinates)
-    key = "teacher" if isinstance(recipe, DistillRecipe) else "algorithm.teacher"
+    key = recipe.teacher_key
     needs = Needs(
         model_names=(section.path, family.checkpoint.path),
         row_tokens=recipe.data.max_prompt_tokens + rollout.longest + PARAMS.max_new_tokens,

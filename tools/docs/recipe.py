@@ -16,8 +16,12 @@ HEADER = """\
 
 A recipe is one YAML file with all that a run depends on, except its data and the machine.
 
-    tiercel sft  RECIPE.yaml [key=value ...]
-    tiercel grpo RECIPE.yaml [key=value ...]
+    tiercel sft     RECIPE.yaml [key=value ...]
+    tiercel dpo     RECIPE.yaml [key=value ...]
+    tiercel kto     RECIPE.yaml [key=value ...]
+    tiercel reward  RECIPE.yaml [key=value ...]
+    tiercel distill RECIPE.yaml [key=value ...]
+    tiercel grpo    RECIPE.yaml [key=value ...]
 
 The smallest recipes:
 
@@ -62,8 +66,8 @@ corrected. `tiercel check RECIPE.yaml` tells them without starting a run; the ex
 **Paths** are relative to the working directory, except images: relative ones resolve under `data.image_root`, absolute
 ones must lie there or under `data.image_roots`.
 
-The verb of a recipe is told by its sections: `dpo`, `kto`, `teacher` (`tiercel distill`); else `rewards`, `rollout` or
-`algorithm` (`tiercel grpo`); an SFT recipe has none of them.
+The verb of a recipe is told by its sections: `dpo`, `kto`, `ranking` (`tiercel reward`), `teacher` (`tiercel distill`);
+else `rewards`, `rollout` or `algorithm` (`tiercel grpo`); an SFT recipe has none of them.
 """
 
 KEYS_ACROSS = """\
@@ -76,21 +80,23 @@ KEYS_ACROSS = """\
 - `model.vision_cache_bytes` above 0 needs a vision tower and projector that are frozen and have no adapters.
 - Without `lora` at least one part is left out of `freeze`.
 - No name comes twice in `trackers`.
-- `learner.max_tokens_per_microbatch` holds a whole prompt; in GRPO `data.max_prompt_tokens` plus
-  `rollout.max_new_tokens`. Larger groups are split by completions.
+- `learner.max_tokens_per_microbatch` holds a whole row (`data.max_prompt_tokens`); for DPO, KTO and a reward model
+  twice that; for GRPO and distillation that plus `rollout.max_new_tokens`. Larger groups are split by completions.
 - GRPO: `rollout.group_size` is 2 or more, because the advantage of a single completion is undefined, except with
   `algorithm.advantage: reinforce_pp`.
 - GRPO: `optim.minibatches` divides `optim.prompts_per_step`; several updates per rollout (`optim.minibatches` x
   `optim.rollout_epochs`) go with `rollout.top_p: 1` and `rollout.top_k: 0` only. Steps of other verbs are one update.
 - Beside `lora` a vision tower or projector that is not in `freeze` is trained whole, so it is not adapted as well.
 - `optim.part_lr` names only parts that are trained.
-- GRPO: with `algorithm.kl.coef` above 0 a copy of what is trained whole is kept as the run started (`model.reference`);
-  then `train.strategy` is not `deepspeed`, and `algorithm.kl.sync_every` is null.
+- With `algorithm.kl.coef` above 0, for KTO, and for a loss of DPO that has a reference and no
+  `dpo.precompute_reference`, a copy of what is trained whole is kept as the run started (`model.reference`); then
+  `train.strategy` is not `deepspeed`, and `algorithm.kl.sync_every` is null.
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, because a shared prompt has one dropout mask.
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
-- DPO, KTO: `learner.max_tokens_per_microbatch` holds twice `data.max_prompt_tokens`; an option of `dpo`
-  that its `loss` does not read is refused.
+- DPO: an option of `dpo` that its `loss` does not read is refused.
+- `data.group_by_prefix` goes with SFT, DPO and a reward model only, and without `data.mix`.
+- Distillation without `rewards` measures nothing on held-out rows, so it has no `train.keep_best`.
 - Distillation: of `algorithm` only what is no matter of rewards; `teacher.mix` goes with `divergence: jsd`, and
   `teacher.top_k` not with `divergence: token`; `teacher.url` with `teacher.top_k` or `divergence: token`, with
   `rollout.temperature: 1`, and without `teacher.adapter` and `teacher.dtype`.
@@ -118,8 +124,8 @@ def _entry(section: Key) -> str:
 def _section(section: Key, keys: list[Key]) -> str:
     assert section.section is not None
     notes = [(inspect.getdoc(section.section) or "").strip()]
-    verbs = [f"`tiercel {kind}`" for kind, recipe in RECIPES.items() if section.path in recipe.model_fields]
-    notes += [f"Only {' and '.join(verbs)}."] if 0 < len(verbs) < len(RECIPES) else []
+    verbs = {kind: f"`tiercel {kind}`" for kind, recipe in RECIPES.items() if section.path in recipe.model_fields}
+    notes += [f"Only {' and '.join(verbs.values())}."] if 0 < len(verbs) < len(RECIPES) else []
     if section.is_list_of_sections:
         notes.append("A list; each entry has these keys.")
     if section.path == "lora":
@@ -127,7 +133,8 @@ def _section(section: Key, keys: list[Key]) -> str:
     elif section.field.default is None:
         notes.append("Optional.")
     elif section.field.is_required():
-        notes.append("Required.")
+        needing = [verb for kind, verb in verbs.items() if RECIPES[kind].model_fields[section.path].is_required()]
+        notes.append(f"Required for {' and '.join(needing)}." if len(needing) < len(verbs) else "Required.")
     return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if _is_value(key)])
 
 
