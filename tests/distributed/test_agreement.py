@@ -106,3 +106,16 @@ def test_facts_follow_the_teacher_the_reward_models_and_the_adapters(tiny_checkp
         (tmp_path / name).write_text("2")
         after = facts(recipe)
         assert {each for each in before if before[each] != after[each]} == {key}
+
+
+def test_weights_of_a_teacher_on_a_server_may_differ(tiny_checkpoints, tmp_path):
+    (tmp_path / "teacher").mkdir()
+    teacher = {"path": str(tmp_path / "teacher"), "url": "http://127.0.0.1:1", "top_k": 8}
+    recipe = grpo_recipe(
+        tiny_checkpoints["ovis2"], write_rows(tmp_path), tmp_path / "run", algorithm={"teacher": teacher}
+    )
+    found = []
+    for name in ("none", "model.safetensors", "config.json"):
+        (tmp_path / "teacher" / name).write_text("1")
+        found.append(facts(recipe)["algorithm.teacher.path"])
+    assert found[0] == found[1] != found[2]

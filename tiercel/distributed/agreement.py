@@ -109,16 +109,18 @@ def facts(recipe: Recipe) -> dict[str, str]:
     named = {"data.template": recipe.data.template, "train.deepspeed.config": recipe.train.deepspeed.config}
     if isinstance(recipe, GrpoRecipe):
         named |= {key: call_file(call) for key, call in own_calls(recipe.algorithm).items()}
-    directories = {"model files": resolve(recipe.model)}
+    read = {"model files": _checkpoint_files(resolve(recipe.model))}
     if recipe.lora is not None and recipe.lora.init is not None:
-        directories["lora.init"] = Path(recipe.lora.init)
+        read["lora.init"] = _checkpoint_files(Path(recipe.lora.init))
     for key, model in _models_beside(recipe).items():
-        directories[f"{key}.path"] = resolve(model)
+        files = _checkpoint_files(resolve(model))
+        is_served = isinstance(model, Teacher) and model.url is not None  # then its weights are read by no rank
+        read[f"{key}.path"] = [file for file in files if not is_served or file.suffix != ".safetensors"]
         if model.adapter is not None:
-            directories[f"{key}.adapter"] = Path(model.adapter)
+            read[f"{key}.adapter"] = _checkpoint_files(Path(model.adapter))
         named[f"{key}.template"] = model.template
-    found |= {key: fingerprint([Path(file)]) for key, file in named.items() if file is not None}
-    return found | {key: fingerprint(_checkpoint_files(directory)) for key, directory in directories.items()}
+    read |= {key: [Path(file)] for key, file in named.items() if file is not None}
+    return found | {key: fingerprint(files) for key, files in read.items()}
 
 
 def _models_beside(recipe: Recipe) -> dict[str, Teacher | RewardModel]:
