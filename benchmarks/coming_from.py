@@ -223,7 +223,9 @@ KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
         or draft.values.get("model.max_pixels") == int(launch.environment["MAX_PIXELS"])
     ),
     "held-out rows": lambda launch, draft: (
-        not (share := launch.real("split_dataset_ratio")) or draft.values.get("data.eval") == {"fraction": share}
+        launch.kind == "distill"  # without rewards, which score them; told in a note
+        or not (share := launch.real("split_dataset_ratio"))
+        or draft.values.get("data.eval") == {"fraction": share}
     ),
     "a system message is no file's name": lambda launch, draft: (
         not str(draft.values.get("data.system", "")).endswith((".txt", ".md"))

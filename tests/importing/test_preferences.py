@@ -170,3 +170,9 @@ def test_a_teacher_with_an_engine():
 def test_pairs_of_llama_factory():
     check(LLAMA_FACTORY, {"dpo.loss": "mpo", "dpo.beta": 0.2, "dpo.sft_coef": 0.5, "lora.alpha": 16.0,
                           "optim.prompts_per_step": 16, "data.eval": {"fraction": 0.1}})  # fmt: skip
+
+
+def test_held_out_rows_of_a_distillation_need_rewards():
+    draft = drafted(f"{GKD} --val_dataset held.jsonl --eval_steps 10")
+    assert "data.eval" not in draft.values and "train.eval_every" not in draft.values
+    assert "scored by rewards here" in told(draft)

@@ -49,6 +49,10 @@ def set_rows(draft: RecipeDraft) -> None:
     readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1, "LLaMA-Factory": _llama_factory}
     readers[draft.launch.framework](draft)
     _held_out(draft)
+    if draft.launch.kind == "distill" and "data.eval" in draft.values:
+        labels = draft.origins["data.eval"].labels
+        draft.drop("data.eval")
+        draft.note("what is held out is scored by rewards here: write both, data.eval and rewards", *labels)
     _intervals(draft)
     _system(draft)
     _template(draft)
