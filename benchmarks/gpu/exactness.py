@@ -32,7 +32,7 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.fixed_memory import FixedMemory, Room
 from tiercel.rollout.kernels import kernel_for
 from tiercel.rollout.local import LocalSampler
-from tiercel.training.build import new_learner
+from tiercel.training.learners import new_learner
 
 CPU = torch.device("cpu")
 FLOAT32_LIMIT = 1e-5  # relative

@@ -28,7 +28,7 @@ from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.learner.layout import Continuation
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
-from tiercel.training.build import new_learner
+from tiercel.training.learners import new_learner
 from tiercel.training.operations import group_pairs, repeated_pairs
 
 

@@ -216,7 +216,8 @@ def test_what_cannot_be_taken_over_is_named_with_what_comes_nearest(line, words)
     "flags", ("--task_type causal_lm", "--use_gym_env false", "--loss_type grpo", "--use_galore false")
 )
 def test_a_method_that_is_off_is_no_reason_to_refuse(flags):
-    imported(f"swift rlhf --rlhf_type grpo --model m --dataset r {flags}")
+    text, _ = imported(f"swift rlhf --rlhf_type grpo --model m --dataset r {flags}")
+    assert "group_size: 8" in text and flags.split()[0] in text
 
 
 def test_the_first_command_that_trains_is_taken(capsys):

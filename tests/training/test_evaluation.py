@@ -1,7 +1,7 @@
 """Held-out rows of a policy that is not trained."""
 
 from tests.tiny_models import tiny_policy, tiny_recipe
-from tiercel.training.build import passes_for_inference
+from tiercel.training.learners import passes_for_inference
 
 
 def test_a_decoder_that_cannot_share_prompts_repeats_them_in_an_evaluation_too(tiny_checkpoints):

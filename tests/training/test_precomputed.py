@@ -43,7 +43,7 @@ def identity(tmp_path):
 
     def of(**changes) -> str:
         file.write_text(json.dumps({**PAIR, **changes}))
-        return _identity(recipe, {"train": read_training_rows(recipe.data, "pairs")})
+        return _identity(recipe, {"train": read_training_rows(recipe.data, "pairs")}, lambda: None)
 
     return of
 

@@ -13,7 +13,8 @@ from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.algorithms.teacher import DIVERGENCES, Teacher
-from tiercel.config import DistillRecipe
+from tiercel.cli.main import main
+from tiercel.config import DistillRecipe, recipe_to_yaml
 from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, ModelError, NonFiniteError, TrainingError
@@ -225,6 +226,17 @@ def test_a_teacher_whose_vocabulary_is_padded_further_tells_the_policys_words(wr
     states_NH = torch.randn(3, policy.model.get_output_embeddings().weight.shape[1])
     told = told_by._told(states_NH, torch.tensor([0, 1, 2]))
     assert told.words_NK.shape == (3, words) and int(told.words_NK.max()) < words
+    whole_MV = told_by.distribution(states_NH)
+    torch.testing.assert_close(told.drawn_N, whole_MV[[0, 1, 2], [0, 1, 2]])
+
+
+def test_check_asks_a_teachers_columns_of_rows_to_learn_from_alone(write, rows, tmp_path, capsys):
+    records = [json.loads(line) | {"hint": "left"} for line in rows.read_text().splitlines()]
+    file = rows.with_name("hinted.jsonl")
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    recipe = write("run", {"prompt": "{prompt} {hint}"}, data={"train": str(file)}, rewards=[{"name": "exact"}])
+    (tmp_path / "run.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "run.yaml")]) == 0, capsys.readouterr()
 
 
 def test_a_teacher_that_sees_pictures_by_other_words_is_refused(tiny_checkpoints, monkeypatch):

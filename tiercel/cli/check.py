@@ -25,7 +25,7 @@ from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_server import connect
 from tiercel.trackers.opening import require_packages
-from tiercel.training.build import training_device
+from tiercel.training.learners import training_device
 from tiercel.training.packages import require_installed
 from tiercel.training.served_teacher import open_served
 from tiercel.training.turns import open_dialogues
@@ -60,7 +60,7 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
         train = rows.train
         for table in rows.tables:
             require_readable(recipe, table)
-        reports = [_scanned(recipe, family, table, console, decodes) for table in rows.tables]
+        reports = [_scanned(recipe, family, table, console, decodes, table is train) for table in rows.tables]
         if fix_report is not None:
             count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
             console.print(f"{fix_report}: {count:,} rejected rows with their reasons")
@@ -78,12 +78,15 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
     console.print("check passed")
 
 
-def _scanned(recipe: Recipe, family: Family, table: RowTable, console: Console, decodes: bool) -> ScanReport:
+def _scanned(
+    recipe: Recipe, family: Family, table: RowTable, console: Console, decodes: bool, is_train: bool
+) -> ScanReport:
     file = table.file
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
 
     def plan(row: Row, sizes: list[Size]) -> int:
-        require_usable(recipe, row)
+        if is_train or not isinstance(recipe, GrpoRecipe):  # held-out prompts are answered, not learnt from
+            require_usable(recipe, row)
         if decodes:
             decode_videos(recipe.data, row)
         return length(family, row, row_plans(family, recipe.data, row, sizes), recipe.data.system)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tiercel.config import DpoRecipe, OfflineRecipe, Recipe
 from tiercel.config.schema import BaseRecipe, Model
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import RecipeError, RunError
+from tiercel.errors import RunError
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.vision import VisionStore
@@ -16,10 +16,10 @@ from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.scoring.scorer import Scorer
-from tiercel.training.build import passes_for_inference, training_device
 from tiercel.training.checkpointing import OBJECTIVE
 from tiercel.training.evaluation import evaluate, heldout_rows
 from tiercel.training.heldout_loss import heldout_loss, loss_in_words, sums_of
+from tiercel.training.learners import passes_for_inference, training_device
 from tiercel.training.objectives import Known, objective_of
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
@@ -89,8 +89,6 @@ def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks, state
         objective = objective_of(chosen)
         objective.state.update(state)
         return loss_in_words(heldout_loss(passes, objective, chosen, rows, known)[0])
-    if not chosen.rewards:
-        raise RecipeError(["rewards: none given, by which held-out completions are scored; add rewards=[{name: ...}]"])
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
     with (

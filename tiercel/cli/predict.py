@@ -16,7 +16,7 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recipe import is_run
-from tiercel.training.build import training_device
+from tiercel.training.learners import training_device
 from tiercel.training.turns import Completer, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 

@@ -88,8 +88,12 @@ class ModelReward:
         """Score each sample, whose prompt has the pictures; a failure where it cannot be encoded or is too long."""
         if not isinstance(self._loaded, ValueModel):
             return self.score(samples)
-        texts = [sample.completion for sample in samples]
-        answers = [Answer(text=text, prompt=prompt) for text, prompt in zip(texts, prompts, strict=True)]
+        if samples and samples[0].turns:
+            raise TrainingError(
+                f"reward model at {self._options.path}: one of `tiercel reward` takes no turns with tools or an "
+                "environment; remove it, or rollout.tools and rollout.environment"
+            )
+        answers = [Answer(text=each.completion, prompt=prompt) for each, prompt in zip(samples, prompts, strict=True)]
         found = zip(samples, self._loaded.scores(answers), strict=True)
         return tuple(
             self._failure(sample, str(value)) if isinstance(value, DataError) else self._value(sample, value)

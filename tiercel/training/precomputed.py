@@ -1,7 +1,7 @@
 """The reference's logprobs of all pairs, computed before the first step and kept in the run directory."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +28,7 @@ from tiercel.types import ImageRoots, ImageSource, Row
 from tiercel.writing import GO_ON, writing
 
 FILE = "reference.safetensors"
-_BEGINNING = 1 << 16  # bytes of a file that tell it from another of its size
+_BEGINNING = 1 << 12  # bytes of a file that tell it from another of its size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
         return Precomputed()
     file, ranks = session.run.path / FILE, session.ranks
     tables = {"train": session.table} | ({"heldout": session.read.heldout} if session.read.heldout is not None else {})
-    identity = ranks.on_first(lambda: _identity(recipe, tables))
+    identity = ranks.on_first(lambda: _identity(recipe, tables, ranks.pulse.beat))
     found = ranks.on_first(lambda: _read(file, identity))
     if found is None:
         if session.start > 0 and whole_parts(recipe):
@@ -67,19 +67,21 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
     return Precomputed(train=found["train"], heldout=found.get("heldout"))
 
 
-def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable]) -> str:
+def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Callable[[], None]) -> str:
     """Hash what the sums depend on: the rows, the files of their pictures, and the model."""
     # It sees rows wholly: both sides, boxes, columns, pictures in the row itself. Of a file of a picture it sees the
     # size and the first bytes; not the time, which a copy of the data changes. Of the adapter at lora.init it sees all
     # bytes, of the checkpoint only the path.
     digest = sha256(json.dumps([recipe.model.model_dump(mode="json"), recipe.data.model_dump(mode="json")]).encode())
     if recipe.lora is not None and recipe.lora.init is not None:
-        for name in ("adapter_config.json", "adapter_model.safetensors"):
-            digest.update(file_sha256(Path(recipe.lora.init) / name).encode())
+        adapter = Path(recipe.lora.init).iterdir()  # with parts trained whole beside it
+        for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
+            digest.update(file_sha256(file).encode())
     rows = [row for table in tables.values() for row in table.rows]
     for row in rows:
         digest.update(repr(row).encode())
     for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in _files(side)):
+        beat()
         digest.update(_beginning(path, roots))
     return digest.hexdigest()
 

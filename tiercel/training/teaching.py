@@ -68,16 +68,18 @@ class LocalTeacher:
 
     @torch.no_grad()
     def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:
-        section, head = self.section, self.passes.learner.head
-        drawn_N = head(states_NH, targets_N.to(states_NH.device), self.passes.temperature).logprobs_N
-        if section.divergence == "token":
-            return TeacherTokens(drawn_N=drawn_N)
-        if section.top_k is None:
-            return TeacherTokens(drawn_N=drawn_N, states_NH=states_NH)
-        count = min(section.top_k, self.words)  # more words than all are all
-        chunks = [self.distribution(part)[:, : self.words].topk(count) for part in states_NH.split(TOP_TOKENS)]
-        values, words = zip(*chunks, strict=True)
-        return TeacherTokens(drawn_N=drawn_N, words_NK=torch.cat(words), logprobs_NK=torch.cat(values))
+        top_k, head = self.section.top_k, self.passes.learner.head
+        targets_N = targets_N.to(states_NH.device)
+        if top_k is None:
+            drawn_N = head(states_NH, targets_N, self.passes.temperature).logprobs_N
+            return TeacherTokens(drawn_N=drawn_N, states_NH=None if self.section.divergence == "token" else states_NH)
+        parts = []
+        for states_MH, targets_M in zip(states_NH.split(TOP_TOKENS), targets_N.split(TOP_TOKENS), strict=True):
+            logprobs_MV = self.distribution(states_MH)[:, : self.words]
+            values_MK, words_MK = logprobs_MV.topk(min(top_k, self.words))  # more words than all are all
+            drawn_M = logprobs_MV.gather(1, targets_M[:, None])[:, 0]
+            parts.append(TeacherTokens(drawn_N=drawn_M, words_NK=words_MK, logprobs_NK=values_MK))
+        return TeacherTokens.joined(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
