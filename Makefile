@@ -6,6 +6,7 @@
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
+# make test-quantized   runs on 4-bit and 8-bit weights: learnt as far as others, killed and resumed
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make test-generic    models without a family of their own: which are admitted, and in which form
 # make test-lowest     the tests with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
@@ -36,7 +37,7 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
+.PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-quantized test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
@@ -80,6 +81,9 @@ docs: venv
 
 test-catalogue: venv
 	$(call TESTS,.venv) -m catalogue
+
+test-quantized: venv
+	$(call TESTS,.venv) -m quantized
 
 # An environment over .venv, found after its own packages: torch and all else that both have is installed once.
 LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/python -c "import sysconfig; \

@@ -1,11 +1,16 @@
-"""What `tiercel export` writes of a reward model."""
+"""What `tiercel export` writes of a reward model, and of a run on quantised weights."""
 
+import re
+
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.scoring.test_values import save_value_adapter
 from tests.tiny_models import tiny_policy
+from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.cli.export import export
+from tiercel.cli.main import main
 from tiercel.config.schema import RewardRecipe
 from tiercel.models.policy import WHOLE_FILE
 from tiercel.runs.checkpoints import save_checkpoint
@@ -31,3 +36,28 @@ def test_the_value_head_of_a_merged_bfloat16_model_is_not_rounded(tiny_checkpoin
     trained, head = (load_file(place / WHOLE_FILE)["value_head.weight"] for place in (written / "adapter", merged))
     assert torch.equal(head, trained) and not torch.equal(trained.bfloat16().float(), trained)
     assert {tensor.dtype for tensor in load_file(merged / "model.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("kind", ("nf4", "int8"))
+def test_a_quantised_run_is_merged_into_the_checkpoints_own_weights(tiny_checkpoints, tmp_path, capsys, kind):
+    pytest.importorskip("bitsandbytes")
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    model = {"path": str(checkpoint), "dtype": "float32", "quantize": kind}
+    recipe = sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", model=model, data={"eval": None})
+    run = run_offline(recipe)
+    assert main(["export", str(run), "--merge"]) == 0
+    told = capsys.readouterr().out
+    error = float(
+        re.search(rf"the {kind} ones that the adapter was trained on are ([\d.]+)% of their norm away", told)[1]
+    )
+    assert {"nf4": 5, "int8": 0.1}[kind] < error < {"nf4": 12, "int8": 1}[kind]
+    own, merged = (load_file(each / "model.safetensors") for each in (checkpoint, run / "model"))
+    adapter = load_file(run / "checkpoints/step-000003/adapter/adapter_model.safetensors")
+    layer, name = "layers.0.mlp.up_proj", "model.language_model.layers.0.mlp.up_proj.weight"
+    (first,) = (tensor for key, tensor in adapter.items() if f"{layer}.lora_A" in key)
+    (second,) = (tensor for key, tensor in adapter.items() if f"{layer}.lora_B" in key)
+    key = name if name in own else "model." + name.removeprefix("model.language_model.")
+    torch.testing.assert_close(merged[key], own[key] + 8 / 4 * second @ first)
+    words = ["predict", str(checkpoint), "Where?", "--max-new-tokens", "2", "--quantize", kind]
+    assert main([*words, "--adapter", str(run / "checkpoints/step-000003/adapter")]) == 0
+    assert main(["predict", str(run), "Where?", "--quantize", kind]) == 2

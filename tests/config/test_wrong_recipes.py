@@ -46,6 +46,15 @@ def text(content: str, key: str, says: str) -> Wrong:
 
 SERVED = "teacher.url=http://127.0.0.1:8000 & teacher.top_k=8"
 WRONG = [
+    # quantised weights
+    grpo("model.quantize=int4", "model.quantize", "nf4"),
+    grpo("model.quantise=nf4", "model.quantise", "write model.quantize"),
+    grpo("load_in_4bit=true", "load_in_4bit", "write model.quantize"),
+    sft("model.quantize=nf4 & lora=null", "model.quantize", "add the section lora"),
+    grpo("model.quantize=nf4 & train.strategy=fsdp2", "model.quantize", "write train.strategy: ddp"),
+    of("dpo", "model.quantize=int8 & train.strategy=deepspeed", "model.quantize", "write train.strategy: ddp"),
+    grpo("model.quantize=nf4 & learner.compile=true", "learner.compile", "no model.quantize"),
+    grpo("model.quantize=nf4 & rollout.engine=vllm", "algorithm.correction.level", "rollout.engine: local"),
     # unknown keys: spelling, another section
     grpo("optim.learnign_rate=1e-5", "optim.learnign_rate", "write optim.lr"),
     grpo("rollout.group_sise=4", "rollout.group_sise", "write rollout.group_size"),

@@ -2,10 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from tiercel import __version__
 from tiercel.cli.values import at_least, directory, port, size, words
 from tiercel.config import Kind
+from tiercel.config.schema import Quantization
 from tiercel.planning.devices import DEVICES
 
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
@@ -161,6 +163,9 @@ def _commands_after_a_run(commands) -> None:
     predict.add_argument("prompt", help="the user turn; <image> marks an image's place, else images come first")
     predict.add_argument("--image", type=Path, action="append", default=[], help="an image file; may be repeated")
     predict.add_argument("--adapter", type=directory, help="an adapter directory")
+    predict.add_argument(
+        "--quantize", choices=get_args(Quantization), help="as the model.quantize that the adapter was trained with"
+    )
     predict.add_argument("--max-new-tokens", type=at_least(1), default=256, metavar="N", help="at most (256)")
 
     export = _command(

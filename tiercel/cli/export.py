@@ -11,6 +11,7 @@ from tiercel.config import Recipe
 from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
 from tiercel.models.policy import WHOLE_FILE, load_for_inference
+from tiercel.models.quantized import is_quantized, rounding_error
 from tiercel.models.saving import save_model
 from tiercel.models.value_head import NAME as VALUE_HEAD
 from tiercel.writing import writing
@@ -42,8 +43,17 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
         with writing(target):
             shutil.copytree(adapter, target, dirs_exist_ok=True)
         return target
-    chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
+    chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model, "quantize": None})})
     policy = load_for_inference(chosen, torch.device("cpu"), adapter)
+    if is_quantized(policy.model):
+        raise RunError(f"{model} is quantised itself, so there is nothing exact to merge into; export --adapter")
+    if (quantize := recipe.model.quantize) is not None:
+        error = rounding_error(policy.family, policy.model, quantize)
+        print(
+            f"merged into the checkpoint's own weights; the {quantize} ones that the adapter was trained on are "
+            f"{error:.2%} of their norm away. `tiercel eval` of the recipe with model.path={target}, lora=null and "
+            "model.quantize=null scores what was merged"
+        )
     weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
     for name, parameter in weights.named_parameters():
         if not name.startswith(f"{VALUE_HEAD}."):  # a reward model's head is in float32 wherever it is saved

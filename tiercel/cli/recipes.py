@@ -67,10 +67,12 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
         raise RecipeError(missing, source="predict")
     path = Path(arguments.model)
     if is_run(path):
+        if arguments.quantize is not None:
+            raise RecipeError(["--quantize: given with a run, which has its own model.quantize"], source="predict")
         recipe = load_run_recipe(path)
         require_no_redaction(recipe, path)
         return recipe
-    model = Model(path=arguments.model, dtype="float32")
+    model = Model(path=arguments.model, dtype="float32", quantize=arguments.quantize)
     return SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
 
 

@@ -29,6 +29,13 @@ def compile_obstacle(recipe: BaseRecipe, strategy: StrategyKind | None) -> Compi
             reason="whose ranks gather weights around parts of a layer",
             remedy="train.strategy: single or ddp",
         )
+    if recipe.model.quantize is not None:
+        return CompileObstacle(
+            key="model.quantize",
+            given=f"model.quantize {recipe.model.quantize}",
+            reason="whose products are bitsandbytes' own and cut compiled layers in pieces",
+            remedy="no model.quantize",
+        )
     if recipe.learner.gradient_checkpointing == "selective":
         return CompileObstacle(
             key="learner.gradient_checkpointing",

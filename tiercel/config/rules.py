@@ -94,6 +94,36 @@ def _what_trains_vision(recipe: BaseRecipe) -> str | None:
     return f"freeze {shown(list(recipe.freeze))}" if {"vision", "projector"} & set(whole_parts(recipe)) else None
 
 
+def _quantized(recipe: BaseRecipe) -> Problems:
+    """Require that quantised weights stay as they are, and whole on each rank."""
+    kind, strategy = recipe.model.quantize, recipe.train.strategy_kind
+    if kind is None:
+        return
+    if recipe.lora is None:
+        yield Problem(
+            key="model.quantize",
+            text=f"{kind} given without lora, but quantised weights cannot be trained; add the section lora, or remove "
+            "it",
+            also=("lora",),
+        )
+    if strategy is not None and strategy.shards_model:
+        yield Problem(
+            key="model.quantize",
+            text=f"{kind} given with train.strategy {strategy.name}, which cannot share quantised weights over ranks; "
+            "write train.strategy: ddp, or remove it",
+            also=("train.strategy",),
+        )
+    if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.shares_weights:
+        engine = recipe.rollout.engine_kind.name
+        if recipe.algorithm.correction.level == "none":
+            yield Problem(
+                key="algorithm.correction.level",
+                text=f"none given with model.quantize {kind} and rollout.engine {engine}, which samples from the "
+                "checkpoint's own weights; write token or sequence, or rollout.engine: local",
+                also=("model.quantize", "rollout.engine"),
+            )
+
+
 def _frozen_parts(recipe: BaseRecipe) -> Problems:
     """Require that a part is trained by an adapter or whole, not both."""
     if recipe.lora is None:
@@ -347,6 +377,7 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _held_out,
     lambda recipe: template_problems("data.prompt", recipe.data.prompt),
     _vision_cache,
+    _quantized,
     _lora_targets,
     _frozen_parts,
     _part_rates,

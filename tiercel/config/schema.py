@@ -27,6 +27,7 @@ from tiercel.sections import (
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
+Quantization = Literal["nf4", "int8"]
 Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a verb, and its recipe
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
@@ -37,6 +38,8 @@ class Model(Source):
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the forward pass. LoRA weights and their optimiser state are always float32."""
+    quantize: Quantization | None = None
+    """Hold the decoder's frozen linear layers in 4 bits (nf4) or 8 bits (int8), by bitsandbytes; needs lora."""
     min_pixels: PositiveInt | None = None
     """An image with fewer pixels is enlarged to about this many; null takes the checkpoint's own value."""
     max_pixels: PositiveInt | None = None

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from tiercel.config.schema import Model, Source
+from tiercel.config.schema import Model, Quantization, Source
 from tiercel.errors import EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.attention import route_attention
 from tiercel.models.experts import IMPLEMENTATION, mixtures
@@ -29,6 +29,7 @@ from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.ovis2 import Ovis2
+from tiercel.models.quantized import is_quantized, loading_options, settle, stored_quantization
 from tiercel.models.qwen3_5 import Qwen35, Qwen35Moe
 from tiercel.models.qwen3_vl import Qwen3VL, Qwen3VLMoe
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
@@ -97,6 +98,7 @@ def family_class(path: Path) -> type[Family]:
             "src/transformers/models/ovis2/convert_ovis2_weights_to_hf.py"
         )
     require_no_code(path, config)
+    stored_quantization(config, str(path))  # refuses others than those of model.quantize
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
@@ -154,18 +156,29 @@ def load_family(model: Model, template: str | None = None, coordinates: Coordina
 
 
 def load_weights(
-    family: Family, dtype: torch.dtype, device: torch.device, path: Path | None = None
+    family: Family,
+    dtype: torch.dtype,
+    device: torch.device,
+    path: Path | None = None,
+    quantize: Quantization | None = None,
 ) -> HuggingFaceModel:
     """Load the Hugging Face model in evaluation mode, with no parameter trainable. `path`: a directory with other
-    weights than the checkpoint's. Raises ModelError where the weights are not safetensors files that can be read, are
-    incomplete, or do not fit into memory."""
+    weights than the checkpoint's. `quantize`: as model.quantize; a checkpoint that is quantised stays so. Raises
+    ModelError where the weights are not safetensors files that can be read, are incomplete, or do not fit into
+    memory."""
     directory = path or Path(family.checkpoint.path)
     require_safetensors(directory)
+    stored = stored_quantization(read_config(directory), str(directory))
+    if stored and quantize and stored != quantize:
+        raise ModelError(f"model.quantize: {quantize} given, but {directory} is quantised already, as {stored}")
+    options = loading_options(family, quantize, dtype, device, is_stored=stored is not None)
     with memory_to_load(directory, SMALLER):
-        return _loaded(family, dtype, device, directory)
+        return _loaded(family, dtype, device, directory, options)
 
 
-def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory: Path) -> HuggingFaceModel:
+def _loaded(
+    family: Family, dtype: torch.dtype, device: torch.device, directory: Path, options: dict[str, Any]
+) -> HuggingFaceModel:
     try:
         loaded: Any = family.model_class.from_pretrained(
             directory,
@@ -175,6 +188,7 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **options,
         )
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
@@ -200,6 +214,9 @@ def _loaded(family: Family, dtype: torch.dtype, device: torch.device, directory:
         model.set_experts_implementation(IMPLEMENTATION)
     if tower := family.tower_of_spans(model):
         route_tower(tower)
+    if is_quantized(model):
+        settle(model, dtype)
+        return model.eval()
     return model.to(device).eval()
 
 

@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tiercel.config.parts import keeps_start, whole_parts
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, RewardRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, Quantization, RewardRecipe
 from tiercel.errors import ModelError
 from tiercel.models.experts import gate_names
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
+from tiercel.models.quantized import is_quantized, settle
 from tiercel.models.targets import adapted_names, adapter_targets
 from tiercel.models.value_head import NAME as VALUE_HEAD
 from tiercel.models.value_head import add_value_head
@@ -119,12 +120,21 @@ def build_policy(
     Raises ModelError where checkpoint and recipe do not fit together."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     place = torch.device("cpu") if stays_on_cpu else device
+    dtype, quantize = DTYPES[recipe.model.dtype], recipe.model.quantize
     if recipe.lora is not None and whole_parts(recipe):
-        model = load_weights(family, torch.float32, torch.device("cpu"))
-        _lower_precision(family, model, whole_parts(recipe), DTYPES[recipe.model.dtype])
-        model.to(place)
+        model = load_weights(family, torch.float32, place if quantize else torch.device("cpu"), quantize=quantize)
+        _lower_precision(family, model, whole_parts(recipe), dtype)
+        if is_quantized(model):
+            settle(model, dtype)
+        else:
+            model.to(place)
     else:
-        model = load_weights(family, weights_dtype(recipe), place, weights)
+        model = load_weights(family, weights_dtype(recipe), place, weights, quantize)
+    if is_quantized(model) and (recipe.lora is None or stays_on_cpu):
+        raise ModelError(
+            f"{family.checkpoint.path}: its weights are quantised, so they stay as they are, and whole on every rank; "
+            "add the section lora, and write train.strategy: single or ddp"
+        )
     policy = make_trainable(family, model, recipe, device)
     if isinstance(recipe, RewardRecipe):  # beside a reward model that goes on learning
         read_whole(model, weights or Path(family.checkpoint.path))
@@ -139,7 +149,7 @@ def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
 def _lower_precision(family: Family, model: HuggingFaceModel, whole: tuple[Part, ...], dtype: torch.dtype) -> None:
     """Convert the parts that stay frozen to `dtype`."""
     for name, parameter in model.named_parameters():
-        if family.part_of(name) not in whole:
+        if family.part_of(name) not in whole and parameter.is_floating_point():  # the others are quantised
             parameter.data = parameter.data.to(dtype)
 
 
@@ -187,16 +197,27 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
     """Load a checkpoint, with an adapter if one is given, for evaluation and prediction. No parameter is trainable."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     return frozen_policy(
-        family, DTYPES[recipe.model.dtype], device, adapter, is_valued=isinstance(recipe, RewardRecipe)
+        family,
+        DTYPES[recipe.model.dtype],
+        device,
+        adapter,
+        is_valued=isinstance(recipe, RewardRecipe),
+        quantize=recipe.model.quantize,
     )
 
 
 def frozen_policy(
-    family: Family, compute_dtype: torch.dtype, device: torch.device, adapter: Path | None, *, is_valued: bool
+    family: Family,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    adapter: Path | None,
+    *,
+    is_valued: bool,
+    quantize: Quantization | None = None,
 ) -> Policy:
     """Load the weights of a family, with an adapter if one is given. `is_valued`: it is a reward model, whose value
     head lies beside the adapter or beside the weights; where there is none, all values are 0."""
-    model = load_weights(family, compute_dtype, device)
+    model = load_weights(family, compute_dtype, device, quantize=quantize)
     peft = None
     if is_valued:
         add_value_head(model)

@@ -150,6 +150,8 @@ def rank_memory(
         "optimizer moments": held.moments,
         "CUDA and NCCL": CONTEXT_BYTES if layout.on_gpu else 0,
     }
+    if sizes.quantize:
+        always["a dequantised weight"] = BYTES[recipe.model.dtype] * sizes.largest_quantized
     host = {"weights, offloaded": held.offloaded_weights, "optimizer, offloaded": held.offloaded_optimizer}
     if start and recipe.model.reference == "device":
         always["copy of the start"] = start
@@ -175,7 +177,7 @@ def rank_memory(
             always["reward models"] = scorers.weights
         if rollout.teacher.weights:
             always["teacher"] = rollout.teacher.weights
-        missing = weights_dtype(recipe).itemsize * sizes.language_weights - held.base
+        missing = sizes.language_bytes(weights_dtype(recipe).itemsize) - held.base
         engine = _engine(recipe, sizes, rollout, missing, measured.vision)
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
         if rollout.engine.shares_weights and not layout.kind.shards_model:
@@ -208,7 +210,7 @@ def rank_memory(
 def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
     """Divide what a strategy shards, and move what it offloads."""
     width, ranks = weights_dtype(recipe).itemsize, layout.ranks
-    base, moments = width * sizes.language_weights, MOMENT_BYTES * sizes.trained
+    base, moments = sizes.language_bytes(width), MOMENT_BYTES * sizes.trained
     step = measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0
     kind, zero = layout.kind, layout.zero(recipe)

@@ -31,7 +31,9 @@ def phase_seconds(
     seconds = {} if rollout is None else {"rollout": rollout_seconds(recipe, sizes, rollout, device)}
     if rollout is not None and rollout.teacher.elements:
         seconds["teaching"] = 2 * packed * rollout.teacher.elements / flops
-    seconds["learn"] = learn
+    microbatches = max(1, -(-packed // layout.tokens))
+    dequantising = sizes.dequantising_bytes(BYTES[recipe.model.dtype]) / (device.reached_bandwidth * device.bandwidth)
+    seconds["learn"] = learn + microbatches * passes * dequantising
     weights = weights_dtype(recipe).itemsize * sizes.language_weights
     speed, share = link_speed(device, layout.ranks), (layout.ranks - 1) / layout.ranks
     to_host = device.reached_link * device.host_link
@@ -42,7 +44,6 @@ def phase_seconds(
     if zero.offload_parameters:
         gathering += weights / layout.ranks / to_host
     if gathering:
-        microbatches = max(1, -(-packed // layout.tokens))
         # Forward and backward; recomputation finds the weights still gathered.
         seconds["waiting for weights"] = max(0.0, 2 * microbatches * gathering - learn)
         if rollout is not None and rollout.engine.shares_weights:
@@ -71,6 +72,7 @@ def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad,
     prefill = 2 * prompts * rollout.prompt_tokens * sizes.active_weights / flops
     held = at_once * rollout.completion_tokens / 2 + at_once / rollout.group_size * rollout.prompt_tokens
     read = width * sizes.weights_used_by(at_once) / shared + cache_token_bytes(recipe, sizes, shared) * held
+    read += sizes.dequantising_bytes(width) if rollout.engine.shares_weights else 0
     computed = 2 * at_once * sizes.active_weights / flops
     summed = 0.0
     if shared > 1:  # after attention and after the MLP of each layer

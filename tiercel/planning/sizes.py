@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from tiercel.config.schema import BaseRecipe, Model, Source
+from tiercel.config.schema import BaseRecipe, Model, Quantization, Source
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.attention import heads_of
-from tiercel.models.family import Checkpoint, Family
+from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.loading import family_class
 from tiercel.models.policy import make_trainable, weights_dtype
+from tiercel.models.quantized import STORED_BYTES, quantizable, stored_quantization
 
 DELTA = "linear_attention"  # the kind of a delta net's layer in config.json
 
@@ -44,6 +45,18 @@ class ModelSizes:
     expert_share: float  # of the experts of a layer that a token uses; 1 without experts
     cached_layers: int  # those that keep keys and values of each token
     state_elements: int  # of a row, in layers that keep a state instead
+    quantize: Quantization | None
+    quantized: int = 0  # of language_weights
+    largest_quantized: int = 0  # of one matrix
+
+    def language_bytes(self, width: int) -> int:
+        """Return the bytes of the language model's weights, `width` for each that is not quantised."""
+        each = STORED_BYTES[self.quantize] if self.quantize else width
+        return width * (self.language_weights - self.quantized) + round(each * self.quantized)
+
+    def dequantising_bytes(self, width: int) -> int:
+        """Return the bytes that are moved to dequantise all weights once: read, and written in `width` bytes each."""
+        return round((STORED_BYTES[self.quantize] + width) * self.quantized) if self.quantize else 0
 
     @property
     def active_weights(self) -> int:
@@ -111,6 +124,8 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
     language = {name: p for name, p in parameters.items() if name not in vision}
     layers = [_elements(dict(layer.named_parameters())) for layer in _layers_of(family.language_model(model))]
     experts = _experts(language)
+    quantize = recipe.model.quantize or stored_quantization(config.to_dict(), str(family.checkpoint.path))
+    matrices = _quantised(family, model, quantize) if quantize else [0]
     kinds = Counter(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
     return ModelSizes(
         layers=text.num_hidden_layers,
@@ -133,6 +148,9 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         expert_share=text.num_experts_per_tok / _experts_of(text) if experts else 1.0,
         cached_layers=text.num_hidden_layers - kinds[DELTA],
         state_elements=kinds[DELTA] * _state_elements(text) if kinds[DELTA] else 0,
+        quantize=quantize,
+        quantized=sum(matrices),
+        largest_quantized=max(matrices),
     )
 
 
@@ -160,6 +178,11 @@ def _state_elements(text: Any) -> int:
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     return values * text.linear_key_head_dim + (2 * keys + values) * text.linear_conv_kernel_dim
+
+
+def _quantised(family: Family, model: HuggingFaceModel, kind: Quantization) -> list[int]:
+    """Count each matrix that is quantised."""
+    return [model.get_parameter(f"{name}.weight").numel() for name in quantizable(family, model, kind)]
 
 
 def _layers_of(language: nn.Module) -> nn.ModuleList:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from tiercel.algorithms.section import load_own_functions
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.errors import EnvironmentProblem
+from tiercel.models.quantized import require_package
 
 
 def require_installed(recipe: BaseRecipe) -> None:
@@ -12,6 +13,8 @@ def require_installed(recipe: BaseRecipe) -> None:
     EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
     if isinstance(recipe, GrpoRecipe):
         load_own_functions(recipe.algorithm)
+    if recipe.model.quantize is not None:
+        require_package()
     engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
     for key, kind, instead in (
         ("train.strategy", recipe.train.strategy_kind, "fsdp2, which needs nothing installed"),

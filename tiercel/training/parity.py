@@ -116,10 +116,16 @@ def check_parity(
     scores = trainer_logprobs(trainer, groups)
     gap = _gap(trainer, groups, scores)
     if not limits.admit(gap):
+        quantize = recipe.model.quantize
+        own = (
+            f"the trainer's weights are in {quantize}, by model.quantize, and an engine's are not; or "
+            if quantize
+            else ""
+        )
         raise EnvironmentProblem(
             f"{name}: its logprobs differ from the trainer's by {gap}, "
-            f"rollout.parity_tolerance is {tolerance:g}: other weights, another dtype, raw logprobs or other picture "
-            "sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
+            f"rollout.parity_tolerance is {tolerance:g}: {own}other weights, another dtype, raw logprobs or other "
+            "picture sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
         )
     with _moved(trainer, recipe, groups, scores, MOVED_BY * tolerance):
         sync.load(PROBE)
