@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.importing.helpers import GRPO, REC, drafted, told, values_of
+from tests.importing.helpers import GRPO, REC, TRL, drafted, told, values_of
 from tiercel.importing.plugins import registered
 
 PLUGIN = """
@@ -110,6 +110,14 @@ def test_a_reward_of_a_plugin_is_looked_up_without_running_it(tmp_path, monkeypa
     (tmp_path / "plugin.py").write_text("not python at all (")
     assert registered(tmp_path / "plugin.py") == {}
     assert registered(tmp_path / "nowhere.py") == {}
+
+
+def test_rewards_of_trl_by_name_each_time_anew():
+    line = f"{TRL} --reward_funcs reasoning_accuracy_reward get_soft_overlong_punishment"
+    math, length = {"name": "math"}, {"name": "soft_overlong", "max_tokens": 1280, "buffer": 256}
+    weighted = values_of(f"{line} --reward_weights 2 3")["rewards"]
+    assert weighted == [{**math, "weight": 2}, {**length, "weight": 3}]
+    assert values_of(line)["rewards"] == [math, length]
 
 
 def test_rewards_that_are_missing_are_told():

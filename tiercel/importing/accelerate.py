@@ -1,11 +1,12 @@
 """Settings of accelerate: the number of processes, and how they shard the model."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.config.yaml_text import parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,21 +28,25 @@ class Accelerate:
     precision: str | None  # bf16, fp16, no
 
 
+def mapping_in(file: Path | None, read: Callable[[str], Any] = lambda text: parse(text)[0]) -> dict[Any, Any] | None:
+    """Read a file that holds a mapping, as YAML if not told otherwise; None where it is not there or holds none."""
+    try:
+        tree = None if file is None else read(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
 def accelerate_of(file: Path) -> Accelerate | None:
     """Read a file of accelerate; None where it is not one."""
-    try:
-        tree = parse(file.read_text(encoding="utf-8"))[0]
-    except (OSError, UnicodeDecodeError, YamlProblem):
+    tree = mapping_in(file)
+    if tree is None:
         return None
-    if not isinstance(tree, dict):
-        return None
-    zero = tree.get("deepspeed_config")
-    processes, precision = tree.get("num_processes"), tree.get("mixed_precision")
+    zero, processes, precision = (tree.get(name) for name in ("deepspeed_config", "num_processes", "mixed_precision"))
+    is_fsdp = "FSDP" in str(tree.get("distributed_type"))
     return Accelerate(
         processes=processes if isinstance(processes, int) else None,
-        sharding=_zero(zero)
-        if isinstance(zero, dict)
-        else Sharding(is_fsdp="FSDP" in str(tree.get("distributed_type"))),
+        sharding=_zero(zero) if isinstance(zero, dict) else Sharding(is_fsdp=is_fsdp),
         precision=str(precision) if precision is not None else None,
     )
 
@@ -58,18 +63,10 @@ def _zero(zero: dict[str, Any]) -> Sharding:
 def sharding_of_json(tree: object) -> Sharding | None:
     """Read a DeepSpeed config; None where it has no stage."""
     zero = tree.get("zero_optimization") if isinstance(tree, dict) else None
-    stage = zero.get("stage") if isinstance(zero, dict) else None
-    if not isinstance(zero, dict) or not isinstance(stage, int):
+    if not isinstance(zero, dict) or not isinstance(zero.get("stage"), int):
         return None
-    return Sharding(
-        stage=stage,
-        offload_parameters=_is_on_cpu(zero.get("offload_param")),
-        offload_optimizer=_is_on_cpu(zero.get("offload_optimizer")),
-    )
-
-
-def _is_on_cpu(section: object) -> bool:
-    return isinstance(section, dict) and section.get("device") in ("cpu", "nvme")
+    devices = {f"{name}_device": part.get("device") for name, part in zero.items() if isinstance(part, dict)}
+    return _zero({**devices, "zero_stage": zero["stage"]})
 
 
 def sharding_by_name(name: str) -> Sharding | None:

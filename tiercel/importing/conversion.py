@@ -6,7 +6,7 @@ from tiercel.config.synonyms import word_synonyms
 from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
 from tiercel.importing.launches import METHOD_FLAGS, Launch
-from tiercel.importing.preferences import pair_loss, set_preferences
+from tiercel.importing.preferences import LOSS_FLAGS, pair_loss, set_preferences
 from tiercel.importing.rewards import set_rewards
 from tiercel.importing.rows import set_rows
 from tiercel.importing.sampling import set_sampling
@@ -28,10 +28,8 @@ def refusals(launch: Launch) -> list[str]:
     if loss is not None and word_synonyms()["algorithm.loss"].get(loss.lower(), loss) is None:
         lines.append(f"--loss_type {loss} is no method of this version; nearest: algorithm.loss: grpo")
     if launch.kind == "dpo" and pair_loss(launch) is None:
-        named = (
-            launch.given.get(f"--{flag}") for flag in ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
-        )
-        lines.append(f"{' '.join(filter(None, named))} is no method of this version; nearest: dpo.loss: sigmoid")
+        named = [launch.given[f"--{flag}"] for flag in LOSS_FLAGS if flag in launch.flags]
+        lines.append(f"{' '.join(named)} is no method of this version; nearest: dpo.loss: sigmoid")
     if launch.kind == "distill" and not any(name.startswith("teacher_model") for name in launch.flags):
         lines.append("a student that teaches itself is no method of this version; nearest: --teacher_model")
     if (tuner := tuner_of(launch)) not in ("lora", "lora_llm", "full"):
@@ -40,12 +38,16 @@ def refusals(launch: Launch) -> list[str]:
     return lines
 
 
+# Each step may use the values of the steps before it.
+STEPS = (set_sizes, set_sampling, set_preferences, set_tuning, fit, set_rows, set_rewards, set_lengths, set_pack)
+
+
 def draft_of(launch: Launch) -> RecipeDraft:
     """Make the recipe that does what the command does. Raises ValueError where a value that must be a number is not."""
     draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)
-    for step in STEPS:
+    for step in (*STEPS, _processes, _words):
         step(draft)
     draft.account()
     return draft
@@ -54,17 +56,15 @@ def draft_of(launch: Launch) -> RecipeDraft:
 def _processes(draft: RecipeDraft) -> None:
     launch = draft.launch
     unknown = launch.unknown_process_labels
-    if unknown:
-        text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
-        draft.note(text, *unknown)
+    text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
+    draft.note(text, *unknown)
     if launch.counts_gpus and not launch.process_labels and "CUDA_VISIBLE_DEVICES" not in launch.environment:
         text = "starts a process for each GPU that it sees; optim.prompts_per_step is that of 1: multiply it"
         draft.note(text, subject="llamafactory-cli")
     found = counted(launch.processes, "process", "processes")
     command = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
     known = [label for label in launch.process_labels if label not in unknown]
-    if known:
-        draft.note(f"{found} in all: {command}", *known, is_change=False)
+    draft.note(f"{found} in all: {command}", *known, is_change=False)
     if launch.accelerate is not None and launch.accelerate.processes and "launcher --config_file" in draft.given:
         draft.note(f"the file was read, {found}: {command}", "launcher --config_file", is_change=False)
 
@@ -74,14 +74,9 @@ def _words(draft: RecipeDraft) -> None:
     launch = draft.launch
     if named := METHOD_FLAGS.get(launch.framework):
         draft.note(f"tiercel {launch.kind} is the method", f"--{named[0]}", is_change=False)
-    if "config" in launch.flags:
-        is_there = launch.file(launch.text("config") or "") is not None
-        text = (
-            "its flags were read, before those of the command"
-            if is_there
-            else "the file is not here; its flags are lost"
-        )
-        draft.note(text, "--config", is_change=not is_there)
+    is_there = launch.file(launch.text("config") or "") is not None
+    read = "its flags were read, before those of the command"
+    draft.note(read if is_there else "the file is not here; its flags are lost", "--config", is_change=not is_there)
     for earlier in launch.earlier:
         name = earlier.partition(" ")[0]
         shown = name if draft.is_secret(name) else redact(earlier)
@@ -89,19 +84,3 @@ def _words(draft: RecipeDraft) -> None:
     if launch.strays:
         near = nearest_key(launch.strays[0]).key
         draft.note(f"belongs to no flag{f'; nearest is {near}' if near else ''}", subject=" ".join(launch.strays))
-
-
-# Each step may use the values of the steps before it.
-STEPS = (
-    set_sizes,
-    set_sampling,
-    set_preferences,
-    set_tuning,
-    fit,
-    set_rows,
-    set_rewards,
-    set_lengths,
-    set_pack,
-    _processes,
-    _words,
-)

@@ -10,7 +10,7 @@ from tiercel.config.keys import allowed_words, every_key, keys_of
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
-from tiercel.importing.launches import Launch, variable_row
+from tiercel.importing.launches import Launch
 from tiercel.importing.table import TableRow
 from tiercel.reliability.redaction import is_secret_name, redact
 
@@ -53,16 +53,32 @@ class RecipeDraft:
             self.values[key] = value
             self.origins[key] = Origin(labels=given, remark=remark)
 
-    def drop(self, key: str) -> None:
-        """Remove a key."""
-        self.values.pop(key, None)
-        self.origins.pop(key, None)
+    def carry(self, key: str, value: Any, flag: str) -> None:
+        """Set a key where the command gives the flag that decides it."""
+        if flag in self.launch.flags:
+            self.set(key, value, f"--{flag}")
+
+    def drop(self, *keys: str) -> None:
+        """Remove keys."""
+        for key in keys:
+            self.values.pop(key, None)
+            self.origins.pop(key, None)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Return the updates of one step: a step is a rollout in tiercel, an update in the peers."""
+        return int(self.values.get("optim.minibatches", 1)) * int(self.values.get("optim.rollout_epochs", 1))
 
     def default(self, key: str, value: Any, flag: str) -> None:
         """Set a key to the peer's default where the recipe's own default differs and the key is not set."""
         known = keys_of(self.launch.kind).get(key)
         if key not in self.values and known is not None and known.field.default != value:
             self.set(key, value, remark=f"{self.launch.framework}'s default of --{flag}")
+
+    @property
+    def model_name(self) -> str:
+        """Return the checkpoint's path or id in small letters."""
+        return str(self.values.get("model.path", "")).lower()
 
     def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
         """Add a note on a subject, or on the labels that the command gives; none where it gives none of them."""
@@ -79,7 +95,7 @@ class RecipeDraft:
     def is_secret(self, label: str) -> bool:
         """Whether the name is one of a secret and the tables do not list it; a number of tokens is no secret."""
         name = label.rpartition("--")[2]
-        known = self.launch.rows.get(name) if label.startswith("--") else variable_row(label)
+        known = self.launch.row_of(label)
         value = self.given[label].partition(" " if "--" in label else "=")[2]
         is_named = known is not None and "*" not in known.name
         is_count = "token" in name.lower() and _COUNT.fullmatch(value) is not None
@@ -99,20 +115,18 @@ class RecipeDraft:
     def _account_for(self, label: str) -> None:
         name = label.rpartition("--")[2]
         is_flag = label.startswith("--")
-        row = self.launch.rows.get(name) if is_flag else variable_row(label)
+        row = self.launch.row_of(label)
         if self.is_secret(label):
             self.note("a secret stays out of the recipe; export it as an environment variable", label, is_change=False)
         elif row is not None:
             is_default = is_flag and _same(self.launch.flags[name], row.default)
-            is_change = row.treatment in ("nearest", "none") and not is_default
-            self.note(row.told(), label, is_change=is_change)
+            self.note(row.told(), label, is_change=row.treatment in ("nearest", "none") and not is_default)
         elif is_flag:
             self.note(f"is not known; {self._nearest(name)}", label)
+        elif "launcher" in label:
+            self.note("is not a known flag", label)
         else:
-            text = (
-                "is not a known flag" if "launcher" in label else "tiercel does not read it; export it where yours does"
-            )
-            self.note(text, label, is_change="launcher" in label)
+            self.note("tiercel does not read it; export it where yours does", label, is_change=False)
 
     def _nearest(self, name: str) -> str:
         """Return the nearest of the peer's flags, or of the keys."""
@@ -137,23 +151,19 @@ def _plain(word: str) -> str:
 
 def set_by_rows(draft: RecipeDraft) -> None:
     """Set the keys that take the value of a flag or variable unchanged."""
-    launch = draft.launch
-    for name, words in launch.flags.items():
-        row = launch.rows.get(name)
+    flags = {f"--{name}": words for name, words in draft.launch.flags.items()}
+    variables = {name: (value,) for name, value in draft.launch.environment.items()}
+    for label, words in {**flags, **variables}.items():
+        row = draft.launch.row_of(label)
         if row is not None and row.treatment == "set":
-            _set_by_row(draft, row, f"--{name}", words)
-    for name, value in launch.environment.items():
-        row = variable_row(name)
-        if row is not None and row.treatment == "set":
-            _set_by_row(draft, row, name, (value,))
+            _set_by_row(draft, row, label, words)
 
 
 def defaults_by_rows(draft: RecipeDraft) -> None:
     """Set the peer's defaults of the keys that take a flag's value unchanged."""
     for name, row in draft.launch.rows.items():
         if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
-            value = _value(row.key, name, row.default)
-            draft.default(row.key, value, name)
+            draft.default(row.key, _value(row.key, name, row.default), name)
 
 
 def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:

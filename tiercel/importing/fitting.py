@@ -15,10 +15,8 @@ _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lo
 
 def fit(draft: RecipeDraft) -> None:
     """Replace combinations that tiercel does not allow, each with a note."""
-    _engine(draft)
-    _reference(draft)
-    _sharding(draft)
-    _sampling(draft)
+    for step in (_engine, _reference, _sharding, _sampling):
+        step(draft)
 
 
 def _trains_whole(draft: RecipeDraft) -> bool:
@@ -37,8 +35,7 @@ def _engine(draft: RecipeDraft) -> None:
         if engine.is_served:
             draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "--vllm_mode")
         return
-    for key in [key for key in draft.values if key.startswith(_ENGINE_KEYS)]:
-        draft.drop(key)
+    draft.drop(*[key for key in draft.values if key.startswith(_ENGINE_KEYS)])
     reason = f"{engine.name} takes adapters on the language model only"
     draft.set("rollout.engine", "local", "--use_vllm", remark=reason)
     draft.note(f"{reason}; here local samples", *_ENGINE_LABELS)
@@ -47,8 +44,7 @@ def _engine(draft: RecipeDraft) -> None:
 def _reference(draft: RecipeDraft) -> None:
     """Drop a moving reference where no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
-        draft.drop("algorithm.kl.sync_every")
-        draft.drop("algorithm.kl.sync_mix")
+        draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
         labels = ("--sync_ref_model", "--ref_model_sync_steps", "--ref_model_mixup_alpha")
         draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
 
@@ -61,26 +57,20 @@ def _sharding(draft: RecipeDraft) -> None:
     if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
         return
     labels = draft.origins["train.strategy"].labels
-    for key in [key for key in draft.values if key.startswith("train.deepspeed.")]:
-        draft.drop(key)
+    draft.drop(*[key for key in draft.values if key.startswith("train.deepspeed.")])
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
-    draft.note(
-        "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
-        "part, and keeps no copy of the start as the reference",
-        *labels,
-    )
+    text = "here fsdp2, which shards the model as ZeRO-3 does, without offloading"
+    lack = "with ZeRO tiercel trains no vision part, and keeps no copy of the start as the reference"
+    draft.note(f"{text}: {lack}", *labels)
 
 
 def _sampling(draft: RecipeDraft) -> None:
     """Sample from the whole distribution where a rollout is used for several updates."""
-    updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
+    updates = draft.updates_per_step
     if updates == 1:
         return
     for key, flag, whole in (("rollout.top_p", "--top_p", 1.0), ("rollout.top_k", "--top_k", 0)):
         if draft.values.get(key, whole) not in (whole, 0):
             draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
-            draft.note(
-                f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes; "
-                f"{key} is {whole} here",
-                flag,
-            )
+            text = f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes"
+            draft.note(f"{text}; {key} is {whole} here", flag)

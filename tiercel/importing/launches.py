@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
-from tiercel.config.yaml_text import YamlProblem, parse
-from tiercel.importing.accelerate import Accelerate, accelerate_of
+from tiercel.importing.accelerate import Accelerate, accelerate_of, mapping_in
 from tiercel.importing.shell import Command, quoted
 from tiercel.importing.table import KINDS, Framework, Method, TableRow, environment_row, rows_of
 
@@ -25,6 +24,8 @@ OTHER_METHODS = {  # with what comes nearest
 # The flag that names the method, and what it is by default.
 METHOD_FLAGS: dict[Framework, tuple[str, str]] = {"ms-swift": ("rlhf_type", "dpo"), "LLaMA-Factory": ("stage", "sft")}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Variables that count processes and machines, and the launcher's flags that come before them.
+_COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 NULL = ("null",)  # a key of a YAML file that has no value; a word "null" of a command is another tuple
 _PARENTS = 8  # folders above a script in which a relative path is looked for
@@ -69,6 +70,12 @@ class Launch:
     def rows(self) -> Mapping[str, TableRow]:
         return rows_of(self.framework, self.method)
 
+    def row_of(self, label: str) -> TableRow | None:
+        """Return the table's row for a flag, a variable or a launcher's flag."""
+        if label.startswith("--"):
+            return self.rows.get(label.removeprefix("--"))
+        return environment_row(label.replace("launcher --", "launcher "))
+
     def words(self, name: str) -> tuple[str, ...]:
         """Return the values of a flag, or its default."""
         given = self.flags.get(name, NULL)
@@ -103,6 +110,16 @@ class Launch:
             raise ValueError(f"--{name} {value} is no number; write the number in its place")
         return None if value is None else float(value)
 
+    def parts(self, between: str, *names: str) -> list[str]:
+        """Return the values of flags, split at what stands between their parts."""
+        words = [word for name in names for word in self.words(name)]
+        return [part for word in words for part in re.split(between, word) if part]
+
+    def default_remark(self, *names: str, of: str = "") -> str:
+        """Return the remark that a value is the peer's default; empty where one of these flags gives it."""
+        usual = f"{self.framework}'s default of {of}" if of else f"{self.framework}'s default"
+        return "" if any(name in self.flags for name in names) else usual
+
     def file(self, path: str) -> Path | None:
         """Find a file by its name in the working directory or the folders of the script."""
         return file_in(self.folders, path)
@@ -110,15 +127,13 @@ class Launch:
     @property
     def process_labels(self) -> tuple[str, ...]:
         """Return the labels that give the number of processes. A launcher's flag comes before a variable."""
-        given = self.given
         names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
-        flags = [f"launcher --{name}" for name in names]
-        hidden = {
-            "NPROC_PER_NODE": ("launcher --nproc_per_node", "launcher --num_gpus"),
-            "NNODES": ("launcher --nnodes", "launcher --num_nodes"),
-        }
-        variables = [name for name, before in hidden.items() if not any(flag in given for flag in before)]
-        return tuple(label for label in (*flags, *variables) if label in given)
+        flags = [f"launcher --{name}" for name in names if name in self.launcher]
+        return (*flags, *(name for name in _COUNTS if name in self.environment and not self._launcher_counts(name)))
+
+    def _launcher_counts(self, variable: str) -> list[str]:
+        """Return the launcher's flags that come before a variable."""
+        return [name for name in _COUNTS[variable] if name in self.launcher]
 
     @property
     def unknown_process_labels(self) -> tuple[str, ...]:
@@ -130,50 +145,48 @@ class Launch:
         """Return the number of processes on all machines; 1 where nothing gives it. Raises ValueError where a value is
         no number."""
         if "num_processes" in self.launcher:
-            return self._count("launcher --num_processes", self.launcher["num_processes"][0])
+            return _count("--num_processes", self.launcher["num_processes"][0])
         if "include" in self.launcher:  # host:0,1@host:2
-            return max(
-                1, sum(len(part.partition(":")[2].split(",")) for part in self.launcher["include"][0].split("@"))
-            )
-        each = self._of_launcher(("nproc_per_node", "num_gpus"), "NPROC_PER_NODE")
+            hosts = self.launcher["include"][0].split("@")
+            return sum(len(host.partition(":")[2].split(",")) for host in hosts)
+        each = self._counted("NPROC_PER_NODE")
         if each is None and self.accelerate is not None and self.accelerate.processes:
             return self.accelerate.processes
         if each is None and self.counts_gpus and (seen := self.environment.get("CUDA_VISIBLE_DEVICES")):
             each = len(seen.split(","))
-        return (each or 1) * (self._of_launcher(("nnodes", "num_nodes"), "NNODES") or 1)
+        return (each or 1) * (self._counted("NNODES") or 1)
 
     @property
     def counts_gpus(self) -> bool:
         """Return whether the command starts a process for each GPU that it sees."""
         return self.framework == "LLaMA-Factory" and not self.script and "NPROC_PER_NODE" not in self.environment
 
-    def _of_launcher(self, names: Sequence[str], variable: str) -> int | None:
-        for name in names:
-            if self.launcher.get(name):
-                return self._count(f"launcher --{name}", self.launcher[name][0])
+    def _counted(self, variable: str) -> int | None:
+        for name in self._launcher_counts(variable):
+            if self.launcher[name]:
+                return _count(f"--{name}", self.launcher[name][0])
         given = self.environment.get(variable) if self.framework in METHOD_FLAGS else None
-        return None if given is None else self._count(variable, given)
-
-    @staticmethod
-    def _count(label: str, text: str) -> int:
-        """Read a number of processes; 1 where only the machine knows it, which a note tells."""
-        if "$" in text or text in ("gpu", "auto"):
-            return 1
-        if not re.fullmatch(r"[1-9]\d*", text):
-            raise ValueError(
-                f"{label.removeprefix('launcher ')} {text} is no whole number; write the number in its place"
-            )
-        return int(text)
+        return None if given is None else _count(variable, given)
 
     @property
     def given(self) -> dict[str, str]:
         """Return everything that the command sets, as written, by label: `--flag`, `launcher --flag`, `VARIABLE`."""
-        flags = {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in self.flags.items()}
-        launcher = {
-            f"launcher --{name}": f"the launcher's --{name} {quoted(words)}".strip()
-            for name, words in self.launcher.items()
-        }
-        return {**flags, **launcher, **{name: f"{name}={value}" for name, value in self.environment.items()}}
+        launcher = {f"launcher {label}": f"the launcher's {text}" for label, text in _labelled(self.launcher).items()}
+        variables = {name: f"{name}={value}" for name, value in self.environment.items()}
+        return {**_labelled(self.flags), **launcher, **variables}
+
+
+def _labelled(flags: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    return {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in flags.items()}
+
+
+def _count(label: str, text: str) -> int:
+    """Read a number of processes; 1 where only the machine knows it, which a note tells."""
+    if "$" in text or text in ("gpu", "auto"):
+        return 1
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise ValueError(f"{label} {text} is no whole number; write the number in its place")
+    return int(text)
 
 
 def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | None:
@@ -192,9 +205,8 @@ def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | 
     launcher = parsed_flags(_launcher(words[:place])).flags
     if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate
         own = rows_of(framework, method)
-        launcher |= {
-            name: flags.pop(name) for name in list(flags) if name not in own and environment_row(f"launcher {name}")
-        }
+        passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
+        launcher |= {name: flags.pop(name) for name in passed}
     flags = {**_of_config(flags, folders), **flags}
     if method is None:
         name, usual = METHOD_FLAGS[framework]
@@ -234,12 +246,8 @@ def file_in(folders: Sequence[Path], path: str) -> Path | None:
 
 def _of_config(flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path]) -> dict[str, tuple[str, ...]]:
     """Read the flags of --config's YAML file, before which those of the command take precedence."""
-    path = file_in(folders, words[0]) if (words := flags.get("config")) else None
-    try:
-        tree = parse(path.read_text(encoding="utf-8"))[0] if path is not None else None
-    except (OSError, UnicodeDecodeError, YamlProblem):
-        return {}
-    return {str(name): _flag_words(value) for name, value in tree.items()} if isinstance(tree, dict) else {}
+    tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
+    return {str(name): _flag_words(value) for name, value in (tree or {}).items()}
 
 
 def _flag_words(value: object) -> tuple[str, ...]:
@@ -324,8 +332,3 @@ def parsed_flags(words: Sequence[str]) -> Parsed:
         else:
             strays.append(word)
     return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))
-
-
-def variable_row(label: str) -> TableRow | None:
-    """Return the table's row for a variable, or for a flag of a launcher."""
-    return environment_row(label.replace("launcher --", "launcher "))

@@ -5,8 +5,8 @@ from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.launches import Launch
 
 _SAME = ("sigmoid", "hinge", "ipo", "robust", "orpo", "simpo", "cpo")
-_LOSS = ("--loss_type", "--loss_weights", "--pref_loss", "--pref_bco_weight")
-_SFT = ("--rpo_alpha", "--cpo_alpha", "--pref_ftx")
+LOSS_FLAGS = ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
+_SFT_FLAGS = ("rpo_alpha", "cpo_alpha", "pref_ftx")
 _DIFFERS = {
     ("TRL", "mpo"): "bco_pair has no shift there; here that of BCO, the mean reward so far",
     ("TRL", "orpo"): "the SFT term learns prompts too there; here the chosen answers",
@@ -74,21 +74,20 @@ def _terms(launch: Launch) -> dict[str, float]:
 
 def _pairs(draft: RecipeDraft) -> None:
     launch, terms = draft.launch, _terms(draft.launch)
-    found = pair_loss(launch)
-    if found is None:
+    if (found := pair_loss(launch)) is None:
         return
     loss, sft = found
-    remark = "" if {*_LOSS} & draft.given.keys() else f"{launch.framework}'s default of {launch.method}"
-    draft.set("dpo.loss", loss, *_LOSS, remark=remark)
-    if sft != float(loss in WITH_SFT) or {*_SFT} & draft.given.keys():
-        remark = "" if {*_LOSS, *_SFT} & draft.given.keys() else f"{launch.framework}'s default of --cpo_alpha"
+    labels = [f"--{flag}" for flag in LOSS_FLAGS]
+    draft.set("dpo.loss", loss, *labels, remark=launch.default_remark(*LOSS_FLAGS, of=launch.method))
+    if sft != float(loss in WITH_SFT) or {*_SFT_FLAGS} & {*launch.flags}:
+        remark = launch.default_remark(*LOSS_FLAGS, *_SFT_FLAGS, of="--cpo_alpha")
         if launch.framework == "LLaMA-Factory":
             remark = "of the mean over tokens; there of the mean over answers"
-        draft.set("dpo.sft_coef", round(sft, 6), *_SFT, *_LOSS, remark=remark)
+        draft.set("dpo.sft_coef", round(sft, 6), *(f"--{flag}" for flag in _SFT_FLAGS), *labels, remark=remark)
     if "sigmoid_norm" in terms:
         draft.set("dpo.length_normalised", True, "--loss_type", remark="sigmoid_norm")
     if loss == "mpo" and abs(terms["bco_pair"] / terms["sigmoid"] - 0.25) > 1e-6:
-        draft.note("has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them", *_LOSS, subject="mpo")
+        draft.note("has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them", *labels, subject="mpo")
     if (launch.framework, loss) in _DIFFERS:
         draft.note(_DIFFERS[launch.framework, loss], subject=f"dpo.loss: {loss}")
     smoothed = ("robust",) if launch.framework == "TRL" and launch.method == "dpo" else SMOOTHED

@@ -1,31 +1,26 @@
 """Converting rewards from the peers' names."""
 
+from functools import cache
 from typing import Any
 
+from tiercel.config.yaml_text import parse
 from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.plugins import registered
+from tiercel.importing.rows import EXAMPLE_SCRIPTS
+from tiercel.importing.table import columns_of
 
 _BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
-_ANSWERED = r"<think>.*</think>\s*<answer>.*</answer>"
-_PATTERNS = {
-    "ms-swift": {"format": _ANSWERED, "react_format": r"<think>.*</think>\s*Action:.*Action Input:.*"},
-    "TRL": {"think_format_reward": r"<think>(?!.*<think>).*</think>.*"},
-    "VLM-R1": {"format": _ANSWERED},
-}
-_PLAIN: dict[str, dict[str, dict[str, Any]]] = {
-    "ms-swift": {"accuracy": {"name": "math"}, "math": {"name": "math"}, "repetition": {"name": "repetition"}},
-    "TRL": {
-        "accuracy_reward": {"name": "math"},
-        "reasoning_accuracy_reward": {"name": "math"},
-        "get_soft_overlong_punishment": {"name": "soft_overlong", "max_tokens": 1280, "buffer": 256},
-    },
-    "VLM-R1": {},
-}
 _JUDGED = {  # VLM-R1's --reward_method, by the built-in that comes nearest
     **{"mcq": "choice", "yes_no": "exact", "math": "math", "llm": "judge"},
     **dict.fromkeys(("map", "od_ap", "od_ap50", "odLength"), "box_map"),
 }
-_SCRIPTED = {name: ("think_format_reward", "accuracy_reward") for name in ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")}
+
+
+@cache
+def _fixed() -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
+    """Read the entries that no flag changes, each with a note, by peer and name."""
+    rows = columns_of("rewards.txt")
+    return {(peer, name): (parse(entry)[0], note) for peer, names, entry, note in rows for name in names.split(", ")}
 
 
 def set_rewards(draft: RecipeDraft) -> None:
@@ -33,51 +28,43 @@ def set_rewards(draft: RecipeDraft) -> None:
     launch = draft.launch
     if launch.kind != "grpo":
         return
-    names = launch.words("reward_funcs") or _SCRIPTED.get(launch.script, ())
+    by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
+    names = launch.words("reward_funcs") or by_script
     models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
     entries = [_entry(draft, name) for name in names]
     entries += [{"name": "model", "model": {"path": path}} for path in models]
     for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
         entries[number]["weight"] = float(number_of("--reward_weights", weight))
-    labels = ("--reward_funcs", "--reward_model", "--reward_model_name_or_path", "--reward_weights")
+    flags = ("reward_funcs", "reward_model", "reward_model_name_or_path", "reward_weights")
+    remark = launch.default_remark(*flags)
     if entries:
-        said = any(label in draft.given for label in labels)
-        by_script = f"of {launch.script}" if launch.script in _SCRIPTED else f"{launch.framework}'s default"
-        draft.set("rewards", entries, *labels, remark="" if said else by_script)
+        remark = f"of {launch.script}" if remark and by_script else remark
+        draft.set("rewards", entries, *(f"--{flag}" for flag in flags), remark=remark)
     else:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
 
 
 def _entry(draft: RecipeDraft, name: str) -> dict[str, Any]:
-    launch = draft.launch
-    if launch.framework == "VLM-R1" and name in ("accuracy", "format"):
-        return _of_vlm_r1(draft, name)
-    if (pattern := _PATTERNS[launch.framework].get(name)) is not None:
-        return {"name": "format", "pattern": pattern}
-    if name in ("cosine", "soft_overlong", "length"):
-        return _with_length(draft, name)
-    if name == "repetition":
-        grams = launch.number("repetition_n_grams")
-        draft.note("docs/rewards.md says what it counts", "--repetition_n_grams", subject="--reward_funcs repetition")
-        return {"name": "repetition", "ngram": grams or 3}
-    if name in _PLAIN[launch.framework]:
-        if name in ("accuracy", "accuracy_reward", "math", "reasoning_accuracy_reward"):
-            text = "compares by math-verify there; the built-in math has its own rules: docs/rewards.md"
-            draft.note(text, subject=f"--reward_funcs {name}")
-        return dict(_PLAIN[launch.framework][name])
-    return _own(draft, name)
+    if draft.launch.framework == "VLM-R1" and (entry := _of_vlm_r1(draft, name)):
+        return entry
+    if entry := _of_flags(draft, name):
+        return entry
+    fixed, note = _fixed().get((draft.launch.framework, name), (None, ""))
+    if note:
+        draft.note(note, subject=f"--reward_funcs {name}")
+    return _own(draft, name) if fixed is None else dict(fixed)
 
 
-def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any]:
-    """Convert VLM-R1's rewards: those of referring expressions, or the general ones by their method."""
+def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+    """Convert VLM-R1's rewards of referring expressions, and accuracy by its method; None for any other."""
     launch = draft.launch
     labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
-    if name == "format":
-        is_qwen = "qwen" in str(draft.values.get("model.path", "")).lower()
-        box = rf".*\{{.*{_BOX}.*\}}.*" if is_qwen else rf".*{_BOX}.*"
-        pattern = rf".*<think>.*</think>\s*<answer>{box}</answer>.*" if is_rec else _ANSWERED
-        return {"name": "format", "pattern": pattern}
+    if name == "format" and is_rec:
+        box = rf".*\{{.*{_BOX}.*\}}.*" if "qwen" in draft.model_name else rf".*{_BOX}.*"
+        return {"name": "format", "pattern": rf".*<think>.*</think>\s*<answer>{box}</answer>.*"}
+    if name != "accuracy":
+        return None
     if is_rec:
         draft.note("the reward of referring expressions: vlm_r1_rec", *labels, is_change=False)
         return {"name": "vlm_r1_rec"}
@@ -91,22 +78,26 @@ def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any]:
     return {"name": known}
 
 
-def _with_length(draft: RecipeDraft, name: str) -> dict[str, Any]:
-    launch = draft.launch
+def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+    """Convert a reward whose numbers are flags; None for any other."""
+    launch, subject = draft.launch, f"--reward_funcs {name}"
     longest = int(draft.values.get("rollout.max_new_tokens", 256))
+    if name == "repetition":
+        draft.note("docs/rewards.md says what it counts", "--repetition_n_grams", subject=subject)
+        return {"name": name, "ngram": launch.number("repetition_n_grams") or 3}
     if name == "cosine":
         longest = launch.number("cosine_max_len") or longest
-        draft.note(f"ends at {longest} tokens", "--cosine_max_len", is_change=False, subject="--reward_funcs cosine")
-        return {"name": "cosine", "max_tokens": longest}
+        draft.note(f"ends at {longest} tokens", "--cosine_max_len", is_change=False, subject=subject)
+        return {"name": name, "max_tokens": longest}
     if name == "length":
-        draft.note("falls from max_tokens on here: docs/rewards.md", subject="--reward_funcs length")
-        return {"name": "length", "max_tokens": longest}
+        draft.note("falls from max_tokens on here: docs/rewards.md", subject=subject)
+        return {"name": name, "max_tokens": longest}
+    if name != "soft_overlong":
+        return None
     longest, buffer = launch.number("soft_max_length") or longest, launch.number("soft_cache_length") or 50
     text = f"-1 from {longest} tokens on, falling over {buffer}"
-    draft.note(
-        text, "--soft_max_length", "--soft_cache_length", is_change=False, subject="--reward_funcs soft_overlong"
-    )
-    return {"name": "soft_overlong", "max_tokens": longest, "buffer": buffer}
+    draft.note(text, "--soft_max_length", "--soft_cache_length", is_change=False, subject=subject)
+    return {"name": name, "max_tokens": longest, "buffer": buffer}
 
 
 def _own(draft: RecipeDraft, name: str) -> dict[str, Any]:
@@ -118,12 +109,11 @@ def _own(draft: RecipeDraft, name: str) -> dict[str, Any]:
     plugins = launch.words("external_plugins")
     for plugin in plugins:
         file = launch.file(plugin)
-        found = registered(file).get(name) if file is not None else None
-        if found is not None:
+        if file is not None and (found := registered(file).get(name)):
             draft.note(f"{name} is {found} of {plugin}", "--external_plugins", is_change=False)
             return {"call": f"{plugin}:{found}"}
     place = plugins[0] if plugins else "mine.py"
     asked = f"its name was not found in {place}" if plugins else "name its file"
-    draft.note(f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION", "--external_plugins",
-               subject=f"--reward_funcs {name}")  # fmt: skip
+    text = f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION"
+    draft.note(text, "--external_plugins", subject=f"--reward_funcs {name}")
     return {"call": f"{place}:{name}"}

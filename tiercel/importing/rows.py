@@ -4,20 +4,20 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
-from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.importing.accelerate import mapping_in
 from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.launches import Launch
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
+_NO_ROWS = "is no file of rows here; write .jsonl, .json or .parquet"
 _READ = (".json", ".jsonl", ".parquet")
 # What columns and tags of LLaMA-Factory's data sets are called, as data.format reads them.
 _COLUMNS = re.compile(
     "instruction|input|output|history|conversations|messages|system|images|videos|chosen|rejected|kto_tag|label|from|"
     "value|role|content|human|user|gpt|assistant|observation|function_call"
 )
-_EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
+EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
 
 # VLM-R1 adds a request to every question. Its rewards look for the tags; the wording is tiercel's.
 _THINK_FIRST = (
@@ -36,8 +36,8 @@ class Source:
     """The rows of one file or data set, as data.train names them."""
 
     path: str
-    rows: int | None  # how many are taken
-    image_root: str | None = None
+    rows: int | None = None  # how many are taken
+    image_root: str = ""
 
     @property
     def named(self) -> str:
@@ -46,28 +46,26 @@ class Source:
 
 def set_rows(draft: RecipeDraft) -> None:
     """Set the sources of rows, and how they are used."""
-    readers = {"ms-swift": _swift, "TRL": _trl, "VLM-R1": _vlm_r1, "LLaMA-Factory": _llama_factory}
-    readers[draft.launch.framework](draft)
+    readers = {"TRL": _trl, "VLM-R1": _vlm_r1}
+    readers.get(draft.launch.framework, _joined)(draft)
     _held_out(draft)
     if draft.launch.kind == "distill" and "data.eval" in draft.values:
         labels = draft.origins["data.eval"].labels
         draft.drop("data.eval")
         draft.note("what is held out is scored by rewards here: write both, data.eval and rewards", *labels)
-    _intervals(draft)
-    _system(draft)
-    _template(draft)
-    _limits(draft)
-    _turns(draft)
+    for step in (_intervals, _system, _limits, _turns):
+        step(draft)
 
 
-def _swift(draft: RecipeDraft) -> None:
-    words = draft.launch.words("dataset")
-    _joined(draft, [_swift_source(draft, word, "--dataset") for word in words], "interleave_prob")
-
-
-def _joined(draft: RecipeDraft, sources: list[Source], flag: str) -> None:
+def _joined(draft: RecipeDraft) -> None:
     """Set files that are mixed by the shares of a flag, or else put end to end."""
-    shares = [float(number_of(f"--{flag}", share)) for share in _listed_words(draft, flag)]
+    launch = draft.launch
+    if launch.framework == "ms-swift":
+        flag, sources = "interleave_prob", [_swift_source(draft, word, "--dataset") for word in launch.words("dataset")]
+    else:
+        names = _listed_words(launch, "dataset")
+        flag, sources = "interleave_probs", [_described(draft, name, "--dataset") for name in names]
+    shares = [float(number_of(f"--{flag}", share)) for share in _listed_words(launch, flag)]
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
         _mix(draft, sources, weights, "--dataset", f"--{flag}")
@@ -77,29 +75,19 @@ def _joined(draft: RecipeDraft, sources: list[Source], flag: str) -> None:
         _end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
 
 
-def _listed_words(draft: RecipeDraft, flag: str) -> list[str]:
+def _listed_words(launch: Launch, flag: str) -> list[str]:
     """Return a flag's words; in LLaMA-Factory they have commas between."""
-    between = r"[,\s\[\]]+" if draft.launch.framework == "LLaMA-Factory" else "$"
-    return [part for word in draft.launch.words(flag) for part in re.split(between, word) if part]
-
-
-def _llama_factory(draft: RecipeDraft) -> None:
-    sources = [_described(draft, name, "--dataset") for name in _listed_words(draft, "dataset")]
-    _joined(draft, sources, "interleave_probs")
+    return launch.parts(r"[,\s\[\]]+" if launch.framework == "LLaMA-Factory" else "$", flag)
 
 
 def _described(draft: RecipeDraft, name: str, label: str) -> Source:
     """Look a data set up in dataset_info.json."""
     launch, limit = draft.launch, draft.launch.number("max_samples")
     folder = launch.text("dataset_dir") or "data"
-    file, subject = launch.file(f"{folder}/dataset_info.json"), f"{label} {name}"
+    subject = f"{label} {name}"
     if folder == "ONLINE":
         return Source(path=f"hf:{name}", rows=limit)
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
-    except ValueError:
-        tree = None
-    entry = tree.get(name) if isinstance(tree, dict) else None
+    entry = (mapping_in(launch.file(f"{folder}/dataset_info.json"), json.loads) or {}).get(name)
     if not isinstance(entry, dict):
         text = f"{folder}/dataset_info.json is not here, or has no such entry; write the file that it names"
         draft.note(text, label, "--dataset_dir", subject=subject)
@@ -115,7 +103,7 @@ def _described(draft: RecipeDraft, name: str, label: str) -> Source:
         return Source(path=f"hf:{url}{subset}:{entry.get('split', 'train')}", rows=rows)
     path = str(entry.get("file_name") or entry.get("script_url") or entry.get("cloud_file_name"))
     if PurePath(path).suffix not in _READ:
-        draft.note(f"{path} is no file of rows here; write .jsonl, .json or .parquet", label, subject=subject)
+        draft.note(f"{path} {_NO_ROWS}", label, subject=subject)
     return Source(path=str(PurePath(folder, path)), rows=rows)
 
 
@@ -125,28 +113,26 @@ def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
     hub, mark, rest = text.partition("::")
     text = rest if mark and hub.upper() in ("HF", "MS") else text
-    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w./-]+)?", text) is not None
-    if not is_id or PurePath(text).suffix in _FILES or text.startswith((".", "~")) or draft.launch.file(text):
-        if PurePath(text).suffix in _FILES and PurePath(text).suffix not in _READ:
-            draft.note(
-                f"{text} is no file of rows here; write .jsonl, .json or .parquet", label, subject=f"{label} {word}"
-            )
+    is_id, suffix = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w./-]+)?", text), PurePath(text).suffix
+    if not is_id or suffix in _FILES or text.startswith((".", "~")) or draft.launch.file(text):
+        if suffix in _FILES and suffix not in _READ:
+            draft.note(f"{text} {_NO_ROWS}", label, subject=f"{label} {word}")
         return Source(path=text, rows=rows)
     name, _, subset = text.partition(":")
-    several = "/" in subset
-    parts = [f"one subset a source: {subset} are several"] if several else []
+    parts = [f"one subset a source: {subset} are several"] if "/" in subset else []
     if hub.upper() != "HF" and not draft.launch.is_true("use_hf"):
         parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that the same rows are there")
     if parts:
         draft.note(f"{'; '.join(parts)}; or save the rows to a file", label, subject=f"{label} {word}")
-    return Source(path=f"hf:{name}/{subset}" if subset and not several else f"hf:{name}", rows=rows)
+    return Source(path=f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows=rows)
 
 
 def _trl(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels: tuple[str, ...] = ("--dataset_name", "--dataset_config", "--dataset_train_split")
     name, split = launch.text("dataset_name"), launch.text("dataset_train_split") or "train"
-    if launch.script in _EXAMPLE_SCRIPTS:
+    remark = f"of {launch.script}" if launch.script in EXAMPLE_SCRIPTS else ""
+    if remark:
         if name:
             draft.note(f"{launch.script} does not read it; write data.train", "--dataset_name")
         name, labels = "lmms-lab/multimodal-open-r1-8k-verified", ()
@@ -155,47 +141,42 @@ def _trl(draft: RecipeDraft) -> None:
             "more a side (no key does: filter the rows), and asks for <think> tags in a system message of its own",
             subject=launch.script,
         )
-        draft.set("data.eval", {"count": 100}, remark=f"of {launch.script}")
-        draft.set(
-            "data.system", _THOUGHTS_OF_TRL, remark=f"{launch.script} asks for these tags; the wording is tiercel's"
-        )
+        draft.set("data.eval", {"count": 100}, remark=remark)
+        asked = f"{launch.script} asks for these tags; the wording is tiercel's"
+        draft.set("data.system", _THOUGHTS_OF_TRL, remark=asked)
     if name is None:
         return
     is_local = PurePath(name).suffix in _READ or name.startswith((".", "/", "~")) or "/" not in name
     path = name if is_local else f"hf:{name}{_subset(launch)}:{split}"
-    remark = f"of {launch.script}" if launch.script in _EXAMPLE_SCRIPTS else ""
     draft.set("data.train", path, *labels, remark=remark)
 
 
 def _vlm_r1(draft: RecipeDraft) -> None:
+    """Set files with their folders, and the request that VLM-R1 adds to every question."""
     launch = draft.launch
-    words = launch.words("data_file_paths")
-    if words:
+    if words := launch.words("data_file_paths"):
         files, roots = words[0].split(":"), ":".join(launch.words("image_folders")).split(":")
-        if len(roots) == len(files) and all(roots):
-            sources = [Source(path=path, rows=None, image_root=root) for path, root in zip(files, roots, strict=True)]
-        else:
-            sources = [Source(path=path, rows=None) for path in files]
+        if len(roots) != len(files) or not all(roots):
+            roots = [""] * len(files)
             draft.note("not one folder for each file; write data.image_root", "--image_folders")
+        sources = [Source(path=path, image_root=root) for path, root in zip(files, roots, strict=True)]
         _end_to_end(draft, sources, "--data_file_paths", "--image_folders")
-        if "dataset_name" in launch.flags:
-            draft.note("is not read: --data_file_paths names the rows", "--dataset_name", is_change=False)
+        draft.note("is not read: --data_file_paths names the rows", "--dataset_name", is_change=False)
     elif name := launch.text("dataset_name"):
         _listed(draft, name)
+    task = launch.text("task_type") or ("rec" if launch.script.startswith("grpo_rec") else "")
+    text = _TEMPLATES.get(task) if "qwen" in draft.model_name else None
+    remark = "VLM-R1 adds a request for the tags its rewards need; the wording is tiercel's"
+    draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "--task_type", remark=remark)
 
 
 def _listed(draft: RecipeDraft, name: str) -> None:
     """Set the files that grpo_rec.py's YAML file lists, or a data set of grpo.py."""
-    file = draft.launch.file(name)
-    try:
-        tree = parse(file.read_text(encoding="utf-8"))[0] if file is not None else None
-    except (YamlProblem, UnicodeDecodeError):
-        tree = None
-    entries = tree.get("datasets") if isinstance(tree, dict) else None
-    files = [entry["json_path"] for entry in entries or [] if isinstance(entry, dict) and "json_path" in entry]
+    entries = (mapping_in(draft.launch.file(name)) or {}).get("datasets") or []
+    files = [entry["json_path"] for entry in entries if isinstance(entry, dict) and "json_path" in entry]
     if files:
-        _end_to_end(draft, [Source(path=str(path), rows=None) for path in files], "--dataset_name")
-        if any("sampling_strategy" in entry for entry in entries or []):
+        _end_to_end(draft, [Source(path=str(path)) for path in files], "--dataset_name")
+        if any("sampling_strategy" in entry for entry in entries):
             draft.note("its sampling_strategy is not taken over; write path#N in data.train", "--dataset_name")
     elif name.endswith(".yaml"):
         draft.set("data.train", name, "--dataset_name")
@@ -207,13 +188,11 @@ def _listed(draft: RecipeDraft, name: str) -> None:
 def _end_to_end(draft: RecipeDraft, sources: list[Source], *labels: str) -> None:
     """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
     where these are known."""
-    counts = [source.rows or _counted(draft, source.path) for source in sources]
-    known = [count for count in counts if count]
-    if len(known) == len(sources):
-        _mix(draft, sources, [round(count / known[0], 6) for count in known], *labels)
-        return
-    _mix(draft, sources, [1.0] * len(sources), *labels)
-    if len(sources) > 1:
+    known = [count for source in sources if (count := source.rows or _counted(draft, source.path))]
+    is_known = len(known) == len(sources)
+    weights = [round(count / known[0], 6) for count in known] if is_known else [1.0] * len(sources)
+    _mix(draft, sources, weights, *labels)
+    if not is_known and len(sources) > 1:
         note = (
             f"{draft.launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is "
             "set: each file's number of rows / that of the first"
@@ -236,10 +215,10 @@ def _mix(draft: RecipeDraft, sources: list[Source], weights: list[float], *label
     draft.set("data.train", sources[0].named, *labels)
     if root := sources[0].image_root:
         draft.set("data.image_root", root, "--image_folders")
-    more: list[dict[str, Any]] = []
-    for source, weight in zip(sources[1:], weights[1:], strict=True):
-        own_root = {"image_root": source.image_root} if source.image_root else {}
-        more.append({"path": source.named, "weight": weight, **own_root})
+    more = [
+        {"path": source.named, "weight": weight, **({"image_root": source.image_root} if source.image_root else {})}
+        for source, weight in zip(sources[1:], weights[1:], strict=True)
+    ]
     if more:
         draft.set("data.mix", more, *labels)
 
@@ -247,7 +226,7 @@ def _mix(draft: RecipeDraft, sources: list[Source], weights: list[float], *label
 def _held_out(draft: RecipeDraft) -> None:
     launch = draft.launch
     for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
-        if words := _listed_words(draft, name):
+        if words := _listed_words(launch, name):
             draft.set("data.eval", read(draft, words[0], f"--{name}").named, f"--{name}")
             if len(words) > 1:
                 draft.note("data.eval is one file; put the rows into one", f"--{name}")
@@ -277,21 +256,17 @@ def _intervals(draft: RecipeDraft) -> None:
     launch = draft.launch
     labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
-    given = [label for label in labels if label in draft.given]
     if "data.eval" not in draft.values:
-        if given:
-            text = "no rows are held out, so there is nothing to evaluate; data.eval names some"
-            draft.note(text, *given, is_change=asked not in ("", "no") and "eval_steps" not in launch.flags)
-        return
-    if asked == "epoch":
-        draft.note("train.eval_every is a number of steps", *given)
+        text = "no rows are held out, so there is nothing to evaluate; data.eval names some"
+        draft.note(text, *labels, is_change=asked not in ("", "no") and "eval_steps" not in launch.flags)
+    elif asked == "epoch":
+        draft.note("train.eval_every is a number of steps", *labels)
     elif asked != "no" and (launch.framework == "ms-swift" or asked == "steps"):
         every = launch.real("eval_steps") or launch.real("save_steps") or 500
-        updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
         remark = "" if "eval_steps" in launch.flags else "as --save_steps, the default there"
-        draft.set("train.eval_every", max(1, round(every / updates)), *labels, remark=remark)
-    elif given:
-        draft.note("rows that are held out are evaluated at the start and the end here", *given)
+        draft.set("train.eval_every", max(1, round(every / draft.updates_per_step)), *labels, remark=remark)
+    else:
+        draft.note("rows that are held out are evaluated at the start and the end here", *labels)
 
 
 def _system(draft: RecipeDraft) -> None:
@@ -307,25 +282,12 @@ def _system(draft: RecipeDraft) -> None:
         draft.set("data.system", text, "--system")
 
 
-def _template(draft: RecipeDraft) -> None:
-    """Set the request that VLM-R1 adds to every question."""
-    launch = draft.launch
-    if launch.framework != "VLM-R1":
-        return
-    task = launch.text("task_type") or ("rec" if launch.script.startswith("grpo_rec") else "")
-    is_qwen = "qwen" in str(draft.values.get("model.path", "")).lower()
-    text = _TEMPLATES.get(task) if is_qwen else None
-    remark = "VLM-R1 adds a request for the tags its rewards need; the wording is tiercel's"
-    draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "--task_type", remark=remark)
-
-
 def _limits(draft: RecipeDraft) -> None:
     launch = draft.launch
     flag = "cutoff_len" if launch.framework == "LLaMA-Factory" else "max_length"
     limit = launch.number(flag) if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
-        remark = "" if flag in launch.flags else f"{launch.framework}'s default"
-        draft.set("data.max_prompt_tokens", limit, f"--{flag}", remark=remark)
+        draft.set("data.max_prompt_tokens", limit, f"--{flag}", remark=launch.default_remark(flag))
         cuts = launch.text("truncation_strategy") or ("left" if launch.kind == "grpo" else "delete")
         is_cut = launch.framework in ("TRL", "LLaMA-Factory") or cuts != "delete"
         text = "a longer row is cut there; here it is rejected whole" if is_cut else "a longer row is left out, as here"
@@ -333,10 +295,8 @@ def _limits(draft: RecipeDraft) -> None:
         if flag not in launch.flags:
             draft.note(text, subject=f"more than {limit} tokens", is_change=is_cut)
     elif "data.max_prompt_tokens" not in draft.values:
-        draft.note(
-            "there is no limit there; data.max_prompt_tokens is 4096 here, and a longer row is rejected",
-            subject="length of prompts",
-        )
+        text = "there is no limit there; data.max_prompt_tokens is 4096 here, and a longer row is rejected"
+        draft.note(text, subject="length of prompts")
 
 
 def _turns(draft: RecipeDraft) -> None:
@@ -351,12 +311,9 @@ def _turns(draft: RecipeDraft) -> None:
     if launch.is_true("mask_history"):
         draft.set("data.train_turns", "last", "--mask_history")
     if launch.framework == "TRL" and launch.kind == "sft":
-        asked = launch.is_true("assistant_only_loss") or launch.is_true("completion_only_loss")
-        text = (
-            "assistant turns are learnt, as here"
-            if asked
-            else "theirs learns whole conversations; here their assistant turns"
-        )
-        labels = ("--assistant_only_loss", "--completion_only_loss")
-        given = any(label in draft.given for label in labels)
-        draft.note(text, *labels, subject="" if given else "which tokens are learnt", is_change=not asked)
+        names = ("assistant_only_loss", "completion_only_loss")
+        asked = any(map(launch.is_true, names))
+        text = "assistant turns are learnt, as here"
+        text = text if asked else "theirs learns whole conversations; here their assistant turns"
+        subject = "" if {*names} & {*launch.flags} else "which tokens are learnt"
+        draft.note(text, *(f"--{name}" for name in names), subject=subject, is_change=not asked)

@@ -1,18 +1,15 @@
 """Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
-from typing import Any
-
 from tiercel.importing.draft import RecipeDraft, whole_number_of
-
-_MASKS_OVERLONG = ("overlong_filter", "mask_truncated_completions")
 
 
 def set_sampling(draft: RecipeDraft) -> None:
     """Set how completions are sampled, and how the policy learns from them."""
-    sampled = (_top_k, _engine, _length)
-    learnt = (_correction, _loss, _clips, _advantage, _reference, _penalty, _switches, _rloo)
-    for step in {"grpo": (*sampled, *learnt), "distill": sampled}.get(draft.launch.kind, ()):
-        step(draft)
+    shared = (_reference, _penalty, _switches)
+    learnt = {"grpo": (_correction, _loss, _clips, _advantage, *shared), "rloo": (_clips, *shared, _rloo)}
+    if draft.launch.kind in ("grpo", "distill"):
+        for step in (_top_k, _engine, _length, *learnt.get(draft.launch.method, ())):
+            step(draft)
 
 
 def _top_k(draft: RecipeDraft) -> None:
@@ -28,21 +25,18 @@ def _top_k(draft: RecipeDraft) -> None:
 def _engine(draft: RecipeDraft) -> None:
     launch = draft.launch
     if not launch.is_true("use_vllm"):
-        if "use_vllm" in launch.flags:
-            draft.set("rollout.engine", "local", "--use_vllm")
+        draft.carry("rollout.engine", "local", "use_vllm")
         return
     mode = launch.text("vllm_mode") or ("server" if "vllm_server_host" in launch.flags else "colocate")
     if mode == "server":
         _servers(draft)
         return
     draft.set("rollout.engine", "vllm", "--use_vllm", "--vllm_mode")
-    share, size = launch.real("vllm_gpu_memory_utilization"), launch.number("vllm_tensor_parallel_size")
-    level = launch.text("sleep_level")
-    if share:
-        remark = "" if "vllm_gpu_memory_utilization" in launch.flags else f"{launch.framework}'s default"
-        draft.set("rollout.vllm.gpu_memory_utilization", share, "--vllm_gpu_memory_utilization", remark=remark)
-    if size and "vllm_tensor_parallel_size" in launch.flags:
-        draft.set("rollout.vllm.tensor_parallel", size, "--vllm_tensor_parallel_size")
+    level, name = launch.text("sleep_level"), "vllm_gpu_memory_utilization"
+    if share := launch.real(name):
+        draft.set("rollout.vllm.gpu_memory_utilization", share, f"--{name}", remark=launch.default_remark(name))
+    if size := launch.number("vllm_tensor_parallel_size"):
+        draft.carry("rollout.vllm.tensor_parallel", size, "vllm_tensor_parallel_size")
     if level and "sleep_level" in launch.flags:
         draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "--sleep_level")
     elif launch.is_true("vllm_enable_sleep_mode"):
@@ -69,95 +63,79 @@ def _servers(draft: RecipeDraft) -> None:
 def _correction(draft: RecipeDraft) -> None:
     """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
     launch, key = draft.launch, "algorithm.correction"
-    names: tuple[str, ...]
-    if launch.method == "rloo":
-        return
+    is_on = launch.is_true("use_vllm")
     if launch.framework == "TRL":
-        names = ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap")
-        is_on = launch.is_true("vllm_importance_sampling_correction") and launch.is_true("use_vllm")
-        mode, cap = launch.text(names[0]), launch.real(names[2]) or launch.real(names[1])
+        names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "cap")]
+        is_on = is_on and launch.is_true("vllm_importance_sampling_correction")
     else:
-        names = ("rollout_importance_sampling_mode", "rollout_importance_sampling_threshold")
-        mode, cap = launch.text(names[0]), launch.real(names[1])
-        is_on = mode is not None and launch.is_true("use_vllm")
-    labels = [f"--{name}" for name in ("vllm_importance_sampling_correction", *names)]
+        names = [f"rollout_importance_sampling_{part}" for part in ("mode", "threshold")]
+    caps = map(launch.real, reversed(names[1:]))
+    mode, cap = launch.text(names[0]), next(filter(None, caps), None)
     if not is_on or mode is None:
         if launch.is_true("async_generate"):
             draft.set(f"{key}.level", "token", "--async_generate", remark="completions of an older policy need it here")
-            draft.note(
-                "learns from older completions without a correction there; here algorithm.correction is on",
-                "--async_generate",
-            )
+            text = "learns from older completions without a correction there; here algorithm.correction is on"
+            draft.note(text, "--async_generate")
         return
-    remark = "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default"
+    names = ["vllm_importance_sampling_correction", *names]
+    labels = [f"--{name}" for name in names]
     level, _, form = mode.partition("_")
-    draft.set(f"{key}.level", level, *labels, remark=remark)
-    draft.set(f"{key}.mode", form or "truncate", *labels, remark=remark)
-    if cap:
-        draft.set(f"{key}.cap", cap, *labels, remark=remark)
+    values = {"level": level, "mode": form or "truncate", "cap": cap}
+    for part, value in values.items():
+        if value:
+            draft.set(f"{key}.{part}", value, *labels, remark=launch.default_remark(*names))
     if form == "mask":
         draft.note("here ratios below 1 / cap are masked too", *labels, subject="algorithm.correction.mode: mask")
-    if is_on and (draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1):
-        for part in ("level", "mode", "cap"):
-            draft.drop(f"{key}.{part}")
+    if draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1:
+        draft.drop(*(f"{key}.{part}" for part in values))
         draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
 
 
 def _loss(draft: RecipeDraft) -> None:
     """Set the loss. The level of the ratio is part of the loss's name in tiercel."""
     launch = draft.launch
-    if launch.method == "rloo":
-        return
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
     labels = ("--importance_sampling_level", "--loss_type")
     by_level = {"sequence": "gspo", "sequence_token": "gspo_token"}.get(level)
-    remark = "" if "loss_type" in launch.flags or by_level else f"{launch.framework}'s default"
     if by_level == "gspo" and draft.values.get("algorithm.top_entropy", 1) < 1:
         by_level = "gspo_token"
         draft.note("tokens are chosen by entropy, so each has a ratio of its own: gspo_token", labels[0])
     if by_level is None:
-        draft.set("algorithm.loss", loss, *labels, remark=remark)
+        draft.set("algorithm.loss", loss, *labels, remark=launch.default_remark("loss_type"))
         return
     draft.set("algorithm.loss", by_level, *labels)
     means = {"bnpo": "token", "dapo": "token", "dr_grpo": "constant"}
     if loss in means:
-        draft.set("algorithm.normalise", means[loss], "--loss_type", remark=_said(draft, "loss_type"))
+        remark = launch.default_remark("loss_type", of="--loss_type")
+        draft.set("algorithm.normalise", means[loss], "--loss_type", remark=remark)
     elif loss != "grpo":
         draft.note(f"with --importance_sampling_level {level} it is {by_level} here", "--loss_type")
-
-
-def _said(draft: RecipeDraft, flag: str) -> str:
-    return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
 
 
 def _clips(draft: RecipeDraft) -> None:
     launch = draft.launch
     loss = launch.text("loss_type")
-    gates = {"gate_positive": ("tau_pos", "sapo_temperature_pos"), "gate_negative": ("tau_neg", "sapo_temperature_neg")}
     if loss == "sapo":
-        for key, names in gates.items():
-            if (value := launch.real(names[0] if names[0] in launch.rows else names[1])) is not None:
-                draft.set(f"algorithm.{key}", value, *(f"--{name}" for name in names))
+        for sign, end in (("positive", "pos"), ("negative", "neg")):
+            short, long = f"tau_{end}", f"sapo_temperature_{end}"
+            if (value := launch.real(short if short in launch.rows else long)) is not None:
+                draft.set(f"algorithm.gate_{sign}", value, f"--{short}", f"--{long}")
         return
     low, high = launch.real("epsilon"), launch.real("epsilon_high")
     if loss == "cispo":
         draft.set("algorithm.clip_low", None, "--epsilon", remark="cispo has no lower bound there")
-        bound = launch.real("epsilon") if high is None else high
-        remark = "the largest weight itself there"
+        bound = low if high is None else high
         if bound and bound > 1:
+            remark = "the largest weight itself there"
             draft.set("algorithm.clip_high", round(bound - 1, 12), "--epsilon_high", remark=remark)
         return
-    if low is not None:
-        draft.set("algorithm.clip_low", low, "--epsilon")
-        draft.set("algorithm.clip_high", low, "--epsilon")
-    if high is not None:
-        draft.set("algorithm.clip_high", high, "--epsilon_high")
+    for key, value, flag in (("low", low, "epsilon"), ("high", low, "epsilon"), ("high", high, "epsilon_high")):
+        if value is not None:
+            draft.set(f"algorithm.clip_{key}", value, f"--{flag}")
 
 
 def _advantage(draft: RecipeDraft) -> None:
     launch = draft.launch
-    if launch.method == "rloo":
-        return
     estimator, scale = launch.text("advantage_estimator"), launch.text("scale_rewards")
     names = {"grpo": "group_norm", "reinforce_plus_plus": "reinforce_pp_baseline", "rloo": "rloo", "gdpo": "gdpo"}
     labels = ("--advantage_estimator", "--scale_rewards", "--multi_objective_aggregation")
@@ -170,16 +148,15 @@ def _advantage(draft: RecipeDraft) -> None:
     if advantage in ("reinforce_pp_baseline", "gdpo"):
         if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
             draft.note(f"{advantage} has its own scale here, that of the step", "--scale_rewards")
-    elif word is not None and "scale_rewards" in launch.flags:
-        draft.set("algorithm.scale", word, "--scale_rewards")
+    elif word is not None:
+        draft.carry("algorithm.scale", word, "scale_rewards")
 
 
 def _reference(draft: RecipeDraft) -> None:
     """Set the reference. Its steps and its mix count only where --sync_ref_model is on."""
     launch = draft.launch
     if launch.is_true("sync_ref_model"):
-        updates = int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
-        every = max(1, round((launch.number("ref_model_sync_steps") or 512) / updates))
+        every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
         draft.set("algorithm.kl.sync_every", every, "--ref_model_sync_steps", "--sync_ref_model")
         draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "--ref_model_mixup_alpha")
 
@@ -195,45 +172,36 @@ def _penalty(draft: RecipeDraft) -> None:
         remark = "" if "kl_in_reward" in launch.flags else f"{launch.framework}'s default with this estimator"
         draft.set("algorithm.kl.place", "reward", "--kl_in_reward", "--advantage_estimator", remark=remark)
         draft.set("algorithm.kl.estimator", "k1", "--kl_in_reward", remark="the log-ratio itself")
-    elif "kl_in_reward" in launch.flags:
-        draft.set("algorithm.kl.place", "loss", "--kl_in_reward")
+    else:
+        draft.carry("algorithm.kl.place", "loss", "kl_in_reward")
 
 
 def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
-    for name in _MASKS_OVERLONG:
-        if name in launch.flags:
-            draft.set("algorithm.overlong", "mask" if launch.is_true(name) else "keep", f"--{name}")
+    for name in ("overlong_filter", "mask_truncated_completions"):
+        draft.carry("algorithm.overlong", "mask" if launch.is_true(name) else "keep", name)
     if launch.is_true("dynamic_sample"):
         tries = launch.number("max_resample_times") or 3
         draft.set("rollout.resample_tries", tries, "--max_resample_times", "--dynamic_sample")
-    elif "dynamic_sample" in launch.flags:
-        draft.set("rollout.resample_tries", 0, "--dynamic_sample")
-    if "async_generate" in launch.flags and not launch.is_true("async_generate"):
-        draft.set("rollout.lookahead", 0, "--async_generate")
+    else:
+        draft.carry("rollout.resample_tries", 0, "dynamic_sample")
+    if not launch.is_true("async_generate"):
+        draft.carry("rollout.lookahead", 0, "async_generate")
 
 
 def _length(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    if "max_new_tokens" in launch.flags and "max_completion_length" not in launch.flags:
-        draft.set("rollout.max_new_tokens", launch.number("max_new_tokens"), "--max_new_tokens")
+    if "max_completion_length" not in draft.launch.flags:
+        draft.carry("rollout.max_new_tokens", draft.launch.number("max_new_tokens"), "max_new_tokens")
 
 
 def _rloo(draft: RecipeDraft) -> None:
     """Set what TRL's RLOO trainer does: leave-one-out advantages, and the sum of a completion's logprobs."""
-    if draft.launch.method != "rloo":
-        return
-    values: dict[str, Any] = {
-        "algorithm.advantage": "rloo",
-        "algorithm.loss": "grpo",
-        "algorithm.normalise": "constant",
-    }
-    for key, value in values.items():
-        draft.set(key, value, remark="what its RLOO trainer does")
-    draft.note(
+    for name, value in (("advantage", "rloo"), ("loss", "grpo"), ("normalise", "constant")):
+        draft.set(f"algorithm.{name}", value, remark="what its RLOO trainer does")
+    text = (
         "its loss is the sum over a completion's tokens, here that sum / rollout.max_new_tokens; AdamW does not see "
-        "the factor, optim.max_grad_norm does",
-        subject="algorithm.normalise: constant",
+        "the factor, optim.max_grad_norm does"
     )
+    draft.note(text, subject="algorithm.normalise: constant")
     if draft.launch.is_true("normalize_advantages"):
         draft.set("algorithm.scale", "batch", "--normalize_advantages")

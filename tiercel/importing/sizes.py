@@ -32,7 +32,8 @@ def set_sizes(draft: RecipeDraft) -> None:
     if rollout is None:
         rollout = each * processes * (launch.number("steps_per_generation") or accumulated)
     labels = (*labels, "--generation_batch_size", "--steps_per_generation")
-    draft.set("rollout.group_size", group, "--num_generations", remark=_default(draft, "num_generations"))
+    remark = launch.default_remark("num_generations", of="--num_generations")
+    draft.set("rollout.group_size", group, "--num_generations", remark=remark)
     size = max(rollout, update)
     prompts = max(1, size // group)
     sampled = counted(size, "completion")
@@ -44,40 +45,29 @@ def set_sizes(draft: RecipeDraft) -> None:
         minibatches = math.gcd(max(1, rollout // update), prompts)
         draft.set("optim.minibatches", minibatches, *labels, remark=f"{sampled} / {update} an update")
         if minibatches * update != rollout:
-            draft.note(
-                f"an update of {counted(update, 'completion')} holds part of a group; here it holds whole groups",
-                *labels,
-            )
+            text = f"an update of {counted(update, 'completion')} holds part of a group; here it holds whole groups"
+            draft.note(text, *labels)
     elif rollout > update:
         draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
 
 
-def updates_per_step(draft: RecipeDraft) -> int:
-    """Return the updates of one step: a step is a rollout in tiercel, an update in the peers."""
-    return int(draft.values.get("optim.minibatches", 1)) * int(draft.values.get("optim.rollout_epochs", 1))
-
-
 def set_lengths(draft: RecipeDraft) -> None:
     """Set the length of the run, the warm-up, and the intervals in steps."""
-    launch, updates = draft.launch, updates_per_step(draft)
+    launch, updates = draft.launch, draft.updates_per_step
     steps = launch.real("max_steps") or -1
     if steps > 0:
         draft.set("train.steps", _steps(steps, updates), "--max_steps", "--num_train_epochs", remark=_per(updates))
     else:
         epochs = launch.real("num_train_epochs") or 1.0
-        remark = "" if "num_train_epochs" in launch.flags else f"{launch.framework}'s default of --num_train_epochs"
+        remark = launch.default_remark("num_train_epochs", of="--num_train_epochs")
         draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
     _warmup(draft, updates)
-    if every := launch.real("logging_steps"):
-        draft.set("train.log_every", _steps(every, updates), "--logging_steps", remark=_default(draft, "logging_steps"))
-        _tell_fraction(draft, "logging_steps", every)
+    _interval(draft, "train.log_every", "logging_steps", "")
     strategy = (launch.text("save_strategy") or "steps").lower()
-    if strategy != "steps":
+    if strategy == "steps":
+        _interval(draft, "train.save_every", "save_steps", _per(updates), "--save_strategy")
+    else:
         draft.note("train.save_every is a number of steps, and the last step is always saved", "--save_strategy")
-    elif every := launch.real("save_steps"):
-        remark = _default(draft, "save_steps") or _per(updates)
-        draft.set("train.save_every", _steps(every, updates), "--save_steps", "--save_strategy", remark=remark)
-        _tell_fraction(draft, "save_steps", every)
     if "train.keep" not in draft.values:
         draft.note("all checkpoints are kept there, here the newest 3: train.keep", subject="no --save_total_limit")
 
@@ -90,13 +80,13 @@ def _per(updates: int) -> str:
     return f"a step here is {updates} updates there" if updates > 1 else ""
 
 
-def _default(draft: RecipeDraft, flag: str) -> str:
-    return "" if flag in draft.launch.flags else f"{draft.launch.framework}'s default of --{flag}"
-
-
-def _tell_fraction(draft: RecipeDraft, flag: str, value: float) -> None:
-    if 0 < value < 1:
-        draft.note("a share of the run there; write a number of steps", f"--{flag}")
+def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str) -> None:
+    """Set an interval, which is given in updates; the remark counts where the command gives it."""
+    if every := draft.launch.real(flag):
+        remark = draft.launch.default_remark(flag, of=f"--{flag}") or remark
+        draft.set(key, _steps(every, draft.updates_per_step), f"--{flag}", *labels, remark=remark)
+        if 0 < every < 1:
+            draft.note("a share of the run there; write a number of steps", f"--{flag}")
 
 
 def _warmup(draft: RecipeDraft, updates: int) -> None:
@@ -137,5 +127,4 @@ def set_pack(draft: RecipeDraft) -> None:
     if "rollout.max_new_tokens" in known:
         least += draft.values.get("rollout.max_new_tokens", known["rollout.max_new_tokens"].field.default)
     if least > _LARGEST_PACK:
-        remark = "the longest row; no result depends on it"
-        draft.set("learner.max_tokens_per_microbatch", least, remark=remark)
+        draft.set("learner.max_tokens_per_microbatch", least, remark="the longest row; no result depends on it")

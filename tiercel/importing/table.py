@@ -1,6 +1,6 @@
 """The meaning of the peers' flags: tables in peers/ with one line for each flag."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -17,6 +17,15 @@ KINDS: dict[Method, Kind] = {  # the recipe of each method
 }  # fmt: skip
 Treatment = Literal["set", "nearest", "together", "none", "nothing to do", "refused"]
 _MARKS: dict[str, Treatment] = {"=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
+
+# The note on a flag that sets no key.
+_TOLD: dict[Treatment, str] = {
+    "nearest": "{row.meaning}; nearest is {row.key}{tail}",
+    "none": "{row.meaning}; has no equivalent{tail}",
+    "nothing to do": "{row.meaning}{tail}",
+    "refused": "{row.meaning} is no method of this version; nearest: {row.remark}",
+    **dict.fromkeys(("set", "together"), "{row.meaning}; nothing depends on it in this command"),
+}
 
 # The sources that the tables were made from.
 VERSIONS: dict[Framework, str] = {
@@ -41,17 +50,7 @@ class TableRow:
     def told(self) -> str:
         """Return the note on a flag that sets no key."""
         tail = f": {self.remark}" if self.remark else ""
-        match self.treatment:
-            case "nearest":
-                return f"{self.meaning}; nearest is {self.key}{tail}"
-            case "none":
-                return f"{self.meaning}; has no equivalent{tail}"
-            case "nothing to do":
-                return f"{self.meaning}{tail}"
-            case "refused":
-                return f"{self.meaning} is no method of this version; nearest: {self.remark}"
-            case _:
-                return f"{self.meaning}; nothing depends on it in this command"
+        return _TOLD[self.treatment].format(row=self, tail=tail)
 
 
 @cache
@@ -82,20 +81,20 @@ def environment_row(name: str) -> TableRow | None:
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
 
 
+def columns_of(file: str) -> Iterator[list[str]]:
+    """Read the columns of each line of a table."""
+    text = (files("tiercel.importing.peers") / file).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            yield [column.strip() for column in line.split("|")]
+
+
 @cache
 def _read(file: str) -> tuple[TableRow, ...]:
-    text = (files("tiercel.importing.peers") / file).read_text(encoding="utf-8")
-    return tuple(_row(line) for line in text.splitlines() if line and not line.startswith("#"))
-
-
-def _row(line: str) -> TableRow:
-    name, default, key, meaning, remark = (part.strip() for part in line.split("|"))
-    treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
-    return TableRow(
-        name=name,
-        default=tuple(default.split()),
-        treatment=treatment,
-        key=None if key in _MARKS else key.removeprefix("~"),
-        meaning=meaning,
-        remark=remark,
-    )
+    rows = []
+    for name, default, key, meaning, remark in columns_of(file):
+        treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
+        own = None if key in _MARKS else key.removeprefix("~")
+        words = tuple(default.split())
+        rows.append(TableRow(name=name, default=words, treatment=treatment, key=own, meaning=meaning, remark=remark))
+    return tuple(rows)

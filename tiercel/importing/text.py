@@ -2,15 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from tiercel.config.keys import keys_of
 from tiercel.config.yaml_text import render
-from tiercel.importing.draft import Note, RecipeDraft
+from tiercel.importing.draft import RecipeDraft
 from tiercel.importing.table import VERSIONS
 
 COMMENT_COLUMN = 48
+_HEADINGS = {"Look at these: another meaning, or no equivalent.": True, "Nothing to do about these.": False}
 _PLAIN = re.compile(r"[\w./-]+(:[\w./-]+)*")
 
 
@@ -23,10 +23,10 @@ def recipe_text(draft: RecipeDraft) -> str:
     ]
     if launch.processes > 1:
         lines.append(f"# It ran {launch.processes} processes: tiercel {launch.kind} RECIPE --nproc {launch.processes}")
-    lines += _noted(
-        "Look at these: another meaning, or no equivalent.", [note for note in draft.notes if note.is_change]
-    )
-    lines += _noted("Nothing to do about these.", [note for note in draft.notes if not note.is_change])
+    for heading, is_change in _HEADINGS.items():
+        if notes := [note for note in draft.notes if note.is_change == is_change]:
+            lines += ["#", f"# {heading}"]
+            lines += [f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes]
     lines.append("")
     tree: dict[str, Any] = {}
     for key, value in draft.values.items():
@@ -40,13 +40,6 @@ def recipe_text(draft: RecipeDraft) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _noted(heading: str, notes: list[Note]) -> Iterator[str]:
-    if notes:
-        yield "#"
-        yield f"# {heading}"
-        yield from (f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes)
-
-
 def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> list[str]:
     indent = "  " * depth
     comment = _comment(draft, key)
@@ -54,15 +47,11 @@ def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> l
         ordered = sorted(value.items(), key=lambda item: _place(draft, f"{key}.{item[0]}"))
         below = [line for leaf, inner in ordered for line in _lines(leaf, inner, f"{key}.{leaf}", draft, depth + 1)]
         return [f"{indent}{name}:", *below]
+    line, entries = f"{indent}{name}: {_inline(value)}", []
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        entries = [f"{indent}  - {_inline(entry)}" for entry in value]
-        return [_beside(f"{indent}{name}:", comment), *entries]
-    return [_beside(f"{indent}{name}: {_inline(value)}", comment)]
-
-
-def _beside(line: str, comment: str) -> str:
-    """Put a comment beside a line. It begins after a blank, else it would be part of the value."""
-    return f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line
+        line, entries = f"{indent}{name}:", [f"{indent}  - {_inline(entry)}" for entry in value]
+    # The comment begins after a blank, else it would be part of the value.
+    return [f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line, *entries]
 
 
 def _comment(draft: RecipeDraft, key: str) -> str:

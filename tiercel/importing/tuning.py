@@ -16,8 +16,9 @@ _FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
     "ms-swift": ("freeze_vit", "freeze_aligner", "freeze_llm"),
     "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
 }
-_FREEZE_LABELS = tuple(f"--{name}" for names in _FREEZERS.values() for name in names)
+_FREEZE_NAMES = tuple(name for names in _FREEZERS.values() for name in names)
 TUNERS = ("tuner_type", "train_type", "finetuning_type")
+_TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
 _TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
 
 
@@ -31,11 +32,9 @@ def _model(draft: RecipeDraft) -> None:
     launch = draft.launch
     if path := launch.text("model"):
         draft.set("model.path", path, "--model")
-        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
-        from_huggingface = launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true")
-        if from_huggingface:
+        if launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true"):
             draft.set("model.hub", "huggingface", "--use_hf", "USE_HF")
-        elif is_id:
+        elif re.fullmatch(r"[\w.-]+/[\w.-]+", path):
             for key in ("model.hub", "teacher.hub"):
                 draft.set(key, "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
         if "output" not in draft.values:
@@ -44,26 +43,19 @@ def _model(draft: RecipeDraft) -> None:
         draft.set("model.revision", revision, "--model_revision")
     elif launch.framework != "ms-swift":
         draft.note("the hub's newest, as here", "--model_revision", is_change=False)
-    if launch.framework == "VLM-R1" and "qwen" not in _name(draft):
+    if launch.framework == "VLM-R1" and "qwen" not in draft.model_name:
         for flag in ("max_pixels", "min_pixels"):
             draft.drop(f"model.{flag}")
             draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
     for flag, key in (("gradient_checkpointing", "learner.gradient_checkpointing"), ("shuffling", "data.shuffle")):
         if launch.is_true(f"disable_{flag}"):
             draft.set(key, False, f"--disable_{flag}")
-    for name, (key, unit) in _PIXELS.items():
-        if name in launch.environment:
-            side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
+    side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
+    for name in sorted(launch.environment):
+        if found := _TOKENS.fullmatch(name):
+            key = f"{'model' if found[1] == 'IMAGE' else 'data.video'}.{found[2].lower()}_pixels"
             pixels = whole_number_of(name, launch.environment[name]) * side * side
-            draft.set(key, pixels, name, remark=f"{unit} of {side} x {side} pixels")
-
-
-_PIXELS = {
-    "IMAGE_MAX_TOKEN_NUM": ("model.max_pixels", "tokens"),
-    "IMAGE_MIN_TOKEN_NUM": ("model.min_pixels", "tokens"),
-    "VIDEO_MAX_TOKEN_NUM": ("data.video.max_pixels", "tokens"),
-    "VIDEO_MIN_TOKEN_NUM": ("data.video.min_pixels", "tokens"),
-}
+            draft.set(key, pixels, name, remark=f"tokens of {side} x {side} pixels")
 
 
 def tuner_of(launch: Launch) -> str:
@@ -77,12 +69,9 @@ def _adapters(draft: RecipeDraft) -> None:
     if tuner == "full":
         draft.drop("lora.init")
         return
-    for key, name, value in (
-        ("lora.rank", rank, launch.number(rank)),
-        ("lora.alpha", "lora_alpha", launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)),
-    ):
-        remark = "" if name in launch.flags else f"{launch.framework}'s default"
-        draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=remark)
+    alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
+    for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
+        draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=launch.default_remark(name))
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
         draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
@@ -91,14 +80,10 @@ def _adapters(draft: RecipeDraft) -> None:
         draft.note("is off there in this method, as here", "--lora_dropout", "--disable_dropout", is_change=False)
     if dropout and launch.kind != "sft":
         draft.set("lora.dropout", 0.0, "--lora_dropout", remark=f"{dropout:g} there; see above")
-        draft.note(
-            f"{dropout:g} there, 0 here: answers share a prompt; to have it, write learner.form: repeated too",
-            "--lora_dropout",
-            subject=f"--lora_dropout {dropout:g}",
-        )
+        text = f"{dropout:g} there, 0 here: answers share a prompt; to have it, write learner.form: repeated too"
+        draft.note(text, "--lora_dropout", subject=f"--lora_dropout {dropout:g}")
     elif dropout or "lora_dropout" in launch.flags:
-        remark = "" if "lora_dropout" in launch.flags else f"{launch.framework}'s default"
-        draft.set("lora.dropout", dropout, "--lora_dropout", remark=remark)
+        draft.set("lora.dropout", dropout, "--lora_dropout", remark=launch.default_remark("lora_dropout"))
     _targets(draft, tuner)
 
 
@@ -106,20 +91,14 @@ def _targets(draft: RecipeDraft, tuner: str) -> None:
     """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
     launch = draft.launch
     names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
-    labels = [f"--{name}" for name in names] + list(_FREEZE_LABELS)
-    given = [
-        word.strip("'\"")
-        for name in names[1:]
-        for value in launch.words(name)
-        for word in re.split(r"[,\s\[\]]+", value)
-    ]
-    modules = [word for word in given if word]
+    labels = [f"--{name}" for name in (*names, *_FREEZE_NAMES)]
+    modules = [word for part in launch.parts(r"[,\s\[\]]+", *names[1:]) if (word := part.strip("'\""))]
     if tuner == "lora_llm":
         draft.set("lora.targets", "language", "--tuner_type", "--train_type", *labels)
         draft.set("freeze", [], "--tuner_type", "--train_type", *labels, remark="tower and projector are trained whole")
     elif launch.framework == "VLM-R1":
         draft.set("lora.targets", "language", "--lora_target_modules", remark="linear layers outside the vision tower")
-        outside = ", and the projector of InternVL" if "internvl" in _name(draft) else ""
+        outside = ", and the projector of InternVL" if "internvl" in draft.model_name else ""
         draft.note(f"its adapters are on lm_head{outside} too; here on the decoder's layers", subject="lora.targets")
     elif regex := launch.text("target_regex"):
         draft.set("lora.targets", regex, *labels)
@@ -142,14 +121,10 @@ def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
     adapted = [part for part in PARTS if part not in _frozen(draft)]
     is_said = {"target_modules", "lora_target"} & set(draft.launch.flags)
     remark = "" if is_said else f"{draft.launch.framework}'s default, all linear layers"
-    if len(adapted) in (1, 3):
-        draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *labels, remark=remark)
-    else:
-        draft.set("lora.targets", "all", *labels, remark=remark)
-        draft.note(
-            f"only {' and '.join(adapted)} there; lora.targets takes one part, all, or a regular expression", *labels,
-            subject="lora.targets: all",
-        )  # fmt: skip
+    draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *labels, remark=remark)
+    if len(adapted) not in (1, 3):
+        text = f"only {' and '.join(adapted)} there; lora.targets takes one part, all, or a regular expression"
+        draft.note(text, *labels, subject="lora.targets: all")
 
 
 def _frozen(draft: RecipeDraft) -> list[str]:
@@ -158,26 +133,21 @@ def _frozen(draft: RecipeDraft) -> list[str]:
     return [part for part, flag in zip(PARTS, flags, strict=True) if draft.launch.is_true(flag)]
 
 
-def _name(draft: RecipeDraft) -> str:
-    return str(draft.values.get("model.path", "")).lower()
-
-
 def _parts(draft: RecipeDraft) -> None:
     """Set the frozen parts of full fine-tuning."""
     launch = draft.launch
     if tuner_of(launch) != "full":
-        if launch.framework == "VLM-R1" and "freeze_vision_modules" in launch.flags:
+        if launch.framework == "VLM-R1":
             draft.note("with LoRA the tower's own weights stay as they are", "--freeze_vision_modules", is_change=False)
         return
     if launch.framework in _FREEZERS:
-        frozen, labels = _frozen(draft), (*_FREEZE_LABELS, *_TUNER_LABELS)
+        frozen, names = _frozen(draft), (*_FREEZE_NAMES, *TUNERS, "use_peft")
     elif launch.is_true("freeze_vision_modules"):
-        frozen = ["vision"] if "internvl" in _name(draft) else ["vision", "projector"]
-        labels = ("--freeze_vision_modules",)
+        frozen = ["vision"] if "internvl" in draft.model_name else ["vision", "projector"]
+        names = ("freeze_vision_modules",)
     else:
-        frozen, labels = [], ("--freeze_vision_modules", "--use_peft")
-    remark = "" if any(label in draft.given for label in labels) else f"{launch.framework}'s default"
-    draft.set("freeze", frozen, *labels, remark=remark)
+        frozen, names = [], ("freeze_vision_modules", "use_peft")
+    draft.set("freeze", frozen, *(f"--{name}" for name in names), remark=launch.default_remark(*names))
 
 
 def _rates(draft: RecipeDraft) -> None:
@@ -185,39 +155,28 @@ def _rates(draft: RecipeDraft) -> None:
     rate = launch.real("learning_rate")
     if rate is None:
         rate = 1e-5 if tuner == "full" else 1e-4
-    remark = "" if "learning_rate" in launch.flags else f"{launch.framework}'s default"
-    draft.set("optim.lr", rate, "--learning_rate", remark=remark)
+    draft.set("optim.lr", rate, "--learning_rate", remark=launch.default_remark("learning_rate"))
     betas = [launch.real("adam_beta1") or 0.9, launch.real("adam_beta2") or 0.999]
-    labels = ("--adam_beta1", "--adam_beta2")
-    is_given = any(label in draft.given for label in labels)
-    if betas != [0.9, 0.999] or is_given:
-        remark = "" if is_given else f"{launch.framework}'s default of --adam_beta2"
-        draft.set("optim.betas", betas, *labels, remark=remark)
-    own = {"vision": launch.real("vit_lr"), "projector": launch.real("aligner_lr")}
-    stays = draft.values.get("freeze", ["vision", "projector"])
-    trains = {part for part in PARTS if part not in stays} if tuner != "lora" else _adapted(draft)
-    rates = {part: value for part, value in own.items() if value is not None and part in trains}
-    for part, value in rates.items():
-        draft.set(f"optim.part_lr.{part}", value, "--vit_lr" if part == "vision" else "--aligner_lr")
+    remark = launch.default_remark("adam_beta1", "adam_beta2", of="--adam_beta2")
+    if betas != [0.9, 0.999] or not remark:
+        draft.set("optim.betas", betas, "--adam_beta1", "--adam_beta2", remark=remark)
+    stays, targets = draft.values.get("freeze", ["vision", "projector"]), draft.values.get("lora.targets")
+    for part, flag in (("vision", "vit_lr"), ("projector", "aligner_lr")):
+        trains = targets in ("all", part) if tuner == "lora" else part not in stays
+        if (value := launch.real(flag)) is not None and trains:
+            draft.set(f"optim.part_lr.{part}", value, f"--{flag}")
     for name in ("optim", "optimizer"):
-        if name in launch.flags:
-            is_same = (launch.text(name) or "").startswith("adamw")
-            text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
-            draft.note(text, f"--{name}", is_change=not is_same)
-
-
-def _adapted(draft: RecipeDraft) -> set[str]:
-    targets = draft.values.get("lora.targets")
-    return set(PARTS) if targets == "all" else {str(targets)}
+        is_same = (launch.text(name) or "").startswith("adamw")
+        text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
+        draft.note(text, f"--{name}", is_change=not is_same)
 
 
 def _precision(draft: RecipeDraft) -> None:
     """Set the dtype of the computation. TRL takes bfloat16 by default, whatever dtype the weights are loaded in."""
     launch = draft.launch
     labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
-    mixed = launch.launcher.get("mixed_precision", ("",))[0] or (
-        launch.accelerate.precision if launch.accelerate else ""
-    )
+    in_file = launch.accelerate.precision if launch.accelerate else ""
+    mixed = launch.launcher.get("mixed_precision", ("",))[0] or in_file
     loaded = (launch.text("dtype", "torch_dtype") or "").lower()
     if launch.is_true("fp16") or mixed == "fp16":
         draft.set("model.dtype", "float16", *labels)
@@ -231,31 +190,24 @@ def _precision(draft: RecipeDraft) -> None:
 
 def _sharding(draft: RecipeDraft) -> None:
     launch = draft.launch
-    labels = (
-        "--deepspeed",
-        "--fsdp",
-        "launcher --config_file",
-        "launcher --accelerate_config",
-        "launcher --zero_stage",
-    )
+    of_launcher = [f"launcher --{name}" for name in ("config_file", "accelerate_config", "zero_stage")]
+    labels = ("--deepspeed", "--fsdp", *of_launcher)
     found, remark = _asked(draft)
     if found is None:
         return
     if found.is_fsdp:
         draft.set("train.strategy", "fsdp2", *labels, remark=remark)
+    elif found.stage == 0 and launch.processes == 1:
+        draft.note("divides nothing, as a single process here", *labels, is_change=False)
     elif found.stage == 0:
         draft.set("train.strategy", "ddp", *labels, remark="stage 0 divides nothing")
     elif found.stage is not None:
         draft.set("train.strategy", "deepspeed", *labels, remark=remark)
         lower = "stage 1 divides the optimiser's state only; stages 2 and 3 are here" if found.stage == 1 else remark
         draft.set("train.deepspeed.stage", max(2, found.stage), *labels, remark=lower)
-        if found.offload_parameters and found.stage == 3:
-            draft.set("train.deepspeed.offload_parameters", True, *labels)
-        if found.offload_optimizer:
-            draft.set("train.deepspeed.offload_optimizer", True, *labels)
-    if launch.processes == 1 and not found.is_fsdp and found.stage == 0:
-        draft.drop("train.strategy")
-        draft.note("divides nothing, as a single process here", *labels, is_change=False)
+        offloads = {"parameters": found.offload_parameters and found.stage == 3, "optimizer": found.offload_optimizer}
+        for name in [name for name, is_on in offloads.items() if is_on]:
+            draft.set(f"train.deepspeed.offload_{name}", True, *labels)
 
 
 def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
@@ -279,11 +231,17 @@ def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
 
 
 def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
-    if value.startswith("{"):
-        return _read(draft, value), ""
-    file = draft.launch.file(value) if value.endswith(".json") else None
-    if file is not None:
-        found = _read(draft, file.read_text(encoding="utf-8"))
+    is_text = value.startswith("{")
+    file = draft.launch.file(value) if value.endswith(".json") and not is_text else None
+    if is_text or file is not None:
+        try:
+            found = sharding_of_json(json.loads(value if file is None else file.read_text(encoding="utf-8")))
+        except ValueError:
+            found = None
+        if found is None:
+            draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "--deepspeed")
+        if file is None:
+            return found, ""
         draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "--deepspeed")
         return found, f"read from {PurePath(value).name}"
     found = sharding_by_name(PurePath(value).name)
@@ -292,16 +250,6 @@ def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
     elif found is None:
         draft.note("the file is not here; write train.strategy: deepspeed with stage 2 or 3", "--deepspeed")
     return found, ""
-
-
-def _read(draft: RecipeDraft, text: str) -> Sharding | None:
-    try:
-        found = sharding_of_json(json.loads(text))
-    except ValueError:
-        found = None
-    if found is None:
-        draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "--deepspeed")
-    return found
 
 
 def _kept_reference(draft: RecipeDraft) -> None:
@@ -317,9 +265,8 @@ def _trackers(draft: RecipeDraft) -> None:
     given = [word for value in words for word in re.split(r"[\s,'\"]+", value.strip("[]")) if word not in ("", "none")]
     if "report_to" not in draft.launch.flags:
         if given:
-            draft.note(
-                f"trackers: [{', '.join(given)}] writes the same", subject=f"--report_to is {given[0]} by default"
-            )
+            text = f"trackers: [{', '.join(given)}] writes the same"
+            draft.note(text, subject=f"--report_to is {given[0]} by default")
         return
     draft.set("trackers", [name for name in dict.fromkeys(given) if name in known], "--report_to")
     others = [name for name in given if name not in known]
