@@ -19,7 +19,7 @@ from tiercel.data.reading import read_training_rows
 from tiercel.errors import EnvironmentProblem, RecipeError, TrainingError
 from tiercel.learner.batch import advantage_group
 from tiercel.planning.frozen_models import teacher_size
-from tiercel.training import served_teacher
+from tiercel.rollout import vllm_retries
 from tiercel.training.build import build_trainer
 from tiercel.training.served_teacher import ServedTeacher, open_served
 from tiercel.training.watching import phase_limits
@@ -50,7 +50,7 @@ class TeachingServer(ScriptedServer):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(served_teacher, "BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr(vllm_retries, "BACKOFF_SECONDS", (0.01,))
 
 
 @pytest.fixture(scope="module")

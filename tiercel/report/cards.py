@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tiercel.report.markup import Html, element
+from tiercel.report.markup import Html, aside, element
 from tiercel.report.numbers import NOTHING, short
 from tiercel.report.pictures import box_text, has_boxes, predicted_box, true_box
 from tiercel.rewards.boxes import iou, is_proper
@@ -36,6 +36,11 @@ def value_text(value: float | None) -> str:
     return NOTHING if value is None else short(value)
 
 
+def number_cell(column: str, text: str) -> Html:
+    """Make a cell of a table of completions, which bears its column's name where the screen is narrow."""
+    return element("td", text, class_="number", data_label=column)
+
+
 def answer_text(answer: Any) -> str:
     """Format the right answer as the row has it."""
     if answer is None:
@@ -45,21 +50,15 @@ def answer_text(answer: Any) -> str:
 
 def prompt_block(group: GroupRecord) -> Html:
     """Show the row's id, question and right answer, and the prompt as rendered for the model."""
-    rendered = element("details", element("summary", "Prompt as the model gets it"), text_block(group.prompt))
-    note = None
+    rendered = answer = note = None
+    if group.prompt and group.prompt != group.question:
+        rendered = element("details", element("summary", "Prompt as the model gets it"), text_block(group.prompt))
+    if group.answer is not None or len(group.completions) < 2:
+        code = element("code", answer_text(group.answer))
+        answer = element("p", element("b", "Right answer "), code, class_="answer")
     if has_boxes(group) and group.coordinate_space is None:
-        text = "The run does not say in which coordinates the model writes boxes, so its boxes cannot be drawn."
-        note = element("p", text, class_="aside")
-    return element(
-        "div",
-        element("h4", group.id),
-        text_block(group.question, "question"),
-        None
-        if group.answer is None and len(group.completions) > 1
-        else element("p", element("b", "Right answer "), element("code", answer_text(group.answer)), class_="answer"),
-        rendered if group.prompt and group.prompt != group.question else None,
-        note,
-    )
+        note = aside("The run does not say in which coordinates the model writes boxes, so its boxes cannot be drawn.")
+    return element("div", element("h4", group.id), text_block(group.question, "question"), answer, rendered, note)
 
 
 def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:

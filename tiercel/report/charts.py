@@ -1,11 +1,13 @@
 """Line charts and stacked areas as inline SVG. The classes of the style sheet give the colours."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from typing import Literal
 
-from tiercel.report.markup import Html, element, fragment
+from tiercel.report.markup import Html, aside, element, fragment, legend
 from tiercel.report.numbers import Point, ends, nice_ticks, short, thinned, tick_labels, trailing_means
 
 WIDTH, HEIGHT = 380, 200
@@ -62,58 +64,48 @@ def line_chart(chart: Chart) -> Html:
     ticks = nice_ticks(low, high, 4)
     frame = Frame(steps=_step_range(chart.series, chart.last_step), values=(ticks[0], ticks[-1]))
     drawn = [_drawn(series, frame) for series in chart.series]
-    legend = _legend([(series.label, _swatch(series)) for series in chart.series]) if len(chart.series) > 1 else None
+    colours = [(_swatch(series), series.label) for series in chart.series]
     note = f"{beyond} beyond the axis, up to {short(max(values))}" if beyond else None
     return element(
         "figure",
         _caption(chart.title, chart.series[0]),
         _svg(chart.title, frame, ticks, drawn, _hover(chart.series)),
-        legend,
-        element("p", note, class_="aside") if note else None,
+        legend(colours) if len(colours) > 1 else None,
+        aside(note),
         class_="chart",
     )
 
 
 def stacked_chart(title: str, labels: Sequence[str], steps: Sequence[int], layers: Sequence[Sequence[float]]) -> Html:
     """Draw layers on top of one another, the first at the bottom. Each layer has a value at every step."""
-    bottoms = [0.0] * len(steps)
-    tops: list[list[float]] = []
-    for layer in layers:
-        bottoms = [below + value for below, value in zip(bottoms, layer, strict=True)]
-        tops.append(bottoms)
-    ticks = nice_ticks(0.0, max(bottoms) or 1.0, 4)
-    lines = [
-        Series(label=label, points=tuple(zip(steps, top, strict=True))) for label, top in zip(labels, tops, strict=True)
+
+    def series_of(label: str, values: Iterable[float]) -> Series:
+        return Series(label=label, points=tuple(zip(steps, values, strict=True)))
+
+    tops = list(accumulate(layers, lambda below, layer: list(map(add, below, layer))))
+    ticks = nice_ticks(0.0, max(tops[-1]) or 1.0, 4)
+    total = series_of("total", tops[-1])
+    frame = Frame(steps=_step_range([total]), values=(ticks[0], ticks[-1]))
+    areas = [
+        element("path", d=_area(series_of(labels[number], top).points, frame), class_=f"area c{number}")
+        for number, top in enumerate(tops)
     ]
-    frame = Frame(steps=_step_range(lines), values=(ticks[0], ticks[-1]))
-    drawn = [
-        element("path", d=_area(line.points, frame), class_=f"area c{number}")
-        for number, line in reversed(list(enumerate(lines)))
-    ]
-    shown = [
-        Series(label=label, points=tuple(zip(steps, layer, strict=True)))
-        for label, layer in zip(labels, layers, strict=True)
-    ]
-    legend = _legend([(label, f"swatch area c{number}") for number, label in enumerate(labels)])
-    total = Series(label="total", points=lines[-1].points)
     return element(
         "figure",
         _caption(title, total),
-        _svg(title, frame, ticks, drawn, _hover(shown)),
-        legend,
+        _svg(title, frame, ticks, areas[::-1], _hover(list(map(series_of, labels, layers)))),
+        legend((f"swatch area c{number}", label) for number, label in enumerate(labels)),
         class_="chart",
     )
 
 
 def _caption(title: str, series: Series) -> Html:
-    first, last, size = ends(series.points)
-    is_single = len(series.points) == 1
-    text = short(last) if is_single else f"{short(first)} → {short(last)}"
-    if series.style == "every_step" and size > 1:
-        hint = f"mean of the first {size} and of the last {size} steps"
-    else:
-        text = short(last) if is_single else f"{short(series.points[0][1])} → {short(series.points[-1][1])}"
-        hint = "first and last"
+    points = series.points
+    first, last, size = ends(points)
+    hint = f"mean of the first {size} and of the last {size} steps"
+    if series.style == "points" or size == 1:
+        first, last, hint = points[0][1], points[-1][1], "first and last"
+    text = short(last) if len(points) == 1 else f"{short(first)} → {short(last)}"
     return element(
         "figcaption",
         element("span", title, class_="title"),
@@ -151,30 +143,24 @@ def _drawn(series: Series, frame: Frame) -> Html:
     colour = f"c{series.colour}"
     if series.style == "every_step":
         return _every_step(series, frame, colour)
-    line = _path(series.points, frame)
+    line = element("path", d=_path(series.points, frame), class_=f"thin {colour}")
     whiskers = [
         element("path", d=_whisker(frame.x(step), frame.y(low), frame.y(high)), class_=f"whisker {colour}")
         for step, low, high in series.whiskers
     ]
-    dots = [
-        element(
-            "circle",
-            element("title", f"step {step:,}: {short(value)}"),
-            cx=frame.x(step),
-            cy=frame.y(value),
-            r=3,
-            class_=f"dot {colour}",
-        )
-        for step, value in series.points
-    ]
-    return fragment(element("path", d=line, class_=f"thin {colour}"), whiskers, dots)
+    said = [element("title", f"step {step:,}: {short(value)}") for step, value in series.points]
+    dots = [_dot(point, frame, colour, title) for point, title in zip(series.points, said, strict=True)]
+    return fragment(line, whiskers, dots)
+
+
+def _dot(point: Point, frame: Frame, colour: str, title: Html | None = None) -> Html:
+    return element("circle", title, cx=frame.x(point[0]), cy=frame.y(point[1]), r=3, class_=f"dot {colour}")
 
 
 def _every_step(series: Series, frame: Frame, colour: str) -> Html:
-    raw = _path(thinned(series.points, _MOST_POINTS), frame)
     if len(series.points) == 1:
-        (step, value), *_ = series.points
-        return element("circle", cx=frame.x(step), cy=frame.y(value), r=3, class_=f"dot {colour}")
+        return _dot(series.points[0], frame, colour)
+    raw = _path(thinned(series.points, _MOST_POINTS), frame)
     size = smoothing(len(series.points))
     if size == 1:
         return element("path", d=raw, class_=f"thick {colour}")
@@ -233,11 +219,6 @@ def _step_ticks(frame: Frame) -> list[int]:
 
 def _swatch(series: Series) -> str:
     return f"swatch {'round' if series.style == 'points' else 'flat'} c{series.colour}"
-
-
-def _legend(entries: Sequence[tuple[str, str]]) -> Html:
-    items = [element("li", element("i", class_=swatch), label) for label, swatch in entries]
-    return element("ul", items, class_="legend")
 
 
 def _hover(series: Sequence[Series]) -> str:

@@ -1,15 +1,17 @@
 """The curves of a run, from its metrics: a chart for each number that carries information."""
 
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tiercel.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
-from tiercel.report.markup import Html, element
+from tiercel.report.markup import Html, aside, element, section
 from tiercel.report.reading import Run
 from tiercel.runs.group_records import finite
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
+_SINGLE_REWARD, _TOOL_CALLS = re.compile("reward/(.*)/mean"), re.compile("tools/.*/calls")
 _MOST_AREAS = 120  # stretches of a stacked chart
 _OF_TURNS = (
     " A turn is what the policy writes before a tool or the environment answers. Tokens that came back are read, not "
@@ -23,59 +25,46 @@ def curves_section(run: Run) -> Html:
     if (time := _time_chart(run)) is not None:
         charts.append(time)
     if not charts:
-        return element("section", element("h2", "Curves"), element("p", "No step is recorded yet."), id="curves")
+        return section("curves", "Curves", element("p", "No step is recorded yet."))
     size = smoothing(run.last_step)
     thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
-    said = [f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."]
-    if run.series("turns/mean"):
-        said.append(_OF_TURNS)
-    return element(
-        "section",
-        element("h2", "Curves"),
-        element("p", said, class_="aside"),
-        element("div", charts, class_="charts"),
-        id="curves",
-    )
+    said = f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."
+    turns = _OF_TURNS if run.series("turns/mean") else ""
+    return section("curves", "Curves", aside(said + turns), element("div", charts, class_="charts"))
 
 
 def charts_of(run: Run) -> list[Chart]:
     """Return line charts in reading order: score, rewards, loss, then the health of the run."""
-    drawn = [*_score_charts(run), *_health_charts(run)]
+    drawn = [_accuracy(run), *_score_charts(run), *_health_charts(run)]
     return [replace(chart, last_step=run.last_step) for chart in drawn if chart.series]
 
 
 def _score_charts(run: Run) -> Iterator[Chart]:
-    yield _accuracy(run)
-    total = _every_step(run, "sampled", "reward/mean")
-    yield _chart("Reward", total, _held_out(run, "eval/reward/mean"))
-    rewards = {
-        key.removeprefix("reward/").removesuffix("/mean"): key for key in run.metric_names() if _is_single_reward(key)
-    }
-    for name, key in rewards.items():
-        if run.series(key) != run.series("reward/mean"):
-            held_out = _held_out(run, f"eval/{key}")
-            yield _chart(f"Reward {name}", _every_step(run, "sampled", key), held_out)
-    yield _chart("Pairs told apart, fraction", _every_step(run, "training", "pairs/accuracy"), from_zero=True)
-    yield _chart("Margin of pairs", _every_step(run, "training", "pairs/margin"), _held_out(run, "eval/margin"))
+    yield _chart(run, "Reward", "reward/mean", "sampled", "eval/reward/mean")
+    for key in run.metric_names():
+        reward = _SINGLE_REWARD.fullmatch(key)
+        if reward is not None and run.series(key) != run.series("reward/mean"):
+            yield _chart(run, f"Reward {reward[1]}", key, "sampled", f"eval/{key}")
+    yield _chart(run, "Pairs told apart, fraction", "pairs/accuracy", "training", from_zero=True)
+    yield _chart(run, "Margin of pairs", "pairs/margin", "training", "eval/margin")
     for side in ("desirable", "undesirable"):
-        yield _chart(f"Reward of {side} answers", _every_step(run, "training", f"labels/reward_{side}"))
-    yield _chart("Loss", _every_step(run, "training", "loss"), _held_out(run, "eval/loss"))
+        yield _chart(run, f"Reward of {side} answers", f"labels/reward_{side}", "training")
+    yield _chart(run, "Loss", "loss", "training", "eval/loss")
 
 
 def _health_charts(run: Run) -> Iterator[Chart]:
-    from_zero = {
+    calls = {key: f"Calls of {key.split('/')[1]}" for key in run.metric_names() if _TOOL_CALLS.fullmatch(key)}
+    always = {
         "grad_norm": "Gradient norm",
         "entropy/mean": "Entropy per token",
         "completion/tokens_mean": "Completion tokens",
         "completion/truncated_fraction": "Truncated, fraction",
         "turns/mean": "Turns per completion",
         "tokens/observed": "Tokens that came back",
-        **{key: f"Calls of {key.split('/')[1]}" for key in run.metric_names() if _is_tool_calls(key)},
+        **calls,
         "group/zero_std_fraction": "Equal-reward groups, fraction",
         "sampler/logprob_gap_mean": "Sampler's logprob gap",
     }
-    for key, title in from_zero.items():
-        yield _chart(title, _every_step(run, "this run", key), from_zero=True)
     unless_zero = {
         "kl/mean": "KL from the reference",
         "labels/kl": "KL from the reference",
@@ -88,11 +77,11 @@ def _health_charts(run: Run) -> Iterator[Chart]:
         "group/dropped": "Dropped groups",
         "rows/rejected": "Rejected rows",
     }
-    for key, title in unless_zero.items():
-        if any(value != 0 for _, value in run.series(key)):
-            yield _chart(title, _every_step(run, "this run", key), from_zero=True)
+    for key, title in (always | unless_zero).items():
+        if key in always or any(value != 0 for _, value in run.series(key)):
+            yield _chart(run, title, key, from_zero=True)
     if len({value for _, value in run.series("lr")}) > 1:
-        yield _chart("Learning rate", _every_step(run, "learning rate", "lr"), from_zero=True)
+        yield _chart(run, "Learning rate", "lr", "learning rate", from_zero=True)
 
 
 def _accuracy(run: Run) -> Chart:
@@ -102,31 +91,17 @@ def _accuracy(run: Run) -> Chart:
     ]
     whiskers = tuple((step, low, high) for step, low, high in rows if low is not None and high is not None)
     points = tuple(run.series("eval/accuracy"))
-    held_out = Series(label="held out", points=points, style="points", whiskers=whiskers) if points else None
-    return _chart("Held-out accuracy", held_out, from_zero=True)
+    series = Series(label="held out", points=points, style="points", whiskers=whiskers)
+    return Chart(title="Held-out accuracy", series=(series,) if points else (), from_zero=True)
 
 
-def _chart(title: str, *series: Series | None, from_zero: bool = False) -> Chart:
-    """Make a chart of the series that exist."""
-    return Chart(title=title, series=tuple(each for each in series if each is not None), from_zero=from_zero)
-
-
-def _every_step(run: Run, label: str, key: str) -> Series | None:
-    points = tuple(run.series(key))
-    return Series(label=label, points=points) if points else None
-
-
-def _held_out(run: Run, key: str) -> Series | None:
-    points = tuple(run.series(key))
-    return Series(label="held out", points=points, style="points", colour=1) if points else None
-
-
-def _is_single_reward(key: str) -> bool:
-    return key.startswith("reward/") and key.endswith("/mean") and key.count("/") >= 2
-
-
-def _is_tool_calls(key: str) -> bool:
-    return key.startswith("tools/") and key.endswith("/calls")
+def _chart(
+    run: Run, title: str, key: str, label: str = "this run", held_out: str = "", *, from_zero: bool = False
+) -> Chart:
+    """Make a chart of a metric of training, and of one of held-out rows, where they have numbers."""
+    training = Series(label=label, points=tuple(run.series(key)))
+    held = Series(label="held out", points=tuple(run.series(held_out)), style="points", colour=1)
+    return Chart(title=title, series=tuple(each for each in (training, held) if each.points), from_zero=from_zero)
 
 
 def _time_chart(run: Run) -> Html | None:
@@ -136,9 +111,7 @@ def _time_chart(run: Run) -> Html | None:
     if not rows:
         return None
     if not keys or len(rows) < 2:
-        points = tuple(run.series("time/step"))
-        chart = Chart(title="Seconds per step", series=(Series(label="seconds", points=points),), from_zero=True)
-        return line_chart(chart)
+        return line_chart(_chart(run, "Seconds per step", "time/step", "seconds", from_zero=True))
     size = -(-len(rows) // _MOST_AREAS)
     stretches = [rows[start : start + size] for start in range(0, len(rows), size)]
     layers = [[statistics.fmean(finite(row.get(key)) or 0.0 for row in part) for part in stretches] for key in keys]

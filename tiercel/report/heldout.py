@@ -2,39 +2,39 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tiercel.plurals import counted
 from tiercel.report.cards import box_cell, failures_block, overlap, prompt_block, value_text
-from tiercel.report.markup import Html, element
+from tiercel.report.markup import Html, aside, element, legend, section, side_head, table
 from tiercel.report.numbers import evenly_spaced, share, sign_test
 from tiercel.report.pairs import INTRO, SIDES, is_pair, pair_outlines, pair_table
-from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
+from tiercel.report.pictures import Album, Outline, has_boxes, pictures, true_outlines
 from tiercel.report.reading import GroupFile
-from tiercel.report.turns import ASKED, asked_outlines, completion_block, is_asked
+from tiercel.report.turns import ASKED, completion_block, drawn_outlines, is_asked
 from tiercel.runs.group_records import GroupRecord
 
 Fate = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
+Columns = Sequence[tuple[str, GroupRecord, str]]  # an evaluation's name, the row there, a class of the style sheet
 
-TITLES: dict[Fate, str] = {
-    "fixed": "Fixed: wrong before, right after",
-    "broken": "Broken: right before, wrong after",
-    "right": "Right before and after",
-    "wrong": "Wrong before and after",
-    "better": "Reward rose",
-    "worse": "Reward fell",
-    "same": "Reward stayed the same",
+
+class Kind(NamedTuple):
+    """How rows of one fate are shown."""
+
+    title: str
+    in_table: str
+    examples: int  # at most
+
+
+KINDS: dict[Fate, Kind] = {
+    "fixed": Kind("Fixed: wrong before, right after", "fixed", 6),
+    "broken": Kind("Broken: right before, wrong after", "broken", 4),
+    "right": Kind("Right before and after", "still right", 2),
+    "wrong": Kind("Wrong before and after", "still wrong", 4),
+    "better": Kind("Reward rose", "higher", 6),
+    "worse": Kind("Reward fell", "lower", 4),
+    "same": Kind("Reward stayed the same", "the same", 3),
 }
-_IN_TABLE: dict[Fate, str] = {
-    "fixed": "fixed",
-    "broken": "broken",
-    "right": "still right",
-    "wrong": "still wrong",
-    "better": "higher",
-    "worse": "lower",
-    "same": "the same",
-}
-_SHOWN: dict[Fate, int] = {"fixed": 6, "broken": 4, "right": 2, "wrong": 4, "better": 6, "worse": 4, "same": 3}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +61,8 @@ def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
     Where other rows were judged, a row that was not judged counts as wrong, as in eval/accuracy.
     """
     knows = any(c.is_correct is not None for pair in pairs for c in (_greedy(pair.before), _greedy(pair.after)))
-    sorted_in: dict[Fate, list[Pair]] = {
-        name: [] for name in (("fixed", "broken", "right", "wrong") if knows else ("better", "worse", "same"))
-    }
+    kinds: tuple[Fate, ...] = ("fixed", "broken", "right", "wrong") if knows else ("better", "worse", "same")
+    sorted_in: dict[Fate, list[Pair]] = {kind: [] for kind in kinds}
     for pair in pairs:
         sorted_in[_fate(pair, knows)].append(pair)
     return sorted_in
@@ -72,13 +71,10 @@ def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
 def _fate(pair: Pair, knows: bool) -> Fate:
     before, after = _greedy(pair.before), _greedy(pair.after)
     if knows:
-        verdicts: dict[tuple[bool, bool], Fate] = {
-            (False, True): "fixed",
-            (True, False): "broken",
-            (True, True): "right",
-            (False, False): "wrong",
-        }
-        return verdicts[before.is_correct is True, after.is_correct is True]
+        was_right, is_right = before.is_correct is True, after.is_correct is True
+        if was_right:
+            return "right" if is_right else "broken"
+        return "fixed" if is_right else "wrong"
     if before.total is None or after.total is None or before.total == after.total:
         return "same"
     return "better" if after.total > before.total else "worse"
@@ -101,16 +97,18 @@ def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
         "The same rows, answered greedily at the first and the last evaluation. Rows of each kind are spread evenly "
         "over the file, not picked by hand."
     )
-    shown = [_fate_block(fate, chosen, names, album) for fate, chosen in by_fate.items() if chosen]
-    return element(
-        "section",
-        element("h2", "Before and after"),
-        element("p", INTRO if any(is_pair(pair.after) for pair in pairs) else intro, class_="aside"),
+    shown = []
+    for fate, chosen in by_fate.items():
+        rows = [[(names[0], pair.before, "before"), (names[1], pair.after, "after")] for pair in chosen]
+        shown.append(_block(KINDS[fate].title, rows, KINDS[fate].examples, album, f"fate-block {fate}"))
+    return section(
+        "before-after",
+        "Before and after",
+        aside(INTRO if any(is_pair(pair.after) for pair in pairs) else intro),
         _counts_table(by_fate, names),
-        element("p", f"{counted(lost, 'row')} could not be paired.", class_="aside") if lost else None,
+        aside(f"{counted(lost, 'row')} could not be paired." if lost else None),
         _legend(pairs, names),
         shown,
-        id="before-after",
     )
 
 
@@ -122,21 +120,17 @@ def _counts_table(by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str]
     def cell(fate: Fate) -> Html:
         count = len(by_fate[fate])
         percentage = element("small", share(count / total))
-        return element("td", element("b", f"{count:,}"), f" {_IN_TABLE[fate]} ", percentage, class_=f"fate {fate}")
+        return element("td", element("b", f"{count:,}"), f" {KINDS[fate].in_table} ", percentage, class_=f"fate {fate}")
 
     if "fixed" not in by_fate:
-        header = element("th", f"Reward {names[1]} against {names[0]}", scope="row")
-        row = element("tr", header, cell("better"), cell("same"), cell("worse"))
-        return element("div", element("table", row, class_="fates"), class_="scroll")
-    heads = [element("th", f"{verdict} {names[1]}", scope="col") for verdict in ("right", "wrong")]
+        reward = side_head(f"Reward {names[1]} against {names[0]}")
+        return table([(reward, cell("better"), cell("same"), cell("worse"))], style="fates")
     rows = [
-        element("tr", element("th", f"wrong {names[0]}", scope="row"), cell("fixed"), cell("wrong")),
-        element("tr", element("th", f"right {names[0]}", scope="row"), cell("right"), cell("broken")),
+        (side_head(f"wrong {names[0]}"), cell("fixed"), cell("wrong")),
+        (side_head(f"right {names[0]}"), cell("right"), cell("broken")),
     ]
-    head = element("thead", element("tr", element("td"), heads))
-    table = element("table", head, element("tbody", rows), class_="fates")
-    sentence = _chance(len(by_fate["fixed"]), len(by_fate["broken"]))
-    return element("div", element("div", table, class_="scroll"), element("p", sentence))
+    counts = table(rows, (element("td"), f"right {names[1]}", f"wrong {names[1]}"), "fates")
+    return element("div", counts, element("p", _chance(len(by_fate["fixed"]), len(by_fate["broken"]))))
 
 
 def _chance(gained: int, lost: int) -> str:
@@ -145,8 +139,7 @@ def _chance(gained: int, lost: int) -> str:
     p = sign_test(gained, lost)
     strength = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     meaning = "more than chance would do" if p < 0.05 else "chance alone could do that"
-    here, there = _IN_TABLE["fixed"], _IN_TABLE["broken"]
-    return f"{gained:,} {here} against {lost:,} {there}: {meaning} ({strength}, exact McNemar test)."
+    return f"{gained:,} fixed against {lost:,} broken: {meaning} ({strength}, exact McNemar test)."
 
 
 def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:
@@ -158,23 +151,17 @@ def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:
     if any(is_pair(pair.after) for pair in pairs):
         keys = [(style, f"box of the {side} answer") for style, side in SIDES]
     keys = [*([("truth", "right box")] if boxed else []), *keys, *([ASKED] if asked else [])]
-    items = [element("li", element("i", class_=f"key {style}"), text) for style, text in keys]
-    return element("ul", items, class_="legend")
+    return legend((f"key {style}", text) for style, text in keys)
 
 
-def _fate_block(fate: Fate, chosen: Sequence[Pair], names: tuple[str, str], album: Album) -> Html:
-    indices = evenly_spaced(len(chosen), _SHOWN[fate])
-    cards = [_card(chosen[index], names, album) for index in indices]
-    title = element("h3", TITLES[fate], " ", element("small", f"{len(cards)} of {counted(len(chosen), 'row')}"))
-    return element("div", title, element("div", cards, class_="cards"), class_=f"fate-block {fate}")
+def _block(title: str, rows: Sequence[Columns], most: int, album: Album, style: str | None = None) -> Html | None:
+    """Show some rows under a heading; None without rows."""
+    cards = [_article(rows[place], album) for place in evenly_spaced(len(rows), most)]
+    heading = element("h3", title, " ", element("small", f"{len(cards)} of {counted(len(rows), 'row')}"))
+    return element("div", heading, element("div", cards, class_="cards"), class_=style) if cards else None
 
 
-def _card(pair: Pair, names: tuple[str, str], album: Album) -> Html:
-    columns = [(names[0], pair.before, "before"), (names[1], pair.after, "after")]
-    return _article(columns, album)
-
-
-def _article(columns: Sequence[tuple[str, GroupRecord, str]], album: Album) -> Html:
+def _article(columns: Columns, album: Album) -> Html:
     """Show a row and what was answered in each evaluation."""
     group = columns[-1][1]
     if is_pair(group):
@@ -190,17 +177,13 @@ def _article(columns: Sequence[tuple[str, GroupRecord, str]], album: Album) -> H
     )
 
 
-def _outlines(columns: Sequence[tuple[str, GroupRecord, str]]) -> list[Outline]:
+def _outlines(columns: Columns) -> list[Outline]:
     group = columns[-1][1]
-    truth = true_box(group)
-    outlines = [Outline(box=truth, style="truth", label="right")] if truth is not None else []
+    outlines = true_outlines(group)
     if is_pair(group):
-        return [*outlines, *pair_outlines(group)]
+        return outlines + pair_outlines(group)
     for name, each, style in columns:
-        given = predicted_box(each, _greedy(each)).box if has_boxes(group) else None
-        if given is not None:
-            outlines.append(Outline(box=given, style=style, label=name))
-        outlines += asked_outlines(each, _greedy(each), style, name)
+        outlines += drawn_outlines(each, _greedy(each), style, name)
     return outlines
 
 
@@ -214,20 +197,13 @@ def _answer(name: str, group: GroupRecord, style: str, album: Album) -> Html:
         facts += [(each, value_text(value)) for each, value in completion.rewards.items() if each != "iou"]
     if completion.is_truncated:
         facts.append(("length", f"truncated at {completion.tokens:,} tokens"))
+    key = element("i", class_=f"key {style}") if has_boxes(group) or is_asked(group) else None
+    listed = [element("div", element("dt", fact), " ", element("dd", text)) for fact, text in facts]
+    told = element("span", verdict, class_=f"verdict {verdict}") if verdict else None
     return element(
         "div",
-        element(
-            "h5",
-            element("i", class_=f"key {style}") if has_boxes(group) or is_asked(group) else None,
-            name,
-            " ",
-            element("span", verdict, class_=f"verdict {verdict}") if verdict else None,
-        ),
-        element(
-            "dl",
-            [element("div", element("dt", key), " ", element("dd", value)) for key, value in facts],
-            class_="facts",
-        ),
+        element("h5", key, name, " ", told),
+        element("dl", listed, class_="facts"),
         completion_block(album, group, completion, style),
         failures_block(completion),
         class_="given",
@@ -237,16 +213,11 @@ def _answer(name: str, group: GroupRecord, style: str, album: Album) -> Html:
 def _single_section(only: GroupFile, album: Album) -> Html:
     """Show the rows of the only evaluation so far, without a comparison."""
     name = f"at step {only.step:,}"
-    right = [group for group in only.groups if _greedy(group).is_correct is True]
-    wrong = [group for group in only.groups if _greedy(group).is_correct is not True]
     knows = any(_greedy(group).is_correct is not None for group in only.groups)
-    kinds = [("Right", right), ("Wrong", wrong)] if knows else [("Rows", list(only.groups))]
-    blocks = []
-    for title, groups in kinds:
-        cards = [_article([(name, groups[place], "after")], album) for place in evenly_spaced(len(groups), 4)]
-        if cards:
-            heading = element("h3", title, " ", element("small", f"{len(cards)} of {counted(len(groups), 'row')}"))
-            blocks.append(element("div", heading, element("div", cards, class_="cards")))
+    rows: dict[str, list[Columns]] = {"Right": [], "Wrong": []} if knows else {"Rows": []}
+    for group in only.groups:
+        title = ("Right" if _greedy(group).is_correct is True else "Wrong") if knows else "Rows"
+        rows[title].append([(name, group, "after")])
     text = f"There is one evaluation so far, {name}, so nothing to compare it with yet."
-    title = element("h2", "Held-out rows")
-    return element("section", title, element("p", text, class_="aside"), blocks, id="before-after")
+    blocks = [_block(title, chosen, 4, album) for title, chosen in rows.items()]
+    return section("before-after", "Held-out rows", aside(text), blocks)

@@ -59,6 +59,41 @@ def element(name: str, /, *children: Child, **attributes: str | int | float | bo
     return Html(f"<{opening}/>" if name in _SELF_CLOSING and not content else f"<{opening}>{content}</{name}>")
 
 
+def section(id: str, title: str, *children: Child) -> Html:
+    """Make a part of the page with its heading."""
+    return element("section", element("h2", title), children, id=id)
+
+
+def aside(text: Child) -> Html | None:
+    """Make a remark; None without text."""
+    return element("p", text, class_="aside") if text else None
+
+
+def table(rows: Iterable[Iterable[Child]], heads: Iterable[str] = (), style: str = "plain", around: str = "") -> Html:
+    """Make a table that scrolls by itself where it is wide. A row is markup, or its cells; text becomes a cell.
+    `around`: further classes of what scrolls."""
+    columns = [head if isinstance(head, Html) else element("th", head, scope="col") for head in heads]
+    body = [row if isinstance(row, Html) else element("tr", map(_cell, row)) for row in rows]
+    top = element("thead", element("tr", columns)) if columns else None
+    return element("div", element("table", top, element("tbody", body), class_=style), class_=f"scroll{around}")
+
+
+def _cell(content: Child) -> Html:
+    return content if isinstance(content, Html) else element("td", content)
+
+
+def side_head(*children: Child) -> Html:
+    """Make the first cell of a table's row, which says what the row is."""
+    return element("th", *children, scope="row")
+
+
+def legend(entries: Iterable[tuple[str, str]], *more: Child) -> Html:
+    """List what the colours mean. `entries`: classes of the mark and its text; `more`: list items of another kind."""
+    return element(
+        "ul", [element("li", element("i", class_=mark), text) for mark, text in entries], more, class_="legend"
+    )
+
+
 def _attribute(key: str, value: str | int | float | bool | None) -> str:
     if value is None or value is False:
         return ""

@@ -17,7 +17,7 @@ from tiercel.report.pictures import Album, has_boxes
 from tiercel.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
 from tiercel.report.symptoms import symptoms_section
-from tiercel.report.verdict import Change, Notice, changes, completions_sampled, headline, notices, progress
+from tiercel.report.verdict import Notice, changes, completions_sampled, headline, note, notices, progress
 from tiercel.runs.files import write_atomically
 from tiercel.runs.group_records import finite
 from tiercel.writing import writing
@@ -47,23 +47,20 @@ def render(run: Run) -> str:
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     shown = [file for file in evaluations if file.groups]
-    sections = [section for section in (symptoms_section(run), curves_section(run)) if section is not None]
-    if shown:
-        sections.append(held_out_section(shown[0], shown[-1], album))
-    if rollouts:
-        sections.append(rollouts_section(rollouts, len(run.rollout_steps), album))
-    ends = [
+    sections = [
+        symptoms_section(run),
+        curves_section(run),
+        held_out_section(shown[0], shown[-1], album) if shown else None,
+        rollouts_section(rollouts, len(run.rollout_steps), album) if rollouts else None,
         recipe_section(run),
         environment_section(run),
         bad_rows_section(run),
         log_section(run),
         reproduce_section(run),
     ]
-    sections += [section for section in ends if section is not None]
     said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
-    return document(
-        f"{run.name}: tiercel {run.kind}", "the run directory alone", fragment(_header(run, said), sections)
-    )
+    body = fragment(_header(run, said), sections)
+    return document(f"{run.name}: tiercel {run.kind}", "the run directory alone", body)
 
 
 def _first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
@@ -76,53 +73,40 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
         for file in files:
             if file.unreadable:
                 name = f"{folder}/step-{file.step:06d}.jsonl"
-                text = f"Left out of {name}: {counted(file.unreadable, 'line')} that cannot be read."
-                yield Notice(level="note", text=text)
+                yield note(f"Left out of {name}: {counted(file.unreadable, 'line')} that cannot be read.")
     groups = [group for file in [*evaluations, *rollouts] for group in file.groups]
     if any(has_boxes(group) and group.coordinate_space is None for group in groups):
-        text = "The run does not say in which coordinates the model writes boxes, so predicted boxes are not drawn."
-        yield Notice(level="note", text=text)
+        unknown = "The run does not say in which coordinates the model writes boxes"
+        yield note(f"{unknown}, so predicted boxes are not drawn.")
     if album.missing:
-        text = f"Of the rows shown, {counted(len(album.missing), 'image')} cannot be read from images/."
-        yield Notice(level="note", text=text)
+        yield note(f"Of the rows shown, {counted(len(album.missing), 'image')} cannot be read from images/.")
     if album.left_out:
-        text = f"To keep this page small, {counted(album.left_out, 'image')} of the rows shown stayed out."
-        yield Notice(level="note", text=text)
+        yield note(f"To keep this page small, {counted(album.left_out, 'image')} of the rows shown stayed out.")
 
 
 def _header(run: Run, said: list[Notice]) -> Html:
-    found = changes(run)
-    tiles = [_tile(change) for change in found]
+    tiles = []
+    for change in changes(run):
+        number = change.before if change.after is None else f"{change.before} → {change.after}"
+        notes = [each for each in (change.before_note, change.after_note, change.note) if each]
+        tiles.append(_tile(change.label[:1].upper() + change.label[1:], number, "; ".join(notes)))
     seconds = sum(finite(row.get(key)) or 0.0 for row in run.metrics for key in ("time/step", "eval/time"))
     facts = [progress(run)]
     if (sampled := completions_sampled(run)) > 0:
         facts.append(counted(sampled, "completion"))
-    time = duration(seconds) if seconds else NOTHING
-    tiles.append(_plain_tile("Time", time, ", ".join(facts)))
-    boxes = [element("p", notice.text, class_=f"notice {notice.level}") for notice in said]
+    tiles.append(_tile("Time", duration(seconds) if seconds else NOTHING, ", ".join(facts)))
     return element(
         "header",
         element("h1", run.name),
         element("p", headline(run).replace("->", "→"), class_="verdict-line"),
         element("div", tiles, class_="tiles"),
-        boxes,
+        [element("p", notice.text, class_=f"notice {notice.level}") for notice in said],
     )
 
 
-def _tile(change: Change) -> Html:
-    number = change.before if change.after is None else f"{change.before} → {change.after}"
-    notes = [note for note in (change.before_note, change.after_note, change.note) if note]
-    return _plain_tile(change.label[:1].upper() + change.label[1:], number, "; ".join(notes))
-
-
-def _plain_tile(label: str, number: str, note: str) -> Html:
-    return element(
-        "div",
-        element("span", label, class_="label"),
-        element("b", number),
-        element("small", note),
-        class_="tile",
-    )
+def _tile(label: str, number: str, remark: str) -> Html:
+    name = element("span", label, class_="label")
+    return element("div", name, element("b", number), element("small", remark), class_="tile")
 
 
 def document(title: str, origin: str, body: Html) -> str:
@@ -141,9 +125,8 @@ def document(title: str, origin: str, body: Html) -> str:
         element("style", trusted(style)),
     )
     footer = element("footer", f"tiercel {__version__}; made from {origin}")
-    page = element(
-        "html", head, element("body", element("main", body), footer, element("script", trusted(script))), lang="en"
-    )
+    content = element("body", element("main", body), footer, element("script", trusted(script)))
+    page = element("html", head, content, lang="en")
     return f"<!doctype html>\n{page}\n"
 
 

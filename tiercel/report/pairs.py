@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tiercel.report.cards import text_block, value_text
-from tiercel.report.markup import Html, element
-from tiercel.report.pictures import Outline, has_boxes, predicted_box
+from tiercel.report.cards import number_cell, text_block, value_text
+from tiercel.report.markup import Html, element, side_head, table
+from tiercel.report.pictures import Outline, predicted_outlines
 from tiercel.runs.group_records import GroupRecord
 
 SIDES = (("gained", "chosen"), ("lost", "rejected"))  # class of the style sheet, which answer
@@ -22,28 +22,25 @@ def is_pair(group: GroupRecord) -> bool:
 
 def pair_outlines(group: GroupRecord) -> list[Outline]:
     """Return the boxes of both answers."""
-    found = [
-        (predicted_box(group, completion).box if has_boxes(group) else None, style, side)
-        for completion, (style, side) in zip(group.completions, SIDES, strict=True)
-    ]
-    return [Outline(box=box, style=style, label=side, tag=side) for box, style, side in found if box is not None]
+    answers = zip(group.completions, SIDES, strict=True)
+    return [box for each, (style, side) in answers for box in predicted_outlines(group, each, style, side, side)]
 
 
 def pair_table(columns: Sequence[tuple[str, GroupRecord]]) -> Html:
     """Show both answers with their values in each evaluation, and the margin."""
-    head = element("tr", [element("th", text, scope="col") for text in ("", *(name for name, _ in columns), "answer")])
     rows = []
     for number, (style, side) in enumerate(SIDES):
-        values = [(name, value_text(group.completions[number].total)) for name, group in columns]
-        cells = [element("td", value, class_="number", data_label=name) for name, value in values]
-        mark = element("th", element("i", class_=f"key {style}"), side, scope="row")
+        values = [group.completions[number].total for _, group in columns]
+        mark = side_head(element("i", class_=f"key {style}"), side)
         text = element("td", text_block(columns[-1][1].completions[number].text), class_="text")
-        rows.append(element("tr", mark, cells, text))
-    margins = [(name, value_text(_margin(group))) for name, group in columns]
-    cells = [element("td", value, class_="number", data_label=name) for name, value in margins]
-    rows.append(element("tr", element("th", "margin", scope="row"), cells, element("td")))
-    table = element("table", element("thead", head), element("tbody", rows), class_="completions")
-    return element("div", table, class_="scroll")
+        rows.append([mark, *_cells(columns, values), text])
+    margins = _cells(columns, [_margin(group) for _, group in columns])
+    rows.append([side_head("margin"), *margins, element("td")])
+    return table(rows, ("", *(name for name, _ in columns), "answer"), "completions")
+
+
+def _cells(columns: Sequence[tuple[str, GroupRecord]], values: Sequence[float | None]) -> list[Html]:
+    return [number_cell(name, value_text(value)) for (name, _), value in zip(columns, values, strict=True)]
 
 
 def _margin(group: GroupRecord) -> float | None:

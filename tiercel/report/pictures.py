@@ -9,7 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from tiercel.report.markup import Html, element, fragment
+from tiercel.plurals import counted
+from tiercel.report.markup import Html, aside, element
 from tiercel.report.numbers import TIMES
 from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import is_proper, to_original
@@ -114,13 +115,12 @@ def embedded(image: Image.Image, id: str | None = None) -> Embedded:
 def _small(image: Image.Image) -> tuple[str, bytes]:
     """Reduce the picture to the size of the page: PNG where that is small, else JPEG."""
     image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    if buffer.tell() <= _LARGEST_PNG:
-        return "png", buffer.getvalue()
-    buffer = io.BytesIO()
-    image.save(buffer, format="JPEG", quality=_JPEG_QUALITY, optimize=True)
-    return "jpeg", buffer.getvalue()
+    png, jpeg = io.BytesIO(), io.BytesIO()
+    image.save(png, format="PNG", optimize=True)
+    if png.tell() <= _LARGEST_PNG:
+        return "png", png.getvalue()
+    image.save(jpeg, format="JPEG", quality=_JPEG_QUALITY, optimize=True)
+    return "jpeg", jpeg.getvalue()
 
 
 def true_box(group: GroupRecord) -> Box | None:
@@ -163,6 +163,20 @@ def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Predictio
     return Prediction(box=box, missing="")
 
 
+def true_outlines(group: GroupRecord) -> list[Outline]:
+    """Return the row's right box, where it has one."""
+    box = true_box(group)
+    return [] if box is None else [Outline(box=box, style="truth", label="right")]
+
+
+def predicted_outlines(
+    group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
+) -> list[Outline]:
+    """Return the completion's box, where it should have one and has."""
+    box = predicted_box(group, completion).box if has_boxes(group) else None
+    return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag)]
+
+
 def box_text(box: Box) -> str:
     """Format a box in whole pixels, for a table."""
     return ", ".join(f"{side:.0f}" if abs(side) < 1e7 else f"{side:.0e}" for side in box)
@@ -174,7 +188,7 @@ def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most
         return None
     shown = [picture(album, image, on(outlines, number)) for number, image in enumerate(group.images[:most])]
     more = len(group.images) - most
-    rest = element("p", f"and {more} more image{'s' if more > 1 else ''}", class_="aside") if more > 0 else None
+    rest = aside(f"and {counted(more, 'more image')}" if more > 0 else None)
     return element("div", shown, rest, class_="pictures")
 
 
@@ -240,12 +254,8 @@ def _drawn(outline: Outline, original: Size, shown: Size) -> Html:
     if outline.tag:
         place = {"x": min(max(x1 + 3, 2.0), shown[0] - 14.0), "y": min(max(y1 + 12, 12.0), shown[1] - 3.0)}
         tag = element("text", outline.tag, **place)
-    return element(
-        "g",
-        fragment(element("rect", class_="halo", **frame), element("rect", class_="edge", **frame), tag),
-        class_=f"outline {outline.style}",
-        data_box=outline.tag or None,
-    )
+    halo, edge = (element("rect", class_=part, **frame) for part in ("halo", "edge"))
+    return element("g", halo, edge, tag, class_=f"outline {outline.style}", data_box=outline.tag or None)
 
 
 def _placed(side: float, original: int, shown: int) -> float:

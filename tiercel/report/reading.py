@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def read_run(path: Path) -> Run:
         metrics, bad_metrics = _json_lines(path / "metrics.jsonl")
         bad_rows, bad_bad_rows = _json_lines(path / "bad_rows.jsonl")
         log = tuple(_text(path / "log.txt").splitlines())
-        environment = _json_object(_text(path / "env.json"))
+        environment = _mapping(json.loads, _text(path / "env.json"))
         rollout_steps, evaluation_steps = _steps(path / "rollouts"), _steps(path / "evaluations")
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
         path=path,
         kind=_kind(config_text, rows),
         config_text=config_text,
-        recipe=_recipe(config_text),
+        recipe=_mapping(yaml.safe_load, config_text),
         environment=environment,
         metrics=rows,
         bad_rows=tuple(bad_rows),
@@ -141,12 +141,13 @@ def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> str:
     return "grpo" if any(key.startswith("reward/") for row in metrics for key in row) else "sft"
 
 
-def _recipe(text: str) -> Mapping[str, Any]:
+def _mapping(parse: Callable[[str], Any], text: str) -> dict[str, Any]:
+    """Parse a text; an empty mapping where it is none."""
     try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse(text)
+    except (ValueError, yaml.YAMLError):
         return {}
-    return recipe if isinstance(recipe, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _steps(folder: Path) -> tuple[int, ...]:
@@ -156,14 +157,6 @@ def _steps(folder: Path) -> tuple[int, ...]:
 
 def _text(file: Path) -> str:
     return redact(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else ""
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _json_lines(file: Path) -> tuple[list[dict[str, Any]], int]:

@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Sequence
 
 from tiercel.plurals import counted
-from tiercel.report.cards import box_cell, failures_block, prompt_block, value_text
-from tiercel.report.markup import Html, element
+from tiercel.report.cards import box_cell, failures_block, number_cell, prompt_block, value_text
+from tiercel.report.markup import Html, aside, element, legend, section, side_head, table
 from tiercel.report.numbers import evenly_spaced, share
-from tiercel.report.pictures import Album, Outline, has_boxes, pictures, predicted_box, true_box
+from tiercel.report.pictures import Album, Outline, has_boxes, pictures, true_outlines
 from tiercel.report.reading import GroupFile
-from tiercel.report.turns import ASKED, TOLD, asked_outlines, completion_block, is_asked
+from tiercel.report.turns import ASKED, TOLD, completion_block, drawn_outlines, is_asked
 from tiercel.runs.group_records import CompletionRecord, GroupRecord
 
 MOST_STEPS = 6
@@ -31,19 +31,15 @@ def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) 
     )
     groups = [group for file in files for group in file.groups]
     boxed, asked = any(map(has_boxes, groups)), any(map(is_asked, groups))
+    told = any(completion.teacher for group in groups for completion in group.completions)
     keys = [*(_LEGEND if boxed else _LEGEND[1:]), *([ASKED] if asked else [])]
-    items = [element("li", element("i", class_=f"key {style}"), text) for style, text in keys]
-    if told := any(completion.teacher for group in groups for completion in group.completions):
-        items += [element("li", element("mark", "token", class_=f"{style} l2"), text) for style, text in TOLD]
-    legend = element("ul", items, class_="legend")
-    last = len(files) - 1
-    return element(
-        "section",
-        element("h2", "Rollouts"),
-        element("p", intro, class_="aside"),
-        legend if boxed or asked or told else None,
-        [_step(file, album, is_open=number in (0, last)) for number, file in enumerate(files)],
-        id="rollouts",
+    marks = [element("li", element("mark", "token", class_=f"{style} l2"), text) for style, text in TOLD if told]
+    return section(
+        "rollouts",
+        "Rollouts",
+        aside(intro),
+        legend([(f"key {style}", text) for style, text in keys], marks) if boxed or asked or told else None,
+        [_step(file, album, is_open=number in (0, len(files) - 1)) for number, file in enumerate(files)],
     )
 
 
@@ -108,15 +104,10 @@ def _style(completion: CompletionRecord) -> str:
 
 
 def _outlines(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]]) -> list[Outline]:
-    outlines = []
+    outlines: list[Outline] = []
     for number, completion in reversed(numbered):  # the best lie on top
-        style, label, tag = _style(completion), f"completion {number}", str(number)
-        box = predicted_box(group, completion).box if has_boxes(group) else None
-        if box is not None:
-            outlines.append(Outline(box=box, style=style, label=label, tag=tag))
-        outlines += asked_outlines(group, completion, style, label, tag)
-    truth = true_box(group)
-    return [*outlines, Outline(box=truth, style="truth", label="right")] if truth is not None else outlines
+        outlines += drawn_outlines(group, completion, _style(completion), f"completion {number}", str(number))
+    return outlines + true_outlines(group)
 
 
 def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]], album: Album) -> Html:
@@ -124,22 +115,19 @@ def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]],
     shows_box = has_boxes(group)
     shows_total = len(names) != 1 or any(c.total != c.rewards.get(names[0]) for c in group.completions)
     heads = ["", *names, *(["total"] if shows_total else []), "advantage", "tokens", *(["box"] if shows_box else [])]
-    header = element(
-        "tr", [element("th", head, scope="col") for head in heads], element("th", "completion", scope="col")
-    )
     rows = []
     for number, completion in numbered:
-        values = [(name, value_text(completion.rewards.get(name))) for name in names]
+        values = [value_text(completion.rewards.get(name)) for name in names]
         if shows_total:
-            values.append(("total", "masked" if completion.total is None else value_text(completion.total)))
-        values.append(("advantage", value_text(completion.advantage)))
-        values.append(("tokens", f"{completion.tokens:,}" + (", truncated" if completion.is_truncated else "")))
+            values.append("masked" if completion.total is None else value_text(completion.total))
+        values.append(value_text(completion.advantage))
+        values.append(f"{completion.tokens:,}" + (", truncated" if completion.is_truncated else ""))
         if shows_box:
-            values.append(("box", box_cell(group, completion)))
-        cells = [element("td", value, class_="number", data_label=label) for label, value in values]
+            values.append(box_cell(group, completion))
+        cells = [number_cell(head, value) for head, value in zip(heads[1:], values, strict=True)]
         said = completion_block(album, group, completion, _style(completion))
         text = element("td", said, failures_block(completion), class_="text")
-        mark = element("th", element("i", class_=f"key {_style(completion)}"), str(number), scope="row")
-        rows.append(element("tr", mark, cells, text, data_box=str(number) if shows_box or completion.turns else None))
-    table = element("table", element("thead", header), element("tbody", rows), class_="completions")
-    return element("div", table, class_="scroll wide")
+        mark = side_head(element("i", class_=f"key {_style(completion)}"), str(number))
+        box = str(number) if shows_box or completion.turns else None
+        rows.append(element("tr", mark, cells, text, data_box=box))
+    return table(rows, [*heads, "completion"], "completions", " wide")

@@ -4,7 +4,7 @@ import json
 
 from tiercel.report.cards import clipped, text_block
 from tiercel.report.markup import Html, element, fragment
-from tiercel.report.pictures import Album, Outline, box_of, on, picture
+from tiercel.report.pictures import Album, Outline, box_of, on, picture, predicted_outlines
 from tiercel.rewards.boxes import to_original
 from tiercel.runs.group_records import CompletionRecord, GroupRecord, finite
 from tiercel.samples import ToolCall
@@ -58,10 +58,11 @@ def _told(text: str, gap: float | None) -> Html:
 def _call(call: ToolCall) -> Html:
     arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
     text = f"{call.name}({arguments})" if call.name else "a call that cannot be read"
-    failed = None
-    if call.failure is not None:
-        failed = element("span", f" failed: {clipped(call.failure, _LONGEST_CALL)}", class_="bad")
-    return element("p", element("code", clipped(text, _LONGEST_CALL)), failed, class_="call")
+    said = element("code", clipped(text, _LONGEST_CALL))
+    if call.failure is None:
+        return element("p", said, class_="call")
+    failed = element("span", f" failed: {clipped(call.failure, _LONGEST_CALL)}", class_="bad")
+    return element("p", said, failed, class_="call")
 
 
 def _answer(answer: str, figures: list[Html], note: str) -> Html:
@@ -76,6 +77,14 @@ def _answer(answer: str, figures: list[Html], note: str) -> Html:
 
 def _text(text: str) -> Html | None:
     return text_block(text.strip("\n")) if text.strip() else None
+
+
+def drawn_outlines(
+    group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
+) -> list[Outline]:
+    """Return the box that the completion ends in, and those that its tool calls name."""
+    boxes = predicted_outlines(group, completion, style, label, tag)
+    return boxes + asked_outlines(group, completion, style, label, tag)
 
 
 def asked_outlines(
@@ -99,9 +108,8 @@ def asked_outlines(
             if box[:2] == box[2:]:
                 radius = _POINT_SHARE * max(image.original_size)
                 box = (box[0] - radius, box[1] - radius, box[2] + radius, box[3] + radius)
-            outlines.append(
-                Outline(box=box, style=f"{style} asked", label=f"{label}, {call.name}", tag=tag, image=index)
-            )
+            named = f"{label}, {call.name}"
+            outlines.append(Outline(box=box, style=f"{style} asked", label=named, tag=tag, image=index))
     return outlines
 
 

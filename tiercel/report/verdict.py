@@ -36,16 +36,14 @@ class Change:
     after: str | None
     before_note: str
     after_note: str
-    note: str
+    note: str = ""
 
     @property
     def text(self) -> str:
         """Return the change as plain text."""
-        note = f" ({self.note})" if self.note else ""
-        if self.after is None:
-            return f"{self.label} {self.before}{_parenthesis(self.before_note)}{note}"
-        before = f"{self.before}{_parenthesis(self.before_note)}"
-        return f"{self.label} {before} -> {self.after}{_parenthesis(self.after_note)}{note}"
+        before = f"{self.label} {self.before}{_parenthesis(self.before_note)}"
+        after = "" if self.after is None else f" -> {self.after}{_parenthesis(self.after_note)}"
+        return before + after + _parenthesis(self.note)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +52,14 @@ class Notice:
 
     level: Literal["warning", "note"]
     text: str
+
+
+def warning(text: str) -> Notice:
+    return Notice(level="warning", text=text)
+
+
+def note(text: str) -> Notice:
+    return Notice(level="note", text=text)
 
 
 def progress(run: Run) -> str:
@@ -115,14 +121,12 @@ def _ends(run: Run, label: str, key: str) -> Change | None:
         return None
     first, last, size = ends(points)
     before, after = pair(first, last)
-    plural = "s" if size > 1 else ""
     return Change(
         label=label,
         before=before,
         after=None if len(points) == 1 else after,
-        before_note=f"first {size} step{plural}" if size > 1 else f"step {points[0][0]}",
+        before_note=f"first {size} steps" if size > 1 else f"step {points[0][0]}",
         after_note=f"last {size}" if size > 1 else f"step {points[-1][0]}",
-        note="",
     )
 
 
@@ -134,19 +138,17 @@ def notices(run: Run) -> list[Notice]:
     """List the problems of a run, from its metrics and its rejected rows; warnings first."""
     found = [*_progress_notices(run), *_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
     if run.bad_rows:
-        text = f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."
-        found.append(Notice(level="warning", text=text))
+        found.append(warning(f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."))
     for name, count in run.unreadable.items():
-        text = f"Left out of {name}: {counted(count, 'line')} that cannot be read, most likely cut off by a crash."
-        found.append(Notice(level="note", text=text))
+        lost = f"Left out of {name}: {counted(count, 'line')}"
+        found.append(note(f"{lost} that cannot be read, most likely cut off by a crash."))
     return sorted(found, key=lambda notice: notice.level == "note")
 
 
 def _progress_notices(run: Run) -> Iterator[Notice]:
     total = run.total_steps
     if total is not None and run.last_step < total:
-        text = f"The run is not at its end: {run.last_step:,} of {counted(total, 'step')} are done."
-        yield Notice(level="warning", text=text)
+        yield warning(f"The run is not at its end: {run.last_step:,} of {counted(total, 'step')} are done.")
 
 
 def _reward_notices(run: Run) -> Iterator[Notice]:
@@ -155,52 +157,43 @@ def _reward_notices(run: Run) -> Iterator[Notice]:
     if sampled and masked / sampled > _MANY_MASKED:
         environment = any(value for _, value in run.series("environment/failed"))
         at_fault = "a reward or the environment" if environment else "a reward"
-        text = (
+        yield warning(
             f"{masked:,} of {sampled:,} sampled completions ({share(masked / sampled)}) were masked: {at_fault} "
             "failed, or no reward applied. They taught nothing."
         )
-        yield Notice(level="warning", text=text)
     elif masked:
-        text = f"{counted(masked, 'sampled completion')} had no usable reward and taught nothing."
-        yield Notice(level="note", text=text)
-    flat = run.series("group/zero_std_fraction")
-    if flat and min(value for _, value in flat) == 1:
-        text = "In no group did the rewards differ, so no step could teach anything."
-        yield Notice(level="warning", text=text)
-    elif flat and (recent := _recent(flat)) > _MANY_FLAT:
-        text = (
-            f"Over the last {min(len(flat), WINDOW)} steps {share(recent)} of the groups had equal rewards and taught "
-            "nothing: the task is too easy or too hard by now."
+        yield note(f"{counted(masked, 'sampled completion')} had no usable reward and taught nothing.")
+    recent, over = _recent(run, "group/zero_std_fraction")
+    if recent and min(value for _, value in run.series("group/zero_std_fraction")) == 1:
+        yield warning("In no group did the rewards differ, so no step could teach anything.")
+    elif recent > _MANY_FLAT:
+        yield warning(
+            f"{over} {share(recent)} of the groups had equal rewards and taught nothing: the task is too easy or too "
+            "hard by now."
         )
-        yield Notice(level="warning", text=text)
 
 
 def _learning_notices(run: Run) -> Iterator[Notice]:
-    cut = run.series("completion/truncated_fraction")
-    if cut and (recent := _recent(cut)) > _MANY_TRUNCATED:
-        text = f"Over the last {min(len(cut), WINDOW)} steps {share(recent)} of the completions were truncated"
-        yield Notice(level="warning", text=f"{text}{_truncated_at(run)}.")
-    failed = run.series("tools/failed_fraction")
-    if failed and (recent := _recent(failed)) > _MANY_FAILED_CALLS:
-        text = (
-            f"Over the last {min(len(failed), WINDOW)} steps {share(recent)} of the tool calls failed: the policy "
-            "writes them wrongly, or the tools raise errors. The rollouts below have the reasons."
+    cut, over = _recent(run, "completion/truncated_fraction")
+    if cut > _MANY_TRUNCATED:
+        yield warning(f"{over} {share(cut)} of the completions were truncated{_truncated_at(run)}.")
+    failed, over = _recent(run, "tools/failed_fraction")
+    if failed > _MANY_FAILED_CALLS:
+        yield warning(
+            f"{over} {share(failed)} of the tool calls failed: the policy writes them wrongly, or the tools raise "
+            "errors. The rollouts below have the reasons."
         )
-        yield Notice(level="warning", text=text)
-    gap = run.series("sampler/logprob_gap_mean")
-    if gap and (recent := _recent(gap)) > _LARGE_LOGPROB_GAP:
-        text = f"Sampler and trainer disagree by {short(recent)} per token in their logprobs: their numerics differ."
-        yield Notice(level="warning", text=text)
-    skipped = int(sum(value for _, value in run.series("loss_scale/skipped")))
-    if skipped:
-        text = f"{counted(skipped, 'update')} of float16 overflowed and changed no weights."
-        yield Notice(level="note", text=text)
+    gap, _ = _recent(run, "sampler/logprob_gap_mean")
+    if gap > _LARGE_LOGPROB_GAP:
+        text = f"Sampler and trainer disagree by {short(gap)} per token in their logprobs: their numerics differ."
+        yield warning(text)
+    if skipped := int(sum(value for _, value in run.series("loss_scale/skipped"))):
+        yield note(f"{counted(skipped, 'update')} of float16 overflowed and changed no weights.")
     entropy = run.series("entropy/mean")
     if run.kind == "grpo" and len(entropy) > 1:
         first, last, _ = ends(entropy)
         if 0 < last < _LOW_ENTROPY * first:
-            text = f"Entropy fell from {short(first)} to {short(last)}: there is little left to explore."
-            yield Notice(level="note", text=text)
+            yield note(f"Entropy fell from {short(first)} to {short(last)}: there is little left to explore.")
 
 
 def _truncated_at(run: Run) -> str:
@@ -219,16 +212,15 @@ def _held_out_notices(run: Run) -> Iterator[Notice]:
     if len(scored) > 1:
         high, low = finite(scored[-1].get("eval/accuracy_high")), finite(scored[0].get("eval/accuracy_low"))
         if high is not None and low is not None and high < low:
-            yield Notice(level="warning", text="Held-out accuracy fell, by more than its intervals allow for chance.")
+            yield warning("Held-out accuracy fell, by more than its intervals allow for chance.")
     loss = run.series("eval/loss")
     if len(loss) > 1:
         step, lowest = min(loss, key=lambda point: point[1])
         if loss[-1][1] > lowest * (1 + _OVERFIT):
-            text = (
+            yield warning(
                 f"Held-out loss was lowest, {short(lowest)}, at step {step:,} and is {short(loss[-1][1])} now: "
                 "an earlier checkpoint, or fewer steps, would do better on rows like these."
             )
-            yield Notice(level="warning", text=text)
 
 
 def completions_sampled(run: Run) -> int:
@@ -237,5 +229,7 @@ def completions_sampled(run: Run) -> int:
     return sum(round(tokens / mean) for tokens, mean in pairs if tokens is not None and mean)
 
 
-def _recent(points: list[tuple[int, float]]) -> float:
-    return statistics.fmean(value for _, value in points[-WINDOW:])
+def _recent(run: Run, key: str) -> tuple[float, str]:
+    """Return the mean of a metric over the last steps, and in words over which; 0 without any."""
+    values = [value for _, value in run.series(key)[-WINDOW:]]
+    return statistics.fmean(values) if values else 0.0, f"Over the last {len(values)} steps"

@@ -130,9 +130,8 @@ def _choice_patterns(choices: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], b
 
 def parse_boxes(text: str) -> list[Box]:
     """Read every list of four numbers in a text, as `parse_box` reads one; the first 200."""
-    found = islice(_BOX.finditer(text), MOST_BOXES)
-    boxes = [tuple(float(number) for number in match.groups() if number is not None) for match in found]
-    return [box for box in boxes if _are_coordinates(box)]  # type: ignore[misc]
+    boxes = map(_box_of, islice(_BOX.finditer(text), MOST_BOXES))
+    return [box for box in boxes if box is not None]
 
 
 def parse_point(text: str) -> tuple[float, float] | None:
@@ -153,8 +152,10 @@ def parse_box(text: str) -> Box | None:
     <|box_end|>. Corners are neither sorted nor clipped.
     """
     found = _BOX.search(text)
-    if found is None:
-        return None
+    return None if found is None else _box_of(found)
+
+
+def _box_of(found: re.Match[str]) -> Box | None:
     x1, y1, x2, y2 = (float(number) for number in found.groups() if number is not None)
     return (x1, y1, x2, y2) if _are_coordinates((x1, y1, x2, y2)) else None
 

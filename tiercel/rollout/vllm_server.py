@@ -23,12 +23,7 @@ from tiercel.models.family import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
-from tiercel.rollout.vllm_common import (
-    ROUNDING,
-    Impossible,
-    make_completion,
-    require_same_prompt,
-)
+from tiercel.rollout.vllm_common import ROUNDING, Impossible, make_completion, require_same_prompt
 from tiercel.rollout.vllm_http import (
     SHORT_ANSWER,
     AdapterMissing,
@@ -39,14 +34,13 @@ from tiercel.rollout.vllm_http import (
     servers_key,
 )
 from tiercel.rollout.vllm_protocol import Choice, Completions
+from tiercel.rollout.vllm_retries import NONSENSE, Faults
 from tiercel.rollout.vllm_routes import ChatRoute, Route, TokenRoute
 from tiercel.rollout.vllm_turns import add_sampled, turn_params, turn_seed
 from tiercel.types import Completion, EncodedPrompt, Group
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
-BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 POLL_SECONDS = 0.05
-NONSENSE = 3  # invalid answers, with a pause after each, before a server is not used any more
 FORGIVEN = 1000  # good answers after which earlier invalid ones are forgotten
 BYTES_PER_TOKEN = 1024  # limit of an answer; vLLM needs about 150
 CHATS = ChatRoute()
@@ -67,18 +61,13 @@ class _ServerState:
     """Holds a server and its state, as this rank knows it."""
 
     server: VllmServer
+    faults: Faults
     in_flight: int = 0  # requests without an answer yet
     fault: str | None = None  # why it gets no requests; None: it does
     last_fault: str | None = None  # the same, kept after the server is back
-    faults: int = 0  # faults in a row
-    nonsense: int = 0  # invalid answers that are not forgotten
     good: int = 0  # good answers since the last invalid one
     next_try: float = 0.0  # time.monotonic() from which it is tried again
     is_tried: bool = False  # a task is trying it now
-
-    @property
-    def is_out(self) -> bool:
-        return self.nonsense >= NONSENSE
 
 
 class ServerSampler:
@@ -103,7 +92,7 @@ class ServerSampler:
     ):
         self.family = family
         self.route = route
-        self.servers = [_ServerState(server=server) for server in servers]
+        self.servers = [_ServerState(server=server, faults=Faults()) for server in servers]
         self.needs = needs
         self.patience_seconds = patience_seconds
         self.ranks = ranks
@@ -239,14 +228,14 @@ class ServerSampler:
 
     async def _group(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> Group:
         """Request a group until a server has given a complete answer. Raises as `_pick`."""
-        first_fault = None
+        faults = Faults()
         body = await self._request(prompt, params, seed)
         while True:
-            state = await self._pick(prompt, first_fault)
+            state = await self._pick(prompt, faults.first)
             try:
                 return await self._ask(state, prompt, params, seed, body)
             except ServerFault as fault:
-                first_fault = first_fault or time.monotonic()
+                faults.add(fault)
                 self._retries += 1
                 self._leave(state, fault)
 
@@ -262,10 +251,10 @@ class ServerSampler:
             completions = self._completions(prompt, params, seed, answer, state.server.url)
         finally:
             state.in_flight -= 1
-        state.faults = 0
+        state.faults.in_a_row = 0
         state.good += 1
         if state.good >= FORGIVEN:
-            state.nonsense = 0
+            state.faults.nonsense = 0
         self._last_answer = time.monotonic()
         self.ranks.pulse.beat()
         return Group(prompt=prompt, completions=completions, policy_version=version)
@@ -313,7 +302,7 @@ class ServerSampler:
         where no server has answered for longer than the patience, where this prompt has failed for longer, and where no
         server is used any more."""
         while True:
-            if all(state.is_out for state in self.servers):
+            if all(state.faults.are_too_wrong for state in self.servers):
                 raise TrainingError(self._useless())
             now = time.monotonic()
             since = self._last_answer if first_fault is None else first_fault
@@ -371,11 +360,10 @@ class ServerSampler:
         is_news = state.fault is None
         state.fault = state.last_fault = str(fault)
         if is_news or state.is_tried:  # where many requests fail together, only the first is counted
-            state.next_try = time.monotonic() + BACKOFF_SECONDS[min(state.faults, len(BACKOFF_SECONDS) - 1)]
-            state.faults += 1
+            state.next_try = time.monotonic() + state.faults.add(fault)
             if isinstance(fault, Nonsense):
-                state.nonsense, state.good = state.nonsense + 1, 0
-        if state.is_out and state.next_try != math.inf:
+                state.good = 0
+        if state.faults.are_too_wrong and state.next_try != math.inf:
             state.next_try = math.inf
             self.say(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
         elif is_news:

@@ -51,14 +51,6 @@ class WithTruth:
         return None if truth is None else truth.value
 
 
-def _by_call(reward: ByCall, reliability: Reliability) -> BatchReward:
-    return UserReward(reward.call, reliability, variables=reward.env or ())
-
-
-def _math(reward: Math, reliability: Reliability) -> BatchReward:
-    return WithTruth(UserReward("tiercel.scoring.mathematics:score", reliability), reward)
-
-
 def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
     from tiercel.scoring.model import ModelReward  # torch and transformers, which no other reward needs
 
@@ -66,8 +58,8 @@ def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
 
 
 STARTERS: dict[type[Entry], Callable[[Any, Reliability], BatchReward]] = {
-    ByCall: _by_call,
-    Math: _math,
+    ByCall: lambda reward, limits: UserReward(reward.call, limits, variables=reward.env or ()),
+    Math: lambda reward, limits: WithTruth(UserReward("tiercel.scoring.mathematics:score", limits), reward),
     ByJudge: JudgeReward,
     ByModel: _by_model,
 }

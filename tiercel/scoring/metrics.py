@@ -62,7 +62,7 @@ def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> di
     group/zero_std_fraction             share with equal sums, among groups of 2 or more unmasked completions
     group/dropped                       groups with fewer than `least_group` unmasked completions
     """
-    completions = _completions(scored)
+    completions = [completion for group in scored for completion in group.completions]
     metrics: dict[str, float] = {}
     totals = [completion.total for completion in completions if completion.total is not None]
     if totals:
@@ -81,7 +81,3 @@ def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> di
         metrics["group/zero_std_fraction"] = sum(min(group) == max(group) for group in usable) / len(usable)
     metrics["group/dropped"] = sum(len(group) < least_group for group in by_group)
     return metrics
-
-
-def _completions(scored: Sequence[ScoredGroup]) -> list[ScoredCompletion]:
-    return [completion for group in scored for completion in group.completions]

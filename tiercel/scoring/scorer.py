@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
@@ -113,25 +114,20 @@ class _Asked:
     ask: Ask
 
 
-def _require_no_boxes(rewards: Sequence[Entry]) -> None:
-    problems = [
-        f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it writes "
-        "them; set data.coordinates, or take a reward without boxes"
-        for index, reward in enumerate(rewards)
-        if isinstance(reward, GROUNDING)
-    ]
-    if problems:
-        raise RecipeError(problems)
-
-
 class Scorer:
     """The rewards of a recipe. As a context manager it starts the processes of the user's own rewards and ends them."""
 
     def __init__(self, rewards: Sequence[Entry], reliability: Reliability, coordinate_space: CoordinateSpace | None):
         """`coordinate_space` is the one that the model's family writes boxes in. Raises RecipeError where it is not
         known and a reward reads boxes."""
-        if coordinate_space is None:
-            _require_no_boxes(rewards)
+        problems = [
+            f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it "
+            "writes them; set data.coordinates, or take a reward without boxes"
+            for index, reward in enumerate(rewards)
+            if coordinate_space is None and isinstance(reward, GROUNDING)
+        ]
+        if problems:
+            raise RecipeError(problems)
         self.names = reward_names(rewards)
         self.coordinate_space: CoordinateSpace | None = coordinate_space
         self._processes = ExitStack()
@@ -183,13 +179,12 @@ class Scorer:
 
     def score_samples(self, samples: Sequence[Sample], prompts: Prompts) -> tuple[dict[str, RewardValue], ...]:
         """Return the rewards of each sample by name, in the recipe's order. `prompts`: those of the samples."""
-        by_reward: list[tuple[RewardValue, ...]] = []
+        found: list[list[RewardValue]] = [[] for _ in samples]
         for asked in self._asked:
-            before = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
-            right = [judge(values, self._right_from[: len(by_reward)]) for values in before]
-            by_reward.append(asked.ask(samples, right, prompts))
-        of_sample = zip(*by_reward, strict=True) if by_reward else [() for _ in samples]
-        return tuple(dict(zip(self.names, values, strict=True)) for values in of_sample)
+            right = [judge(values, self._right_from[: len(values)]) for values in found]
+            for values, value in zip(found, asked.ask(samples, right, prompts), strict=True):
+                values.append(value)
+        return tuple(dict(zip(self.names, values, strict=True)) for values in found)
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
         if completion.trajectory is not None and (failure := completion.trajectory.failure) is not None:
@@ -236,13 +231,7 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
 
     def ask_some(samples: Sequence[Sample], right: Judgements, prompts: Prompts) -> tuple[RewardValue, ...]:
         applies = [column_text(sample.columns.get(where.column)) in where.equals for sample in samples]
-        asked = iter(
-            ask(
-                [sample for sample, is_meant in zip(samples, applies, strict=True) if is_meant],
-                [each for each, is_meant in zip(right, applies, strict=True) if is_meant],
-                [each for each, is_meant in zip(prompts, applies, strict=True) if is_meant],
-            )
-        )
+        asked = iter(ask([*compress(samples, applies)], [*compress(right, applies)], [*compress(prompts, applies)]))
         return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in applies)
 
     return ask_some

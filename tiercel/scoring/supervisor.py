@@ -119,7 +119,7 @@ def watch(worker: int, control: socket.socket, charge: Charge) -> str | None:
             os.kill(worker, signal.SIGUSR1)
         if os.getppid() != charge.trainer:
             return None
-        status = reap(worker)
+        status, _ = reap(worker)
         if status is not None:
             return describe_end(os.waitstatus_to_exitcode(status), charge.file_mb)
         held = held_bytes(descendants(os.getpid()), limit)
@@ -146,17 +146,19 @@ def _received(control: socket.socket) -> bytes:
         return b""
 
 
-def reap(worker: int) -> int | None:
-    """Collect every child that has ended; return the worker's wait status, where it is one of them."""
+def reap(worker: int) -> tuple[int | None, bool]:
+    """Collect every child that has ended. Return the worker's wait status, where it is one of them, and whether others
+    are left."""
     found = None
-    with contextlib.suppress(ChildProcessError):
-        while True:
+    while True:
+        try:
             pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            if pid == worker:
-                found = status
-    return found
+        except ChildProcessError:
+            return found, False
+        if pid == 0:
+            return found, True
+        if pid == worker:
+            found = status
 
 
 def end_all(worker: int) -> bool:
@@ -166,20 +168,12 @@ def end_all(worker: int) -> bool:
         for kill, pid in [(os.killpg, worker), *((os.kill, pid) for pid in descendants(os.getpid()))]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)
-        reap(worker)
-        if not _has_children():
+        _, has_children = reap(worker)
+        if not has_children:
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0.002)
-
-
-def _has_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def descendants(pid: int) -> set[int]:

@@ -169,8 +169,8 @@ class Labels(_Plain):
         return replace(_counted(passes, own), reference=reference, divergence=divergence)
 
     def share(self, each: ExamplePass, scores: TokenScores, plan: Plan) -> Share:
-        logprobs_B = _by_answer(each, scores.logprobs_N, answers=1)[0][:, 0]
-        rewards_B = self._kto.beta * (logprobs_B - _known(plan.reference, each, logprobs_B, answers=1)[:, 0])
+        logprobs_B = _sums_C(each, scores.logprobs_N)[: len(each.examples)]
+        rewards_B = self._kto.beta * (logprobs_B - _known(plan.reference, each, logprobs_B)[:, 0])
         labels = [example.row.label for example in each.examples]
         wanted_B = torch.tensor(labels, dtype=torch.bool, device=rewards_B.device)
         losses_B = kto_losses(rewards_B, wanted_B, plan.divergence, self._kto)
@@ -215,19 +215,19 @@ def _sums_C(each: ExamplePass, values_N: Tensor) -> Tensor:
     return completions.sums(values_N, owners_N, each.packed.continuation_count)
 
 
-def _by_answer(each: ExamplePass, values_N: Tensor, answers: int = 2) -> tuple[Tensor, Tensor]:
-    """Sum values over each answer, and count their tokens: both (B, answers). A pass without examples has none, and is
-    part of the graph."""
-    count = answers * len(each.examples)
+def _by_answer(each: ExamplePass, values_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum values over each answer of a pair, and count their tokens: both (B, 2). A pass without examples has none, and
+    is part of the graph."""
+    count = 2 * len(each.examples)
     lengths_C = completions.lengths(each.packed.continuation_of_N, each.packed.continuation_count)
-    lengths_B2 = lengths_C[:count].view(-1, answers).to(values_N.device, torch.float32, non_blocking=True)
-    return _sums_C(each, values_N)[:count].view(-1, answers), lengths_B2
+    lengths_B2 = lengths_C[:count].view(-1, 2).to(values_N.device, torch.float32, non_blocking=True)
+    return _sums_C(each, values_N)[:count].view(-1, 2), lengths_B2
 
 
-def _known(known: Known, each: ExamplePass, like: Tensor, answers: int = 2) -> Tensor:
-    """Stack what is known of a pass's examples: (B, answers)."""
-    rows = [known[example.prompt.index][:answers] for example in each.examples]
-    return torch.stack(rows).to(like.device) if rows else like.new_zeros(0, answers)
+def _known(known: Known, each: ExamplePass, like: Tensor) -> Tensor:
+    """Stack what is known of both conversations of a pass's examples: (B, 2)."""
+    rows = [known[example.prompt.index] for example in each.examples]
+    return torch.stack(rows).to(like.device) if rows else like.new_zeros(0, 2)
 
 
 def _ranking_sums(values_B2: Tensor) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@ completion behind it, and whose answer has the logprobs of a prompt's tokens. Sh
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
@@ -24,8 +23,9 @@ from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm_common import ROUNDING, UNKNOWN, require_same_prompt
 from tiercel.rollout.vllm_http import GENERATE, SHORT_ANSWER, Needs, Nonsense, ServerFault, VllmServer, servers_key
 from tiercel.rollout.vllm_protocol import WordLogprob
+from tiercel.rollout.vllm_retries import NONSENSE, Faults
 from tiercel.rollout.vllm_routes import TokenRoute
-from tiercel.rollout.vllm_server import BACKOFF_SECONDS, NONSENSE, together
+from tiercel.rollout.vllm_server import together
 from tiercel.types import EncodedPrompt
 
 REQUESTS_IN_FLIGHT = 16  # of one rank; an answer may have megabytes
@@ -84,25 +84,24 @@ class ServedTeacher:
 
     async def _patiently(self, server: VllmServer, whole: EncodedPrompt, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask until there is a good answer. A server that has failed may have been started again with another model."""
-        first_fault, faults, nonsense = 0.0, 0, 0
+        faults = Faults()
         while True:
             self.ranks.pulse.beat()
             try:
-                if faults:
+                if faults.in_a_row:
                     await server.fitting(self.needs)
                 return await ask()
             except ServerFault as fault:
-                now = time.monotonic()
-                first_fault, faults, nonsense = first_fault or now, faults + 1, nonsense + isinstance(fault, Nonsense)
-                if nonsense == NONSENSE or now - first_fault >= self.rollout.patience:
+                pause = faults.add(fault)
+                if faults.are_too_wrong or faults.lasted(self.rollout.patience):
                     few = f"{NONSENSE} invalid answers, none of which was trained on"
                     none = f"no answer within rollout.patience ({self.rollout.patience:g} s)"
                     raise TrainingError(
-                        f"{self.key}.url: row {whole.row.id} got {few if nonsense == NONSENSE else none}: "
+                        f"{self.key}.url: row {whole.row.id} got {few if faults.are_too_wrong else none}: "
                         f"{server.url}: {fault}; look into the server's log, start it again, and give the same "
                         "command, which goes on from the newest checkpoint"
                     ) from fault
-                await asyncio.sleep(BACKOFF_SECONDS[min(faults, len(BACKOFF_SECONDS)) - 1])
+                await asyncio.sleep(pause)
 
     async def _ask(
         self, server: VllmServer, model: str, whole: EncodedPrompt, continuation: Continuation
