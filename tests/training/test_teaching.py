@@ -1,6 +1,7 @@
 """Distillation: what a teacher says against plain passes, and whole runs on and off policy."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -201,6 +202,20 @@ def test_a_row_without_an_answer_is_rejected(write, rows, tmp_path):
         run_grpo(write("run", {"rows_share": 1.0}, data={"train": str(bare)}))
     with pytest.raises(DataError, match=r"its answer has .* tokens, above rollout.max_new_tokens 2"):
         run_grpo(write("short", {"rows_share": 1.0}, rollout={"max_new_tokens": 2}))
+
+
+def test_a_row_whose_answer_is_too_long_is_rejected(write, rows):
+    records = [json.loads(line) for line in rows.read_text().splitlines()]
+    records[0]["messages"][1]["content"] = "a word " * 5
+    file = rows.with_name("long.jsonl")
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    changes = {"data": {"train": str(file), "eval": None, "max_bad_fraction": 0.2}, "rollout": {"max_new_tokens": 20}}
+    said = "its answer has .* tokens, above rollout.max_new_tokens 20; raise it"
+    run = run_grpo(write("run", {"rows_share": 1.0}, **changes))
+    (bad,) = map(json.loads, (run / "bad_rows.jsonl").read_text().splitlines())
+    assert bad["id"] == "row-0" and bad["field"] == "messages" and re.search(said, bad["reason"])
+    never = run_grpo(write("never", {"rows_share": 0.0}, **changes))  # its answer is not read
+    assert not (never / "bad_rows.jsonl").exists()
 
 
 def test_a_teacher_of_another_family_sees_its_own_pixels(write, tiny_checkpoints):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.data.encoding import taught_prompt_encoder
 from tiercel.distributed.ranks import Ranks
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.rollout.drawing import sampling_seed
@@ -21,6 +20,7 @@ from tiercel.scoring.metrics import FailureStats, count_failures
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.checkpointing import pending_of
 from tiercel.training.journal import journal_of, keep_in_journal
+from tiercel.training.row_answers import learnt_prompt_encoder
 from tiercel.training.sampling import PolicySync, open_sampler
 from tiercel.training.session import Session
 from tiercel.training.spreading import drawn_by_all
@@ -40,7 +40,7 @@ def open_rollouts(
     with (
         entered(rewards, session.say, "starting the rewards") as scorer,
         open_dialogues(recipe, trainer.family, session.say) as dialogues,
-        StepRows(session, taught_prompt_encoder(trainer.family, recipe)) as rows,
+        StepRows(session, learnt_prompt_encoder(trainer.family, recipe)) as rows,
         entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
         restored = pending_of(session.found) | journal_of(session.run.path, session.start)
