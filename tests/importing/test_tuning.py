@@ -185,3 +185,27 @@ def test_trackers_are_taken_over_by_name(value, trackers, noted):
     draft = drafted(f"{TRL} --report_to {value}")
     assert draft.values["trackers"] == trackers
     assert [note.subject for note in draft.notes if "report_to" in note.subject] == noted
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{SFT} --quant_method bnb --quant_bits 4 --bnb_4bit_compute_dtype bfloat16", {"model.quantize": "nf4"}),
+        (f"{SFT} --quant_bits 8", {"model.quantize": "int8"}),
+        (f"{SFT} --quant_bits 4 --bnb_4bit_quant_type fp4", {"model.quantize": ABSENT}),
+        (f"{TRL} --use_peft --load_in_4bit", {"model.quantize": "nf4"}),
+        (f"{TRL} --use_peft --load_in_8bit true --load_in_4bit false", {"model.quantize": "int8"}),
+        (f"{SFT} --quant_method hqq --quant_bits 4", {"model.quantize": ABSENT}),
+        (f"{SFT} --use_dora true", {"lora.kind": "dora"}),
+        (f"{TRL} --use_peft --use_rslora", {"lora.kind": "rslora"}),
+        (SFT, {"model.quantize": ABSENT, "lora.kind": ABSENT}),
+    ],
+)
+def test_quantised_bases_and_kinds_of_adapters(line, expected):
+    check(line, expected)
+
+
+def test_ways_of_quantising_that_are_not_here_are_told():
+    text = "has no equivalent: model.quantize is nf4 or int8, by bitsandbytes"
+    for flags in ("--quant_method hqq --quant_bits 4", "--quant_bits 3", "--quant_bits 4 --bnb_4bit_quant_type fp4"):
+        assert text in told(drafted(f"{SFT} {flags}"))

@@ -17,6 +17,11 @@ _FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
     "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
 }
 _FREEZE_NAMES = tuple(name for names in _FREEZERS.values() for name in names)
+_BITSANDBYTES = ("bnb", "bitsandbytes")
+_QUANTISING = (
+    "load_in_8bit", "load_in_4bit", "quant_bits", "quant_method", "quantization_bit", "quantization_method",
+    "bnb_4bit_quant_type", "quantization_type",
+)  # fmt: skip
 TUNERS = ("tuner_type", "train_type", "finetuning_type")
 _TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
 _TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
@@ -24,7 +29,7 @@ _TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
 
 def set_tuning(draft: RecipeDraft) -> None:
     """Set everything except rows, sizes and sampling."""
-    for step in (_model, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
+    for step in (_model, _quantised, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
         step(draft)
 
 
@@ -58,6 +63,22 @@ def _model(draft: RecipeDraft) -> None:
             draft.set(key, pixels, name, remark=f"tokens of {side} x {side} pixels")
 
 
+def _quantised(draft: RecipeDraft) -> None:
+    """Set how the base is quantised, where bitsandbytes does it to 8 bits or to NF4."""
+    launch = draft.launch
+    by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
+    bits = by_switch or launch.text("quant_bits", "quantization_bit")
+    method = launch.text("quant_method", "quantization_method") or "bnb"
+    numbers = launch.text("bnb_4bit_quant_type", "quantization_type") or "nf4"
+    labels = [f"--{name}" for name in _QUANTISING]
+    if bits == "8" and method in _BITSANDBYTES:
+        draft.set("model.quantize", "int8", *labels)
+    elif bits == "4" and method in _BITSANDBYTES and numbers == "nf4":
+        draft.set("model.quantize", "nf4", *labels)
+    elif bits is not None or method not in _BITSANDBYTES:
+        draft.note("has no equivalent: model.quantize is nf4 or int8, by bitsandbytes", *labels)
+
+
 def tuner_of(launch: Launch) -> str:
     """Return the tuner: full, lora, lora_llm, or another name."""
     return launch.text(*TUNERS) or ("lora" if launch.is_true("use_peft") else "full")
@@ -72,6 +93,9 @@ def _adapters(draft: RecipeDraft) -> None:
     alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
     for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
         draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=launch.default_remark(name))
+    for kind in ("rslora", "dora"):
+        if launch.is_true(f"use_{kind}"):
+            draft.set("lora.kind", kind, f"--use_{kind}")
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
         draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
