@@ -221,7 +221,15 @@ def test_flat_recipes_differ_in_the_keys_that_differ(workplace: Path):
     assert other["lora"] is None
     shared = one.keys() & other.keys()
     assert {key for key in shared if one[key] != other[key]} == {"rewards.1.weight", "optim.betas"}
-    assert one.keys() - other.keys() == {"lora.rank", "lora.alpha", "lora.dropout", "lora.targets", "lora.init"}
+    assert one.keys() - other.keys() == {
+        "lora.rank",
+        "lora.alpha",
+        "lora.dropout",
+        "lora.targets",
+        "lora.init",
+        "lora.kind",
+        "lora.start",
+    }
 
 
 def test_reading_a_recipe_imports_nothing_heavy(workplace: Path):

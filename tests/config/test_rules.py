@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.config import load_recipe
+from tiercel.errors import RecipeError
 from tiercel.rewards.builtin import BY_NAME, OPTIONS, takers
 
 
@@ -55,6 +56,8 @@ def test_an_adapter_to_go_on_from(workplace: Path):
     (workplace / "empty" / "adapter_config.json").write_text("{}", encoding="utf-8")
     recipe = load_recipe("grpo", "grpo.yaml", ["lora.init=empty"])
     assert recipe.lora is not None and recipe.lora.init == "empty"
+    with pytest.raises(RecipeError, match=r"lora\.start: loftq given with lora\.init"):
+        load_recipe("grpo", "grpo.yaml", ["lora.init=empty", "lora.start=loftq", "model.quantize=nf4"])
 
 
 def test_a_key_that_several_rewards_take_is_of_one_type_in_all():

@@ -55,6 +55,16 @@ WRONG = [
     of("dpo", "model.quantize=int8 & train.strategy=deepspeed", "model.quantize", "write train.strategy: ddp"),
     grpo("model.quantize=nf4 & learner.compile=true", "learner.compile", "no model.quantize"),
     grpo("model.quantize=nf4 & rollout.engine=vllm", "algorithm.correction.level", "rollout.engine: local"),
+    # kinds of adapters and their start
+    grpo("lora.kind=vera", "lora.kind", "must be one of lora, rslora, dora"),
+    sft("lora.use_dora=true", "lora.use_dora", "write lora.kind"),
+    sft("lora.use_rslora=true", "lora.use_rslora", "write lora.kind"),
+    grpo("lora.kind=dora & rollout.engine=vllm", "lora.kind", "write lora.kind: rslora"),
+    of("dpo", "lora.kind=dora & train.strategy=fsdp2", "lora.kind", "train.strategy: ddp"),
+    sft("lora.kind=dora & learner.compile=true", "learner.compile", "lora.kind: lora or rslora"),
+    sft("lora.start=pissa", "lora.start", "must be loftq"),
+    sft("lora.start=loftq", "lora.start", "write model.quantize: nf4"),
+    sft("lora.start=loftq & model.quantize=nf4 & lora.kind=dora", "lora.start", "write lora.kind: lora or rslora"),
     # unknown keys: spelling, another section
     grpo("optim.learnign_rate=1e-5", "optim.learnign_rate", "write optim.lr"),
     grpo("rollout.group_sise=4", "rollout.group_sise", "write rollout.group_size"),

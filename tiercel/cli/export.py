@@ -8,10 +8,11 @@ import torch
 
 from tiercel.cli.evaluate import trained_weights
 from tiercel.config import Recipe
+from tiercel.config.schema import Quantization
 from tiercel.errors import RunError
 from tiercel.models.loading import DTYPES
-from tiercel.models.policy import WHOLE_FILE, load_for_inference
-from tiercel.models.quantized import is_quantized, rounding_error
+from tiercel.models.policy import WHOLE_FILE, Policy, load_for_inference
+from tiercel.models.quantized import is_quantized, quantizable, rounded, rounding_error
 from tiercel.models.saving import save_model
 from tiercel.models.value_head import NAME as VALUE_HEAD
 from tiercel.writing import writing
@@ -48,12 +49,8 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
     if is_quantized(policy.model):
         raise RunError(f"{model} is quantised itself, so there is nothing exact to merge into; export --adapter")
     if (quantize := recipe.model.quantize) is not None:
-        error = rounding_error(policy.family, policy.model, quantize)
-        print(
-            f"merged into the checkpoint's own weights; the {quantize} ones that the adapter was trained on are "
-            f"{error:.2%} of their norm away. `tiercel eval` of the recipe with model.path={target}, lora=null and "
-            "model.quantize=null scores what was merged"
-        )
+        assert recipe.lora is not None  # without it nothing is quantised
+        print(_merged_into(policy, quantize, target, starts_at_rounding=recipe.lora.start is not None))
     weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
     for name, parameter in weights.named_parameters():
         if not name.startswith(f"{VALUE_HEAD}."):  # a reward model's head is in float32 wherever it is saved
@@ -61,3 +58,19 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
     with writing(target):
         save_model(policy.family, weights, target)
     return target
+
+
+def _merged_into(policy: Policy, kind: Quantization, target: Path, *, starts_at_rounding: bool) -> str:
+    """Say which weights the adapter of a quantised run is merged into. One that started at what was rounded off belongs
+    to the rounded weights, so the policy gets these."""
+    if starts_at_rounding:
+        for name in quantizable(policy.family, policy.model, kind):
+            weight_OI = policy.model.get_parameter(f"{name}.weight")
+            weight_OI.data = rounded(weight_OI.detach(), kind).to(weight_OI.dtype)
+        return f"merged into the {kind} weights that the adapter was trained on, since it started at what they lack"
+    error = rounding_error(policy.family, policy.model, kind)
+    return (
+        f"merged into the checkpoint's own weights; the {kind} ones that the adapter was trained on are {error:.2%} of "
+        f"their norm away. `tiercel eval` of the recipe with model.path={target}, lora=null and model.quantize=null "
+        "scores what was merged"
+    )

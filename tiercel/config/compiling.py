@@ -43,6 +43,13 @@ def compile_obstacle(recipe: BaseRecipe, strategy: StrategyKind | None) -> Compi
             reason="which cannot see the products inside compiled layers, and would compute all of them again",
             remedy="learner.gradient_checkpointing: full or false",
         )
+    if recipe.lora is not None and recipe.lora.kind == "dora":
+        return CompileObstacle(
+            key="lora.kind",
+            given="lora.kind dora",
+            reason="which computes the lengths of a weight's rows in each pass",
+            remedy="lora.kind: lora or rslora",
+        )
     if recipe.lora is not None and recipe.lora.dropout > 0:
         return CompileObstacle(
             key="lora.dropout",

@@ -124,6 +124,44 @@ def _quantized(recipe: BaseRecipe) -> Problems:
             )
 
 
+def _adapter_kind(recipe: BaseRecipe) -> Problems:
+    """Keep DoRA and LoftQ to what applies them exactly: the trainer's own model, whole on each rank."""
+    lora, strategy = recipe.lora, recipe.train.strategy_kind
+    if lora is None:
+        return
+    engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
+    if lora.kind == "dora" and engine is not None and not engine.shares_weights:
+        yield Problem(
+            key="lora.kind",
+            text=f"dora given with rollout.engine {engine.name}, which refuses such adapters; write lora.kind: rslora, "
+            "or rollout.engine: local",
+            also=("rollout.engine",),
+        )
+    if lora.kind == "dora" and strategy is not None and strategy.shards_model:
+        yield Problem(
+            key="lora.kind",
+            text=f"dora given with train.strategy {strategy.name}, whose ranks hold parts of the weights that it "
+            "measures; write lora.kind: rslora, or train.strategy: ddp",
+            also=("train.strategy",),
+        )
+    if lora.start is None:
+        return
+    for key, stands, given, remedy in (
+        ("model.quantize", recipe.model.quantize is None, "without model.quantize", "write model.quantize: nf4"),
+        ("lora.init", lora.init is not None, "with lora.init, which starts elsewhere", "remove one of them"),
+        ("lora.kind", lora.kind == "dora", "with lora.kind dora", "write lora.kind: lora or rslora"),
+        (
+            "rollout.engine",
+            engine is not None and not engine.shares_weights,
+            "with an engine that has the checkpoint's own weights, of which nothing was rounded off",
+            "write rollout.engine: local",
+        ),
+    ):
+        if stands:
+            text = f"{lora.start} given {given}; {remedy}, or lora.start: null"
+            yield Problem(key="lora.start", text=text, also=(key,))
+
+
 def _frozen_parts(recipe: BaseRecipe) -> Problems:
     """Require that a part is trained by an adapter or whole, not both."""
     if recipe.lora is None:
@@ -378,6 +416,7 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     lambda recipe: template_problems("data.prompt", recipe.data.prompt),
     _vision_cache,
     _quantized,
+    _adapter_kind,
     _lora_targets,
     _frozen_parts,
     _part_rates,

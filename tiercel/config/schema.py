@@ -28,6 +28,7 @@ from tiercel.sections import (
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
 Quantization = Literal["nf4", "int8"]
+LoraKind = Literal["lora", "rslora", "dora"]
 Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a verb, and its recipe
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
@@ -65,6 +66,12 @@ class Lora(Section):
     adapted only by an expression that matches the names of their weights."""
     init: str | None = None
     """Directory of an adapter to continue from, such as an SFT run's; it is then the KL reference as well."""
+    kind: LoraKind = "lora"
+    """rslora multiplies by alpha / sqrt(rank), so that high ranks learn as fast (Kalajdzievski 2023); dora also trains
+    the length of each row of a weight (Liu et al. 2024), and is slower; lora does neither."""
+    start: Literal["loftq"] | None = None
+    """loftq: a new adapter starts as the nearest matrices of its rank to what model.quantize rounded off (Li et al.
+    2023); null: at zero."""
 
 
 def _checkpointing(value: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 from tiercel.config.data import FormatName
 from tiercel.data.image_parts import has_image_parts, read_image_parts
 from tiercel.data.plain import require_plain, require_plain_value
-from tiercel.data.preferences import label_of, pair_in_text, sides_of
+from tiercel.data.preferences import label_of, pair_in_text, sides_of, without
 from tiercel.data.rows import (
     BOX_MARK,
     Reading,
@@ -66,22 +66,16 @@ _SEVERAL = ("sentences", "captions")
 def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
     """Read tiercel's own rows."""
     boxes = read_boxes(record["boxes"], "boxes") if given(record, "boxes") else ()
-    return RowDraft(
-        messages=read_messages(record.get("messages"), "messages"),
-        images=read_images(record),
-        videos=read_videos(record),
-        answer=record.get("answer"),
-        columns=_columns(record, "messages", "answer", "boxes", "box_images"),
-        boxes=boxes,
-        box_images=read_box_images(record.get("box_images"), "box_images", len(boxes)),
-    )
+    messages = read_messages(record.get("messages"), "messages")
+    draft = _draft(record, messages, read=("messages", "answer", "boxes", "box_images"), answers=())
+    box_images = read_box_images(record.get("box_images"), "box_images", len(boxes))
+    return replace(draft, answer=record.get("answer"), boxes=boxes, box_images=box_images)
 
 
 def from_swift(record: Mapping[str, Any]) -> RowDraft:
     """Read ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
     _refuse(record, "audios", "audio", "tools")
     messages = _swift_messages(record)
-    key = next((key for key in ("solution", "answer", "label") if given(record, key)), None)
     objects = record.get("objects")
     if objects is not None and not isinstance(objects, Mapping):
         raise DataError('must be an object {"ref": [...], "bbox": [...]}', field="objects")
@@ -90,12 +84,9 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
     if kind not in ("real", "norm1"):
         raise DataError(f"is {kind!r}; known are real (pixels) and norm1 (0 to 1)", field="objects.bbox_type")
     boxes = read_boxes(objects.get("bbox") or [], "objects.bbox")
-    return RowDraft(
-        messages=messages,
-        images=read_images(record),
-        videos=read_videos(record),
-        answer=None if key is None else clean_answer(record[key]),
-        columns=_columns(record, "messages", "system", "query", "response", "history", *_answer_column(key)),
+    read = ("messages", "system", "query", "response", "history")
+    return replace(
+        _draft(record, messages, read=read, answers=("solution", "answer", "label")),
         references=_references(objects.get("ref")),
         boxes=boxes,
         box_images=read_box_images(objects.get("image_id"), "objects.image_id", len(boxes)),
@@ -106,44 +97,23 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
 
 def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
     """Read VLM-R1's rows. The answer is `solution`, otherwise the gpt turn that ends the conversation."""
-    if given(record, "conversations"):
-        turns, last = _vlm_r1_turns(record["conversations"])
-        field = "conversations"
-        messages = read_messages(turns, field, role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
+    field, last = "conversations", None
+    if given(record, field):
+        messages, last = _conversation(record[field])
     else:
         field = "problem"
         messages = (Message(role="user", content=read_content(record.get(field), field)),)
-        last = None
-    answer = record["solution"] if given(record, "solution") else last
-    return RowDraft(
-        messages=messages,
-        messages_field=field,
-        images=read_images(record),
-        videos=read_videos(record),
-        answer=clean_answer(answer),
-        columns=_columns(record, "conversations"),
-    )
+    return _draft(record, messages, field, read=("conversations",), answers=("solution",), otherwise=last)
 
 
 def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
     """Read LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, otherwise the gpt turn that ends the
     conversation."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
-    turns, last = _vlm_r1_turns(record.get("conversations"))
-    messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
-    system = _system_turn(record.get("system") or None)
-    if system and messages[0].role == "system":
-        raise DataError("the row has a system column and a system turn; keep one", field="system")
-    key = next((key for key in ("solution", "answer") if given(record, key)), None)
-    answer = last if key is None else record[key]
-    return RowDraft(
-        messages=(*system, *messages),
-        messages_field="conversations",
-        images=read_images(record),
-        videos=read_videos(record),
-        answer=clean_answer(answer),
-        columns=_columns(record, "conversations", "system", *_answer_column(key)),
-    )
+    messages, last = _conversation(record.get("conversations"))
+    messages = _after_system(_system_turn(record.get("system") or None), messages)
+    answers = ("solution", "answer")
+    return _draft(record, messages, "conversations", read=("conversations", "system"), answers=answers, otherwise=last)
 
 
 def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
@@ -151,51 +121,36 @@ def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
     _refuse(record, "audios", "tools", "chosen", "rejected")
     asked = [read_content(record[key], key) for key in ("instruction", "input") if record.get(key)]
     turns = [*_system_turn(record.get("system") or None), *_history_turns(record.get("history"))]
-    turns.append(Message(role="user", content="\n".join(asked)))
-    if given(record, "output"):
-        turns.append(Message(role="assistant", content=read_content(record["output"], "output")))
-    key = next((key for key in ("solution", "answer", "output") if given(record, key)), None)
-    return RowDraft(
-        messages=tuple(turns),
-        messages_field="instruction",
-        images=read_images(record),
-        videos=read_videos(record),
-        answer=None if key is None else clean_answer(record[key]),
-        columns=_columns(record, "instruction", "input", "output", "history", "system", *_answer_column(key)),
-    )
+    turns += [Message(role="user", content="\n".join(asked)), *_answer_turn(record, "output")]
+    read = ("instruction", "input", "output", "history", "system")
+    return _draft(record, tuple(turns), "instruction", read=read, answers=("solution", "answer", "output"))
 
 
 def from_openai(record: Mapping[str, Any]) -> RowDraft:
     """Read OpenAI's messages, with each image at the place of its part. The answer is `answer` or `solution`."""
     _refuse(record, "tools", "functions")
-    _without_videos(record)
+    record = _without_videos(record)
     if given(record, "images") or given(record, "image"):
         raise DataError("pictures are image_url parts in this format; remove the column", field="images")
     turns, images = read_image_parts(record.get("messages"), "messages")
-    return RowDraft(
-        messages=read_messages(turns, "messages", roles=_OPENAI_ROLES),
-        images=images,
-        answer=clean_answer(next((record[key] for key in ("answer", "solution") if given(record, key)), None)),
-        columns=_columns(record, "messages", "answer"),
-    )
+    messages = read_messages(turns, "messages", roles=_OPENAI_ROLES)
+    return replace(_draft(record, messages, read=("messages", "answer"), answers=("answer", "solution")), images=images)
 
 
 def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
     """Read a referring expression and its box in COCO's [x, y, width, height]. The user turn is the expression; the
     assistant turn and the answer are the box as [x1, y1, x2, y2]."""
-    _without_videos(record)
+    record = _without_videos(record)
     corner = record.get("bbox")
     if not isinstance(corner, list) or len(corner) != 4 or not all(is_number(number) for number in corner):
         raise DataError("must be 4 numbers [x, y, width, height]", field="bbox")
     x, y, width, height = corner
     boxes = read_boxes([[x, y, x + width, y + height]], "bbox")
     key = next((key for key in _EXPRESSIONS if given(record, key)), "expression")
+    question = Message(role="user", content=read_content(record.get(key), key))
     image = {"image": record["file_name"]} if given(record, "file_name") and not given(record, "image") else record
     return RowDraft(
-        messages=(
-            Message(role="user", content=read_content(record.get(key), key)),
-            Message(role="assistant", content=BOX_MARK),
-        ),
+        messages=(question, Message(role="assistant", content=BOX_MARK)),
         messages_field=key,
         images=read_images(image),
         answer=list(boxes[0]),
@@ -216,14 +171,30 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
     for key, role in ((asked, "user"), ("completion", "assistant")):
         value = record.get(key)
         turns += value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
-    answer = next((key for key in ("answer", "solution") if given(record, key)), None)
+    messages, read = read_messages(turns, "prompt"), ("prompt", asked, "completion")
+    return _draft(record, messages, "prompt", read=read, answers=("answer", "solution"))
+
+
+def _draft(
+    record: Mapping[str, Any],
+    messages: tuple[Message, ...],
+    field: str = "messages",
+    *,
+    read: tuple[str, ...],
+    answers: tuple[str, ...],
+    otherwise: Any = None,
+) -> RowDraft:
+    """Make a draft of turns that were read from the columns `read`, with the record's images and videos. The right
+    answer is in the first column of `answers` that the row has, `otherwise` where it has none; a column `answer` that
+    it was read from is no column of the row."""
+    key = next((key for key in answers if given(record, key)), None)
     return RowDraft(
-        messages=read_messages(turns, "prompt"),
-        messages_field="prompt",
+        messages=messages,
+        messages_field=field,
         images=read_images(record),
         videos=read_videos(record),
-        answer=None if answer is None else clean_answer(record[answer]),
-        columns=_columns(record, "prompt", asked, "completion", *_answer_column(answer)),
+        answer=clean_answer(otherwise if key is None else record[key]),
+        columns=_columns(record, *read, *(["answer"] if key == "answer" else [])),
     )
 
 
@@ -421,21 +392,18 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
     return str(id)
 
 
-def _answer_column(key: str | None) -> tuple[str, ...]:
-    """Return `answer` where the answer was read from that column, which then is no column of the row."""
-    return ("answer",) if key == "answer" else ()
-
-
 def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
     """Return a record without its id, its images and videos, and the keys that its format has read."""
     taken = {"id", "images", "image", "videos", "video", "min_pixels", "max_pixels", *read}
     return {key: value for key, value in record.items() if key not in taken}
 
 
-def _without_videos(record: Mapping[str, Any]) -> None:
+def _without_videos(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Copy a record of a format without videos. Raises DataError where it has one."""
     for key in ("videos", "video"):
         if record.get(key):
             raise DataError("this format has no place for videos; write tiercel's own rows", field=key)
+    return without(record, "videos", "video")
 
 
 def _refuse(record: Mapping[str, Any], *keys: str) -> None:
@@ -449,17 +417,23 @@ def _refuse(record: Mapping[str, Any], *keys: str) -> None:
 def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
     system = _system_turn(record.get("system"))
     if given(record, "messages"):
-        messages = read_messages(record["messages"], "messages")
-        if system and messages[0].role == "system":
-            raise DataError("the row has a system column and a system turn; keep one", field="system")
-        return (*system, *messages)
+        return _after_system(system, read_messages(record["messages"], "messages"))
     if not given(record, "query"):
         raise DataError("is missing; a row has `messages`, or `query` and `response`", field="messages")
     turns = [*system, *_history_turns(record.get("history"))]
-    turns.append(Message(role="user", content=read_content(record["query"], "query")))
-    if given(record, "response"):
-        turns.append(Message(role="assistant", content=read_content(record["response"], "response")))
+    turns += [Message(role="user", content=read_content(record["query"], "query")), *_answer_turn(record, "response")]
     return tuple(turns)
+
+
+def _after_system(system: tuple[Message, ...], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Put the turn of a system column before the others. Raises DataError where they have one too."""
+    if system and messages[0].role == "system":
+        raise DataError("the row has a system column and a system turn; keep one", field="system")
+    return (*system, *messages)
+
+
+def _answer_turn(record: Mapping[str, Any], key: str) -> list[Message]:
+    return [Message(role="assistant", content=read_content(record[key], key))] if given(record, key) else []
 
 
 def _history_turns(value: Any) -> list[Message]:
@@ -488,18 +462,16 @@ def _references(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _vlm_r1_turns(value: Any) -> tuple[Any, Any]:
-    """Return the turns with gpt values as text (VLM-R1 allows a number or a list), and the value of the gpt turn that
-    ends the conversation as it was given."""
-    if not isinstance(value, list):
-        return value, None
-    turns = []
+def _conversation(value: Any) -> tuple[tuple[Message, ...], Any]:
+    """Read the turns of human and gpt, whose value VLM-R1 allows to be a number or a list. Returns them with the value
+    of the gpt turn that ends the conversation as it was given."""
     last = None
-    for turn in value:
+    turns = list(value) if isinstance(value, list) else value
+    for number, turn in enumerate(turns if isinstance(value, list) else []):
         last = None
         if isinstance(turn, Mapping) and turn.get("from") in ("gpt", "assistant"):
             last = turn.get("value")
             if is_number(last) or (isinstance(last, list) and last and all(is_number(item) for item in last)):
-                turn = {**turn, "value": json.dumps(last)}
-        turns.append(turn)
-    return turns, last
+                turns[number] = {**turn, "value": json.dumps(last)}
+    messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
+    return messages, last

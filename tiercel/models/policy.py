@@ -19,6 +19,7 @@ from tiercel.errors import ModelError
 from tiercel.models.experts import gate_names
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
+from tiercel.models.loftq import start_at_rounding
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.quantized import is_quantized, settle
 from tiercel.models.targets import adapted_names, adapter_targets
@@ -41,7 +42,7 @@ class Policy:
     model: HuggingFaceModel
     peft: PeftModel | None  # None: full fine-tuning
     reference_adapter: str | None  # name of the reference's adapter (lora.init's, or one that moves); None: the base
-    reference_moves: bool = False
+    saves_reference: bool = False  # whether its adapter is part of a checkpoint: one that moves, or that no file has
     compute_dtype: torch.dtype
     device: torch.device
 
@@ -109,7 +110,7 @@ class Policy:
 
 def base_name(name: str) -> str:
     """Return a parameter's name in the model without PEFT's layers."""
-    return re.sub(r"\.(lora_[A-Z]\w*\.\w+|base_layer)(?=\.)", "", name)
+    return re.sub(r"\.(lora_\w+\.\w+|base_layer)(?=\.)", "", name)
 
 
 def build_policy(
@@ -174,9 +175,14 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
     moves = isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.sync_every is not None
     if recipe.lora is not None:
         peft = _add_adapter(family, model, recipe.lora, recipe.train.seed)
-        if moves and recipe.lora.init is None:
+        if recipe.lora.start is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(recipe.train.seed)
+                start_at_rounding(family, model, DTYPES[recipe.model.dtype])
+        if (moves and recipe.lora.init is None) or recipe.lora.start is not None:
             _add_copy(peft)
-        reference_adapter = REFERENCE if moves or recipe.lora.init is not None else None
+        starts_elsewhere = recipe.lora.init is not None or recipe.lora.start is not None
+        reference_adapter = REFERENCE if moves or starts_elsewhere else None
     _unfreeze(family, model, recipe)
     words, states = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if isinstance(recipe, RewardRecipe) and words is not states:
@@ -187,7 +193,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
         model=model,
         peft=peft,
         reference_adapter=reference_adapter,
-        reference_moves=moves,
+        saves_reference=moves or (recipe.lora is not None and recipe.lora.start is not None),
         compute_dtype=DTYPES[recipe.model.dtype],
         device=device,
     )
@@ -257,11 +263,12 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
     peft = _read_adapter(model, directory)
     given = peft.peft_config["default"]
     assert isinstance(given, LoraConfig)
-    there = {"rank": given.r, "alpha": given.lora_alpha, "dropout": given.lora_dropout}
-    here = {"rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout}
+    kind = "dora" if given.use_dora else "rslora" if given.use_rslora else "lora"
+    there = {"rank": given.r, "alpha": given.lora_alpha, "dropout": given.lora_dropout, "kind": kind}
     for key, value in there.items():
-        if value != here[key]:
-            raise ModelError(f"lora.init: {directory} has {key} {value:g}, the recipe {here[key]:g}; make them equal")
+        if value != (here := getattr(lora, key)):
+            here, value = (each if isinstance(each, str) else f"{each:g}" for each in (here, value))
+            raise ModelError(f"lora.init: {directory} has {key} {value}, the recipe {here}; make them equal")
     adapted = adapted_names(model)
     if odd := sorted(adapted ^ asked):
         raise ModelError(

@@ -121,21 +121,25 @@ def settle(model: HuggingFaceModel, dtype: torch.dtype) -> None:
         layer.__class__ = int8_linear()  # the same layer with another product
 
 
+def rounded(weight_OI: Tensor, kind: Quantization) -> Tensor:
+    """Quantise a weight and dequantise it again, float32."""
+    from bitsandbytes import functional
+
+    if kind == "int8":
+        codes_OI, scales_O, _ = functional.int8_vectorwise_quant(weight_OI.half())
+        return _dequantized(codes_OI, scales_O, torch.float32)
+    codes, state = functional.quantize_4bit(weight_OI.float(), compress_statistics=True, quant_type=kind)
+    return functional.dequantize_4bit(codes, state)
+
+
 def rounding_error(family: Family, model: HuggingFaceModel, kind: Quantization) -> float:
     """Compute how far the quantised weights of the decoder are from those of a model in full precision: the norm of
     all differences, divided by the norm of the weights."""
-    from bitsandbytes import functional
-
     squares = torch.zeros(2, dtype=torch.float64)
     for name in quantizable(family, model, kind):
         weight_OI = model.get_parameter(f"{name}.weight").detach().float()
-        if kind == "int8":
-            codes_OI, scales_O, _ = functional.int8_vectorwise_quant(weight_OI.half())
-            near_OI = _dequantized(codes_OI, scales_O, torch.float32)
-        else:
-            codes, state = functional.quantize_4bit(weight_OI, compress_statistics=True, quant_type=kind)
-            near_OI = functional.dequantize_4bit(codes, state)
-        squares += torch.stack([(near_OI - weight_OI).square().sum(), weight_OI.square().sum()]).double().cpu()
+        off_OI = rounded(weight_OI, kind) - weight_OI
+        squares += torch.stack([off_OI.square().sum(), weight_OI.square().sum()]).double().cpu()
     return float((squares[0] / squares[1]).sqrt())
 
 

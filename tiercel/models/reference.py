@@ -30,15 +30,15 @@ def move_reference(policy: Policy, kl: Kl, step: int) -> None:
 
 
 def save_reference(policy: Policy, directory: Path) -> None:
-    """Write the reference's matrices into `directory`; write no file where the reference does not move."""
-    if policy.reference_moves:
+    """Write the reference's matrices into `directory`; write no file where it is not part of a checkpoint."""
+    if policy.saves_reference:
         tensors = {name: reference.detach().cpu().contiguous() for name, _, reference in _pairs(policy)}
         save_file(tensors, directory / FILE)
 
 
 def restore_reference(policy: Policy, directory: Path) -> None:
     """Read what `save_reference` wrote. Raises ModelError where the file is missing or has other layers."""
-    if not policy.reference_moves:
+    if not policy.saves_reference:
         return
     tensors = read_tensors(directory / FILE)
     names = {name: reference for name, _, reference in _pairs(policy)}

@@ -71,16 +71,11 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
     """Copy a saved adapter's weights into the policy. Raises ModelError where the names differ."""
     assert policy.peft is not None
     tensors = read_tensors(directory / "adapter_model.safetensors")
-    names = {
-        name.replace("lora_A.default", "lora_A").replace("lora_B.default", "lora_B"): parameter
-        for name, parameter in policy.peft.named_parameters()
-        if ".lora_" in name and ".default." in name
-    }
-    if set(tensors) != set(names):
-        odd = sorted(set(tensors) ^ set(names))[0]
-        raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd}")
+    own = get_peft_model_state_dict(policy.peft, adapter_name="default", save_embedding_layers=False)
+    if odd := sorted(set(tensors) ^ set(own)):
+        raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd[0]}")
     for name, tensor in tensors.items():
-        names[name].data.copy_(tensor)
+        own[name].copy_(tensor)  # it shares the memory of the policy's
     if others := sorted(read_whole(policy.model, directory) ^ set(policy.whole_parameters())):
         raise ModelError(
             f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}; "

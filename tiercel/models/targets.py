@@ -34,6 +34,8 @@ class AdapterTargets:
             lora_dropout=lora.dropout,
             target_modules=self.layers or [],
             target_parameters=list(self.experts) or None,
+            use_rslora=lora.kind == "rslora",
+            use_dora=lora.kind == "dora",
             task_type="CAUSAL_LM",
         )
 
@@ -72,6 +74,8 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
     )
     if not chosen and not experts:
         return _nothing(targets, linear)
+    if experts and lora.kind == "dora":
+        raise ModelError("lora.kind: dora given, but PEFT has none for experts, which lora.targets names; write rslora")
     if experts and lora.dropout:
         raise ModelError(
             f"lora.dropout: {lora.dropout:g} given, but PEFT adapts experts, which lora.targets names, only without; "

@@ -158,7 +158,7 @@ def without_files(recipe: BaseRecipe) -> BaseRecipe:
     """Return the recipe with a new adapter instead of one that would be read from a file; it has the same shapes."""
     if recipe.lora is None:
         return recipe
-    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None})})
+    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None, "start": None})})
 
 
 def with_layers(config: Any, layers: int) -> Any:
