@@ -16,7 +16,7 @@ from tiercel.doctor.verdict import Verdict
 REQUIRED = ("torch", "transformers", "tokenizers", "huggingface-hub", "peft", "safetensors", "pillow", "numpy")
 OPTIONAL = ("torchvision", "bitsandbytes", "vllm", "deepspeed", "flash-attn")  # judged where they are installed
 OWNERS = ("tiercel", "transformers", "peft", "torchvision", "vllm", "deepspeed")  # whose requirements are checked
-EXTRAS = ("", "quantize", "vllm", "deepspeed")  # of tiercel; their ranges hold for a package that is installed, for any reason
+EXTRAS = ("", "quantize", "vllm", "deepspeed")  # of tiercel; their ranges hold for whatever is installed
 
 # Compiled for one version of torch. With another they fail, some at import and some only when they are used.
 # https://github.com/vllm-project/vllm/issues/13608
