@@ -65,6 +65,10 @@ WRONG = [
     sft("lora.start=pissa", "lora.start", "must be loftq"),
     sft("lora.start=loftq", "lora.start", "write model.quantize: nf4"),
     sft("lora.start=loftq & model.quantize=nf4 & lora.kind=dora", "lora.start", "write lora.kind: lora or rslora"),
+    grpo("optim.name=sgd", "optim.name", "must be one of adamw, adamw_8bit"),
+    grpo("optim.name=adamw_8bit & train.strategy=deepspeed", "optim.name", "write adamw, or train.strategy: ddp"),
+    sft("optim.name=paged_adamw & train.strategy=fsdp2 & lora=null", "optim.name", "write adamw"),
+    sft("optim.optimizer=adamw_8bit", "optim.optimizer", "write optim.name"),
     # unknown keys: spelling, another section
     grpo("optim.learnign_rate=1e-5", "optim.learnign_rate", "write optim.lr"),
     grpo("rollout.group_sise=4", "rollout.group_sise", "write rollout.group_size"),
@@ -312,7 +316,7 @@ WRONG = [
     grpo("optim.betas=[0.9]", "optim.betas.1", "such as [0.9, 0.999]"),
     grpo("lora.targets=[q_proj, v_proj]", "lora.targets", ".*(q_proj|v_proj)"),
     grpo("optim=null", "optim", "the section is empty"),
-    grpo("optim=adamw", "optim", "must be a section with the keys lr"),
+    grpo("optim=adamw", "optim", "must be a section with the keys name, lr"),
     grpo("rollout.group_size=null", "rollout.group_size", "leave the key out for 8"),
     # keys that do not fit together
     grpo("rollout.group_size=1", "rollout.group_size", "advantage of a single completion is undefined"),

@@ -1,4 +1,4 @@
-"""Learning rates of parts."""
+"""Learning rates of parts, and the kinds of moments."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from tests.tiny_models import tiny_policy
 from tiercel.config.schema import Lora, Optim, PartRates
 from tiercel.distributed.optimizer import build_optimizer, optimizer_tensors, restore_optimizer, set_learning_rate
-from tiercel.errors import ModelError
+from tiercel.errors import EnvironmentProblem, ModelError
 
 
 def test_each_part_moves_by_its_share_of_the_scheduled_rate(tiny_checkpoints):
@@ -55,3 +55,44 @@ def test_one_kernel_updates_the_weights_on_a_gpu_and_the_cpu_keeps_its_bytes(tin
         assert {float(value) for name, value in state.items() if name.endswith(".step")} == {3.0}
         updated.append({name: weight.detach().clone() for name, weight in policy.trained_parameters().items()})
     torch.testing.assert_close(*updated, rtol=1e-5, atol=1e-9)
+
+
+def moments_after(policy, optim: Optim, steps: int, *, saves: bool) -> tuple[dict, dict]:
+    """Weights and state after steps with the same gradients; `saves`: through a new optimiser after each."""
+    generator = torch.Generator().manual_seed(3)
+    optimizer, parameters = build_optimizer(policy, optim), policy.trained_parameters()
+    for _ in range(steps):
+        for weight in parameters.values():
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        optimizer.step()
+        if saves:
+            state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, parameters).items()}
+            optimizer = build_optimizer(policy, optim)
+            restore_optimizer(optimizer, parameters, state)
+    weights = {name: weight.detach().clone() for name, weight in parameters.items()}
+    return weights, optimizer_tensors(optimizer, parameters)
+
+
+def test_moments_in_8_bits_go_on_to_the_same_bytes_and_update_as_adamw_does(tiny_checkpoints):
+    pytest.importorskip("bitsandbytes")
+    path, lora = tiny_checkpoints["qwen2_5_vl"], Lora(rank=64, alpha=64)  # large enough to be kept in 8 bits
+    optim = Optim(lr=1e-2, weight_decay=0.1, name="adamw_8bit")
+    weights, state = moments_after(tiny_policy(path, lora), optim, 5, saves=False)
+    assert {tensor.dtype for name, tensor in state.items() if name.endswith(".state1")} >= {torch.uint8}
+    assert {int(tensor) for name, tensor in state.items() if name.endswith(".step")} == {5}
+    again, kept = moments_after(tiny_policy(path, lora), optim, 5, saves=True)
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert all(torch.equal(state[name], kept[name]) for name in state)
+    exact, full = moments_after(tiny_policy(path, lora), optim.model_copy(update={"name": "adamw"}), 5, saves=False)
+    start = tiny_policy(path, lora).trained_parameters()
+    moved, wanted = (torch.cat([(each[n] - start[n]).flatten() for n in start]) for each in (weights, exact))
+    assert (moved - wanted).norm() / wanted.norm() < 0.05
+    sizes = [sum(tensor.nbytes for tensor in each.values()) for each in (state, full)]
+    assert sizes[0] < 0.31 * sizes[1]  # small matrices stay in float32
+
+
+def test_paged_moments_need_a_gpu(tiny_checkpoints):
+    pytest.importorskip("bitsandbytes")
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
+    with pytest.raises(EnvironmentProblem, match=r"optim\.name: paged_adamw needs a GPU"):
+        build_optimizer(policy, Optim(name="paged_adamw"))

@@ -89,12 +89,15 @@ def test_twenty_steps_of_grpo_are_within_the_noise_of_seeds(tiny_checkpoints, sc
 
 @pytest.mark.quantized
 @pytest.mark.parametrize("verb", ("sft", "grpo"))
-@pytest.mark.parametrize(("family", "kind"), (("qwen2_5_vl", "nf4"), ("qwen3_5", "int8")))
-def test_a_killed_run_goes_on_to_the_same_bytes(tiny_checkpoints, tmp_path, verb, family, kind):
+@pytest.mark.parametrize(
+    ("family", "kind", "name"), (("qwen2_5_vl", "nf4", "adamw_8bit"), ("qwen3_5", "int8", "adamw"))
+)
+def test_a_killed_run_goes_on_to_the_same_bytes(tiny_checkpoints, tmp_path, verb, family, kind, name):
     make = sft_recipe if verb == "sft" else grpo_recipe
     checkpoint, rows = tiny_checkpoints[family], write_rows(tmp_path)
     train = {"steps": 8, "save_every": 1, "keep": 2}
-    recipe = make(checkpoint, rows, tmp_path / "run", model=model_of(checkpoint, kind), train=train)
+    changes = {"model": model_of(checkpoint, kind), "lora": {"rank": 64, "alpha": 64}, "optim": {"name": name}}
+    recipe = make(checkpoint, rows, tmp_path / "run", train=train, **changes)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True)))
     command = [sys.executable, "-m", "tiercel", verb, "recipe.yaml"]
     environment = {**os.environ, "PYTHONPATH": str(START.parents[2]), "OMP_NUM_THREADS": "1"}

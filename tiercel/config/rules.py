@@ -389,6 +389,13 @@ def _strategy(recipe: BaseRecipe) -> Problems:
             "gradients of an update that is left out; write 0, or train.strategy: fsdp2",
             also=("train.strategy",),
         )
+    if recipe.optim.name != "adamw" and kind.divides_trained(has_adapters=recipe.lora is not None):
+        yield Problem(
+            key="optim.name",
+            text=f"{recipe.optim.name} given with train.strategy {kind.name}, whose ranks hold parts of the moments, "
+            "which bitsandbytes cannot divide; write adamw, or train.strategy: ddp",
+            also=("train.strategy",),
+        )
     if (changing := _what_trains_vision(recipe)) and not kind.trains_vision:
         yield Problem(
             key="train.strategy",

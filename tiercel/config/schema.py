@@ -111,6 +111,9 @@ class PartRates(Section):
 class Optim(Section):
     """AdamW and the size of a step. Batch sizes are global: the same on any number of ranks."""
 
+    name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
+    """adamw keeps its moments in float32, adamw_8bit in 8 bits, by bitsandbytes; the paged ones keep theirs in memory
+    that moves to the host where a GPU's is short, without DeepSpeed."""
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
     part_lr: PartRates = PartRates()
@@ -133,6 +136,16 @@ class Optim(Section):
     before the first."""
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm where it is longer."""
+
+    @property
+    def is_paged(self) -> bool:
+        """Say whether moments lie in the host's memory where a GPU's is short."""
+        return self.name.startswith("paged")
+
+    @property
+    def moment_bits(self) -> int:
+        """Return the bits of each of a weight's two moments."""
+        return 8 if self.name.endswith("8bit") else 32
 
 
 class Deepspeed(Section):

@@ -1,4 +1,8 @@
-"""Build AdamW, clip gradients, and save and restore the optimiser's state as tensors."""
+"""Build AdamW, clip gradients, and save and restore the optimiser's state as tensors.
+
+torch's own AdamW keeps its moments in float32. Those of bitsandbytes keep them in 8 bits (Dettmers et al. 2022,
+arXiv:2110.02861), or in memory that moves to the host where the GPU's is short.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +12,29 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tiercel.config.schema import Optim
-from tiercel.errors import ModelError, RunError
+from tiercel.errors import EnvironmentProblem, ModelError, RunError
 from tiercel.models.policy import Policy, base_name
 
 STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
+OWN_STATE_NAMES = ("step", "state1", "state2", "absmax1", "absmax2")  # of bitsandbytes; the maps of codes are constant
+OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW32bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 
 
-def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.AdamW:
+def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.Optimizer:
     """Build AdamW over all trained parameters: in one kernel on a GPU, otherwise by operations on all of them together,
-    which a CPU computes to the same bytes as ever."""
+    which a CPU computes to the same bytes as ever. Raises EnvironmentProblem for paged moments without a GPU."""
     groups = parameter_groups(policy, optim)
-    is_fused = policy.device.type == "cuda"
-    return torch.optim.AdamW(
-        groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=is_fused, foreach=not is_fused
-    )
+    settings: dict[str, Any] = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
+    if optim.name == "adamw":
+        is_fused = policy.device.type == "cuda"
+        return torch.optim.AdamW(groups, **settings, fused=is_fused, foreach=not is_fused)
+    import bitsandbytes
+
+    if optim.is_paged and policy.device.type != "cuda":
+        raise EnvironmentProblem(
+            f"optim.name: {optim.name} needs a GPU, whose memory it saves; write adamw or adamw_8bit"
+        )
+    return getattr(bitsandbytes.optim, OF_BITSANDBYTES[optim.name])(groups, **settings)
 
 
 def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
@@ -64,21 +77,24 @@ def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm
             parameter.grad.mul_(scale)
 
 
-def optimizer_tensors(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the state as `NAME.step`, `NAME.exp_avg` and `NAME.exp_avg_sq`, in the order of the names."""
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the state as `NAME.step`, `NAME.exp_avg` and `NAME.exp_avg_sq`, in the order of the names; of
+    bitsandbytes' kinds by its own keys."""
     return {
-        f"{name}.{key}": optimizer.state[parameter][key]
+        f"{name}.{key}": torch.as_tensor(optimizer.state[parameter][key])
         for name, parameter in parameters.items()
         if parameter in optimizer.state
-        for key in STATE_NAMES
+        for key in (STATE_NAMES if isinstance(optimizer, torch.optim.AdamW) else OWN_STATE_NAMES)
+        if key in optimizer.state[parameter]
     }
 
 
-def restore_optimizer(
-    optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
+def restore_optimizer(optimizer: Any, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
     """Restore the state from the result of `optimizer_tensors`. Raises RunError for names of unknown parameters."""
     require_known_states(tensors, parameters)
+    if not isinstance(optimizer, torch.optim.AdamW):
+        _restore_own(optimizer, parameters, tensors)
+        return
     for name, parameter in parameters.items():
         if f"{name}.step" in tensors:
             state = {key: tensors[f"{name}.{key}"].clone() for key in STATE_NAMES}
@@ -89,8 +105,22 @@ def restore_optimizer(
             }
 
 
+def _restore_own(optimizer: Any, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    """Let bitsandbytes make its state, and copy what was saved into it."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            name = names[parameter]
+            if f"{name}.step" not in tensors:
+                continue
+            optimizer.init_state(group, parameter, number, place)
+            state = optimizer.state[parameter]
+            for key in (key for key in OWN_STATE_NAMES if key in state):
+                saved = tensors[f"{name}.{key}"]
+                state[key] = int(saved) if key == "step" else state[key].copy_(saved)
+
+
 def require_known_states(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise RunError where a checkpoint has the state of a parameter that is not trained here."""
-    known = {f"{name}.{key}" for name in parameters for key in STATE_NAMES}
-    if unknown := sorted(set(tensors) - known):
+    if unknown := sorted(name for name in tensors if name.rpartition(".")[0] not in parameters):
         raise RunError(f"optimizer.safetensors has state of unknown parameters, such as {unknown[0]}")

@@ -22,6 +22,13 @@ _QUANTISING = (
     "load_in_8bit", "load_in_4bit", "quant_bits", "quant_method", "quantization_bit", "quantization_method",
     "bnb_4bit_quant_type", "quantization_type",
 )  # fmt: skip
+_OPTIMIZERS = {
+    "adamw_8bit": "adamw_8bit",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw": "paged_adamw",
+    "paged_adamw_32bit": "paged_adamw",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+}
 TUNERS = ("tuner_type", "train_type", "finetuning_type")
 _TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
 _TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
@@ -190,7 +197,11 @@ def _rates(draft: RecipeDraft) -> None:
         if (value := launch.real(flag)) is not None and trains:
             draft.set(f"optim.part_lr.{part}", value, f"--{flag}")
     for name in ("optim", "optimizer"):
-        is_same = (launch.text(name) or "").startswith("adamw")
+        given = launch.text(name) or ""
+        if kind := _OPTIMIZERS.get(given):
+            draft.carry("optim.name", kind, name)
+            continue
+        is_same = given.startswith("adamw")
         text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
         draft.note(text, f"--{name}", is_change=not is_same)
 

@@ -39,10 +39,10 @@ def quantizable(family: Family, model: HuggingFaceModel, kind: Quantization) -> 
     }
 
 
-def require_package() -> None:
-    """Raise EnvironmentProblem without bitsandbytes."""
+def require_package(key: str) -> None:
+    """Raise EnvironmentProblem, which names the recipe's key, without bitsandbytes."""
     if find_spec("bitsandbytes") is None:
-        raise EnvironmentProblem("model.quantize: needs the package bitsandbytes; pip install 'tiercel[quantize]'")
+        raise EnvironmentProblem(f"{key}: needs the package bitsandbytes; pip install 'tiercel[quantize]'")
 
 
 def loading_options(
@@ -52,7 +52,7 @@ def loading_options(
     so. Raises EnvironmentProblem without bitsandbytes, and ModelError where most weights are not in linear layers."""
     if not (quantize or is_stored):
         return {}
-    require_package()
+    require_package("model.quantize")
     if quantize is None or is_stored:
         return {"device_map": {"": device}}
     from transformers import BitsAndBytesConfig

@@ -20,7 +20,7 @@ from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local import KEPT_BYTES, TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-MOMENT_BYTES = 8  # AdamW's two moments, float32
+MOMENT_BYTES = {32: 8, 8: 2 + 8 / 256}  # AdamW's two moments by their bits; in 8 bits with a scale for 256
 HOST_OPTIMIZER_BYTES = 16  # DeepSpeed's on the host: moments, and float32 copies of weight and gradient
 LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
 STATE_BYTES = 4  # of an element of a delta net's state, float32
@@ -210,7 +210,7 @@ def rank_memory(
 def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
     """Divide what a strategy shards, and move what it offloads."""
     width, ranks = weights_dtype(recipe).itemsize, layout.ranks
-    base, moments = sizes.language_bytes(width), MOMENT_BYTES * sizes.trained
+    base, moments = sizes.language_bytes(width), round(MOMENT_BYTES[recipe.optim.moment_bits] * sizes.trained)
     step = measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0
     kind, zero = layout.kind, layout.zero(recipe)
@@ -220,6 +220,8 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
     is_divided = kind.divides_trained(has_adapters=recipe.lora is not None)
     if is_divided:
         moments, step = -(-moments // ranks), -(-step // ranks)
+    if recipe.optim.is_paged:
+        moments, offloaded_optimizer = 0, moments
     if zero.offload_parameters:
         base, offloaded_weights = 0, base
     if zero.offload_optimizer:

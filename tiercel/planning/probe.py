@@ -243,7 +243,8 @@ def _measured_update(
         route_attention(family.language_model(policy.model))
         learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
         learner.head.tile = GPU_TILE
-        optimizer = build_optimizer(policy, recipe.optim)
+        # Of bitsandbytes' kinds no step can be made with fake tensors; theirs needs less.
+        optimizer = build_optimizer(policy, recipe.optim.model_copy(update={"name": "adamw"}))
         resident = live.start_again()
         for parameter in policy.trained_parameters().values():
             parameter.grad = torch.empty_like(parameter)

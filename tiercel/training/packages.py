@@ -14,7 +14,9 @@ def require_installed(recipe: BaseRecipe) -> None:
     if isinstance(recipe, GrpoRecipe):
         load_own_functions(recipe.algorithm)
     if recipe.model.quantize is not None:
-        require_package()
+        require_package("model.quantize")
+    if recipe.optim.name != "adamw":
+        require_package("optim.name")
     engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
     for key, kind, instead in (
         ("train.strategy", recipe.train.strategy_kind, "fsdp2, which needs nothing installed"),
