@@ -104,6 +104,10 @@ def _plan_command(commands) -> None:
     )
     plan.add_argument("--prompt-tokens", type=at_least(1), metavar="N", help="of a prompt (data.max_prompt_tokens)")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
+    plan.add_argument(
+        "--fit", type=size, metavar="SIZE", help="write the nearest recipe that fits GPUs of this memory, such as 24GB"
+    )
+    plan.add_argument("--output", type=Path, metavar="FILE", help="for --fit (RECIPE-SIZE.yaml, beside the recipe)")
 
 
 def _doctor_command(commands) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from tiercel.config import Recipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.devices import DEVICES, Device
+from tiercel.planning.fit import find_fit, output_file
 from tiercel.planning.machine import Machine, memory_here
 from tiercel.planning.memory import RankMemory
 from tiercel.planning.options import Option
@@ -22,13 +23,16 @@ SHOWN_UNIT = 10**8  # tables have tenths of a gigabyte
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the plan. Raises EnvironmentProblem, with the nearest change, where nothing fits."""
-    device, memory = DEVICES[arguments.device], arguments.gpu_memory
+    device, memory = DEVICES[arguments.device], arguments.fit or arguments.gpu_memory
     machine = Machine(
         ranks=arguments.gpus,
         memory_bytes=memory.byte_count,
         device=device,
         host_bytes=arguments.host_memory.byte_count if arguments.host_memory else host_memory(arguments.gpus, device),
     )
+    if arguments.fit:
+        write_fit(recipe, machine, arguments)
+        return
     plan = make_plan(recipe, machine, arguments.prompt_tokens)
     if arguments.json:
         print(json.dumps(plan.as_json(), indent=1))
@@ -39,6 +43,26 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     if plan.chosen is None:
         advice = f"; this fits: {plan.change}" if plan.change else ", and no change that tiercel knows makes it fit"
         raise EnvironmentProblem(f"{arguments.recipe} does not fit into {arguments.gpus} GPUs of {memory.text}{advice}")
+
+
+def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
+    """Write the nearest recipe that fits. Raises EnvironmentProblem where none does, or where the file is there."""
+    file = arguments.output or output_file(arguments.recipe, arguments.fit.text)
+    if file.exists():
+        raise EnvironmentProblem(f"{file} is there already; remove it, or name another by --output")
+    fit = find_fit(recipe, machine, lambda text: print(text, flush=True))
+    if fit is None:
+        smaller = "" if recipe.lora is None else ", with nf4 weights and the shortest lengths that are tried"
+        remedy = "add the section lora" if recipe.lora is None else "take a smaller checkpoint"
+        raise EnvironmentProblem(
+            f"{arguments.recipe} does not fit into {machine.ranks} GPUs of {arguments.fit.text}{smaller}; {remedy}, or "
+            "more GPUs by --gpus"
+        )
+    file.write_text(fit.text, encoding="utf-8")
+    for change in fit.changes:
+        print(change.line)
+    peak = fit.option.memory.peak / 1e9
+    print(f"{file}: {peak:.1f} GB at most of {arguments.fit.text}, {len(fit.changes)} keys changed")
 
 
 def host_memory(gpus: int, device: Device) -> int | None:

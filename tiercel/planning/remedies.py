@@ -4,7 +4,7 @@ Every combination is judged by the memory and the seconds of `options`, and by t
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -76,14 +76,16 @@ def written(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def find_remedy(subject: Subject, measured: Measured, machine: Machine) -> Remedy | None:
-    """Find the cheapest combination that fits these ranks, or twice as many, and so on; None where none fits.
-    `measured`: the peaks of the unchanged recipe."""
+def find_remedy(
+    subject: Subject, measured: Measured, machine: Machine, more_ranks: Sequence[int] = MORE_RANKS
+) -> Remedy | None:
+    """Find the cheapest combination that fits these ranks, or so many times as many; None where none fits. `measured`:
+    the peaks of the unchanged recipe."""
     present = subject.recipe.learner.gradient_checkpointing
     by_checkpointing: dict[Checkpointing, Measured] = {present: measured}
     for kind in RECOMPUTING[RECOMPUTING.index(present) + 1 :]:
         by_checkpointing[kind] = measure(changed(subject, {CHECKPOINTING: kind}))
-    for factor in MORE_RANKS:
+    for factor in more_ranks:
         more = replace(machine, ranks=machine.ranks * factor)
         found = sorted(_candidates(subject, more, by_checkpointing), key=lambda candidate: candidate.cost)
         for candidate in found:
@@ -162,8 +164,13 @@ def _is_allowed(recipe: Recipe) -> bool:
 
 
 def changed(subject: Subject, changes: Changes) -> Subject:
-    """Return the subject with other values in its recipe."""
-    return replace(subject, recipe=_with(subject.recipe, [(key.split("."), value) for key, value in changes.items()]))
+    """Return the subject with other values in its recipe, none of which changes its sizes."""
+    return replace(subject, recipe=with_changes(subject.recipe, changes))
+
+
+def with_changes(recipe: Recipe, changes: Changes) -> Recipe:
+    """Return the recipe with other values at dotted keys."""
+    return _with(recipe, [(key.split("."), value) for key, value in changes.items()])
 
 
 def value_at(section: Section, key: str) -> Any:

@@ -1,0 +1,75 @@
+"""The nearest recipe that fits a memory: which keys change, that the plan of what is written fits, and what is told."""
+
+import re
+
+import pytest
+
+from benchmarks.published import save_config
+from tests.planning.test_memory import recipe_of
+from tiercel.cli.main import main
+from tiercel.config import load_recipe, recipe_to_yaml
+from tiercel.config.rules import rule_problems
+from tiercel.config.schema import SftRecipe
+from tiercel.planning import fit
+from tiercel.planning.devices import DEVICES
+from tiercel.planning.machine import Machine
+from tiercel.planning.plan import make_plan
+
+CASES = {  # size of the checkpoint, GB, keys that must change, keys that must not
+    "3b on 80": ("3b", 80, set(), {"model.quantize", fit.COMPLETION}),
+    "7b on 24": ("7b", 24, {"model.quantize"}, {fit.COMPLETION, fit.PROMPT}),
+}
+
+
+def rows_of(text: str) -> dict[str, float]:
+    """Gigabytes that each key saves, by the lines of a file or of what is printed."""
+    found = re.findall(r"([\w.]+): \S+ -> \S+: (saves|takes) ([\d.]+) GB", text)
+    return {key: float(size) if kind == "saves" else -float(size) for key, kind, size in found}
+
+
+@pytest.mark.parametrize("case", ["3b on 80", pytest.param("7b on 24", marks=pytest.mark.catalogue)])
+def test_what_is_written_fits_and_says_what_changed(tmp_path, capsys, case):
+    size, gigabytes, changed, kept = CASES[case]
+    recipe = recipe_of(save_config("qwen2_5_vl", size, tmp_path / "model"), {})
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    words = ["plan", str(tmp_path / "recipe.yaml"), "--fit", f"{gigabytes}GB"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    written = tmp_path / f"recipe-{gigabytes}gb.yaml"
+    assert f"{written}: " in said
+    saved = rows_of(written.read_text())
+    assert saved == rows_of(said) and changed <= set(saved) and not kept & set(saved)
+    again = load_recipe("grpo", written, check_paths=False)
+    assert not rule_problems(again)
+    machine = Machine(ranks=1, memory_bytes=gigabytes * 10**9, device=DEVICES["h100"])
+    plan = make_plan(again, machine)
+    assert plan.chosen == "single"
+    assert (make_plan(recipe, machine).chosen is None) == bool(saved)
+    assert main(words) == 2 and "is there already" in capsys.readouterr().err
+
+
+def test_lengths_are_the_last_to_change(tmp_path):
+    """And no rule of the recipe is broken on the way."""
+    directory = save_config("qwen2_5_vl", "7b", tmp_path / "model")
+    recipe = recipe_of(directory, {"model": {"max_pixels": 1_000_000}})
+    steps = list(fit._ladder(recipe))
+    assert steps[:2] == [{}, {"model.quantize": "nf4"}]
+    assert steps[2] == {"model.quantize": "nf4", fit.COMPLETION: 96}
+    assert steps[-1] == {"model.quantize": "nf4", fit.COMPLETION: 64, fit.PROMPT: 256, fit.PIXELS: 125_000}
+    whole = [key for step in fit._ladder(recipe_of(directory, {"lora": None})) for key in step]
+    assert "optim.name" in whole and "model.quantize" not in whole
+
+
+@pytest.mark.catalogue
+def test_what_cannot_fit_is_told_with_what_helps(tmp_path, capsys):
+    directory = save_config("qwen2_5_vl", "72b", tmp_path / "model")
+    tree = {
+        "model": {"path": str(directory)},
+        "data": {"train": "rows.jsonl", "max_prompt_tokens": 256},
+        "train": {"steps": 1},
+        "output": "run",
+    }
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(SftRecipe.model_validate(tree)))
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--fit", "24GB"]) == 2
+    assert "does not fit into 1 GPUs of 24GB; add the section lora, or more GPUs" in capsys.readouterr().err
+    assert not (tmp_path / "recipe-24gb.yaml").exists()

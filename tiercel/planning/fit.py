@@ -1,0 +1,145 @@
+"""`tiercel plan --fit`: the nearest recipe that fits a memory, and what each of its changes saves and costs.
+
+Keys that leave a run's result as it is come first (`remedies`). Where they are not enough, weights or moments get fewer
+bits; where that is not enough either, completions and prompts are made shorter, and pictures smaller.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.config.rules import rule_problems
+from tiercel.config.schema import GrpoRecipe, Recipe
+from tiercel.config.yaml_text import render
+from tiercel.planning.machine import Machine
+from tiercel.planning.options import Option, Subject, admitted, measure, option, study
+from tiercel.planning.remedies import TOKENS, Changes, find_remedy, value_at, with_changes, written
+
+SHARES = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)  # of the recipe's lengths, in the order of trying
+SHORTEST_COMPLETION, SHORTEST_PROMPT = 64, 256
+UNIT = 16  # lengths are multiples of it
+COMPLETION, PROMPT, PIXELS = "rollout.max_new_tokens", "data.max_prompt_tokens", "model.max_pixels"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A key to write. Bytes of a rank's peak and seconds of a step are those before it minus those with it."""
+
+    key: str
+    before: Any
+    after: Any
+    saved_bytes: int
+    saved_seconds: float | None  # None without figures of a device
+
+    @property
+    def line(self) -> str:
+        """Write the change on one line."""
+        moved = f"{'saves' if self.saved_bytes >= 0 else 'takes'} {abs(self.saved_bytes) / 1e9:.1f} GB"
+        if self.saved_seconds is not None:
+            kind = "saves" if self.saved_seconds >= 0 else "costs"
+            moved += f", {kind} {abs(self.saved_seconds):.1f} s a step"
+        return f"{self.key}: {written(self.before)} -> {written(self.after)}: {moved}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """A recipe that fits, with its strategy judged."""
+
+    recipe: Recipe
+    option: Option
+    changes: tuple[Change, ...]
+
+    @property
+    def text(self) -> str:
+        """Write the recipe: the keys that were given, and those that changed."""
+        memory, seconds = self.option.memory.peak / 1e9, sum(self.option.seconds.values())
+        head = [f"{memory:.1f} GB on each rank at most, {seconds:.1f} s a step, by `tiercel plan`."]
+        lines = [f"# {line}" for line in (*head, *(change.line for change in self.changes))]
+        return "\n".join([*lines, render(self.recipe.model_dump(mode="json", exclude_unset=True))])
+
+
+def find_fit(recipe: Recipe, machine: Machine, say: Callable[[str], None]) -> Fit | None:
+    """Find the nearest recipe that fits the machine's ranks; None where none does. `say` hears what is tried."""
+    for wanted in _ladder(recipe):
+        subject = _with(recipe, wanted)
+        if rule_problems(subject.recipe):
+            continue
+        say(f"trying {', '.join(f'{key}: {written(value)}' for key, value in wanted.items()) or 'the recipe as it is'}")
+        measured = measure(subject)
+        options = [option(subject, measured, machine, name) for name in admitted(subject.recipe, machine.ranks)]
+        found = next((each for each in options if each.fits), None)
+        more: Changes = {}
+        if found is None:
+            remedy = find_remedy(subject, measured, machine, more_ranks=(1,))
+            if remedy is None:
+                continue
+            found, more = remedy.option, remedy.changes
+        in_order = {**wanted, **{key: value for key, value in more.items() if key != TOKENS}}
+        if TOKENS in more:
+            in_order[TOKENS] = more[TOKENS]
+        return Fit(
+            recipe=_with(recipe, in_order).recipe,
+            option=found,
+            changes=tuple(_judged(recipe, in_order, machine, found)),
+        )
+    return None
+
+
+def output_file(recipe: Path, size: str) -> Path:
+    """Name the file of a fitting recipe, beside the recipe."""
+    return recipe.with_name(f"{recipe.stem}-{size.replace(' ', '').lower()}{recipe.suffix}")
+
+
+def _ladder(recipe: Recipe) -> Iterator[Changes]:
+    """Yield changes of the result, from none to all."""
+    yield {}
+    fewer_bits: dict[str, Any] = {}
+    if recipe.lora is None and recipe.optim.name == "adamw":
+        fewer_bits = {"optim.name": "adamw_8bit"}
+    elif recipe.lora is not None and recipe.model.quantize is None:
+        fewer_bits = {"model.quantize": "nf4"}
+    if fewer_bits:
+        yield fewer_bits
+    is_sampled = isinstance(recipe, GrpoRecipe) and not recipe.rollout.has_turns
+    for share in SHARES:
+        if is_sampled and (shorter := _shorter(recipe, COMPLETION, share, SHORTEST_COMPLETION)):
+            yield fewer_bits | shorter
+    least = _shorter(recipe, COMPLETION, SHARES[-1], SHORTEST_COMPLETION) if is_sampled else {}
+    for share in SHARES:
+        if shorter := _shorter(recipe, PROMPT, share, SHORTEST_PROMPT):
+            smaller = {PIXELS: round(recipe.model.max_pixels * share)} if recipe.model.max_pixels else {}
+            yield fewer_bits | least | shorter | smaller
+
+
+def _shorter(recipe: Recipe, key: str, share: float, least: int) -> dict[str, Any]:
+    """Return a shorter length for a key; nothing where it would be no shorter."""
+    present = value_at(recipe, key)
+    length = max(least, round(present * share / UNIT) * UNIT)
+    return {key: length} if length < present else {}
+
+
+def _with(recipe: Recipe, changes: Changes) -> Subject:
+    """Count the model of the recipe with these changes."""
+    return study(with_changes(recipe, changes), None)
+
+
+def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option) -> Iterator[Change]:
+    """Compare the recipe after each change with the one before it, in microbatches as large as asked for."""
+
+    def judge(count: int) -> Option:
+        subject = _with(recipe, dict(list(changes.items())[:count]))
+        return option(subject, measure(subject), machine, fitting.memory.strategy)
+
+    before = judge(0)
+    for number, (key, value) in enumerate(changes.items(), start=1):
+        after = judge(number) if number < len(changes) else fitting
+        seconds = sum(before.seconds.values()) - sum(after.seconds.values())
+        yield Change(
+            key=key,
+            before=value_at(recipe, key),
+            after=value,
+            saved_bytes=before.memory.peak - after.memory.peak,
+            saved_seconds=seconds if machine.device else None,
+        )
+        before = after
