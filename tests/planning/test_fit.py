@@ -53,9 +53,10 @@ def test_lengths_are_the_last_to_change(tmp_path):
     directory = save_config("qwen2_5_vl", "7b", tmp_path / "model")
     recipe = recipe_of(directory, {"model": {"max_pixels": 1_000_000}})
     steps = list(fit._ladder(recipe))
-    assert steps[:2] == [{}, {"model.quantize": "nf4"}]
-    assert steps[2] == {"model.quantize": "nf4", fit.COMPLETION: 96}
-    assert steps[-1] == {"model.quantize": "nf4", fit.COMPLETION: 64, fit.PROMPT: 256, fit.PIXELS: 125_000}
+    fewer_bits = {"model.quantize": "nf4", "optim.name": "adamw_8bit"}
+    assert steps[:3] == [{}, {"model.quantize": "nf4"}, fewer_bits]
+    assert steps[3] == {**fewer_bits, fit.COMPLETION: 96}
+    assert steps[-1] == {**fewer_bits, fit.COMPLETION: 64, fit.PROMPT: 256, fit.PIXELS: 125_000}
     whole = [key for step in fit._ladder(recipe_of(directory, {"lora": None})) for key in step]
     assert "optim.name" in whole and "model.quantize" not in whole
 

@@ -65,8 +65,8 @@ def _merged_into(policy: Policy, kind: Quantization, target: Path, *, starts_at_
     to the rounded weights, so the policy gets these."""
     if starts_at_rounding:
         for name in quantizable(policy.family, policy.model, kind):
-            weight_OI = policy.model.get_parameter(f"{name}.weight")
-            weight_OI.data = rounded(weight_OI.detach(), kind).to(weight_OI.dtype)
+            weight = policy.model.get_parameter(f"{name}.weight")
+            weight.data = rounded(weight.detach(), kind).to(weight.dtype)
         return f"merged into the {kind} weights that the adapter was trained on, since it started at what they lack"
     error = rounding_error(policy.family, policy.model, kind)
     return (

@@ -27,11 +27,11 @@ def start_at_rounding(family: Family, model: HuggingFaceModel, dtype: torch.dtyp
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer) or not hasattr(layer.get_base_layer(), "compute_dtype"):
             continue  # a layer that is not quantised starts at zero
-        quantized_OI = dequantize_module_weight(layer.get_base_layer()).float()
-        off_OI = exact.get_parameter(f"{name}.weight").to(quantized_OI) - quantized_OI
+        quantized = dequantize_module_weight(layer.get_base_layer()).float()
+        off = exact.get_parameter(f"{name}.weight").to(quantized) - quantized
         rank = layer.r["default"]
-        left_OR, values_R, right_IR = torch.svd_lowrank(off_OI, rank + MORE_RANKS, niter=ITERATIONS)
-        roots_R = values_R[:rank].sqrt()
+        left, values, right = torch.svd_lowrank(off, rank + MORE_RANKS, niter=ITERATIONS)
+        roots = values[:rank].sqrt()
         first, second = (matrices["default"].get_parameter("weight") for matrices in (layer.lora_A, layer.lora_B))
-        first.copy_(roots_R[:, None] * right_IR.T[:rank])
-        second.copy_(left_OR[:, :rank] * roots_R / layer.scaling["default"])
+        first.copy_(roots[:, None] * right.T[:rank])
+        second.copy_(left[:, :rank] * roots / layer.scaling["default"])

@@ -121,14 +121,14 @@ def settle(model: HuggingFaceModel, dtype: torch.dtype) -> None:
         layer.__class__ = int8_linear()  # the same layer with another product
 
 
-def rounded(weight_OI: Tensor, kind: Quantization) -> Tensor:
+def rounded(weight: Tensor, kind: Quantization) -> Tensor:
     """Quantise a weight and dequantise it again, float32."""
     from bitsandbytes import functional
 
     if kind == "int8":
-        codes_OI, scales_O, _ = functional.int8_vectorwise_quant(weight_OI.half())
-        return _dequantized(codes_OI, scales_O, torch.float32)
-    codes, state = functional.quantize_4bit(weight_OI.float(), compress_statistics=True, quant_type=kind)
+        codes, scales, _ = functional.int8_vectorwise_quant(weight.half())
+        return _dequantized(codes, scales, torch.float32)
+    codes, state = functional.quantize_4bit(weight.float(), compress_statistics=True, quant_type=kind)
     return functional.dequantize_4bit(codes, state)
 
 
@@ -137,9 +137,9 @@ def rounding_error(family: Family, model: HuggingFaceModel, kind: Quantization) 
     all differences, divided by the norm of the weights."""
     squares = torch.zeros(2, dtype=torch.float64)
     for name in quantizable(family, model, kind):
-        weight_OI = model.get_parameter(f"{name}.weight").detach().float()
-        off_OI = rounded(weight_OI, kind) - weight_OI
-        squares += torch.stack([off_OI.square().sum(), weight_OI.square().sum()]).double().cpu()
+        weight = model.get_parameter(f"{name}.weight").detach().float()
+        off = rounded(weight, kind) - weight
+        squares += torch.stack([off.square().sum(), weight.square().sum()]).double().cpu()
     return float((squares[0] / squares[1]).sqrt())
 
 
@@ -168,15 +168,15 @@ class _Product(torch.autograd.Function):
     """x W^T + b with rows W_i = scale_i / 127 * codes_i; W is not kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, inputs: Tensor, codes_OI: Tensor, scales_O: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(codes_OI, scales_O)
-        return linear(inputs, _dequantized(codes_OI, scales_O, inputs.dtype), bias)
+    def forward(ctx, inputs: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        return linear(inputs, _dequantized(codes, scales, inputs.dtype), bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        codes_OI, scales_O = ctx.saved_tensors
-        return gradient @ _dequantized(codes_OI, scales_O, gradient.dtype), None, None, None
+        codes, scales = ctx.saved_tensors
+        return gradient @ _dequantized(codes, scales, gradient.dtype), None, None, None
 
 
-def _dequantized(codes_OI: Tensor, scales_O: Tensor, dtype: torch.dtype) -> Tensor:
-    return codes_OI.to(dtype) * (scales_O / 127).to(dtype)[:, None]
+def _dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    return codes.to(dtype) * (scales / 127).to(dtype)[:, None]

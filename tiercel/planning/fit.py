@@ -93,13 +93,13 @@ def output_file(recipe: Path, size: str) -> Path:
 
 def _ladder(recipe: Recipe) -> Iterator[Changes]:
     """Yield changes of the result, from none to all."""
-    yield {}
     fewer_bits: dict[str, Any] = {}
-    if recipe.lora is None and recipe.optim.name == "adamw":
-        fewer_bits = {"optim.name": "adamw_8bit"}
-    elif recipe.lora is not None and recipe.model.quantize is None:
+    yield fewer_bits
+    if recipe.lora is not None and recipe.model.quantize is None:
         fewer_bits = {"model.quantize": "nf4"}
-    if fewer_bits:
+        yield fewer_bits
+    if recipe.optim.name == "adamw":
+        fewer_bits = fewer_bits | {"optim.name": "adamw_8bit"}
         yield fewer_bits
     is_sampled = isinstance(recipe, GrpoRecipe) and not recipe.rollout.has_turns
     for share in SHARES:
