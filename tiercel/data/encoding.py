@@ -15,16 +15,7 @@ from tiercel.data.videos import VideoHeader, decode_video, open_video
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.family import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
-from tiercel.types import (
-    EncodedImage,
-    EncodedPrompt,
-    Example,
-    ImagePlan,
-    PixelLimits,
-    Row,
-    Size,
-    VideoSource,
-)
+from tiercel.types import EncodedImage, EncodedPrompt, Example, ImagePlan, PixelLimits, Row, Size, VideoSource
 
 T = TypeVar("T")
 
@@ -132,12 +123,9 @@ def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
         takers += [("a teacher's url: a server", "no url")] if taught is not None and taught.url is not None else []
         with_video = next((row for row in table.rows if row.videos), None)
         if with_video is not None and takers:
+            found = f"takes only images, but row {with_video.id} of {with_video.file} has a video"
             raise RecipeError(
-                [
-                    f"{taker} takes only images, but row {with_video.id} of {with_video.file} has a video; use "
-                    f"{other}, or list its frames as images"
-                    for taker, other in takers
-                ]
+                [f"{taker} {found}; use {other}, or list its frames as images" for taker, other in takers]
             )
 
 

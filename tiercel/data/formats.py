@@ -24,9 +24,10 @@ from typing import Any
 from tiercel.config.data import FormatName
 from tiercel.data.image_parts import has_image_parts, read_image_parts
 from tiercel.data.plain import require_plain, require_plain_value
-from tiercel.data.preferences import label_of, pair_in_text, sides_of, without
+from tiercel.data.preferences import SIDES, label_of, pair_in_text, without
 from tiercel.data.rows import (
     BOX_MARK,
+    ROLES,
     Reading,
     Role,
     RowDraft,
@@ -53,12 +54,7 @@ _SHARE_GPT_ROLES: dict[str, Role] = {
     "system": "system",
 }
 
-_OPENAI_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
+_OPENAI_ROLES: dict[str, Role] = {"system": "system", "developer": "system", **ROLES}
 _EXPRESSIONS = ("expression", "caption", "sentence", "sent")
 _SEVERAL = ("sentences", "captions")
 
@@ -301,7 +297,7 @@ def parse_record(
         if reading.purpose == "labels":
             label, unlabelled = label_of(record)
             return replace(row_of(unlabelled), label=label)
-        return paired(*map(row_of, sides_of(format, record))) if reading.purpose == "pairs" else row_of(record)
+        return paired(*map(row_of, SIDES[format](record))) if reading.purpose == "pairs" else row_of(record)
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)

@@ -13,6 +13,7 @@ from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
 from tiercel.errors import DataError, EnvironmentProblem
 
 OLDEST = 4  # the first major version of datasets that refuses scripts
+_INSTALL = f"pip install 'datasets>={OLDEST}'"
 # The builders that read plain files. WebDataset's would use torch.load. `cache` reads the Arrow files that another
 # builder made.
 BUILDERS = frozenset({"arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "videofolder"})
@@ -73,15 +74,10 @@ def _require_own_files(source: RowSource, builder: Any) -> None:
     named = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
     root = os.path.realpath(source.path) if Path(source.path).is_dir() else None
     for file in named:
-        is_own = (
-            Path(os.path.realpath(file)).is_relative_to(root)
-            if root is not None
-            else file.startswith(f"hf://datasets/{builder.repo_id or source.path}@")
-        )
-        if not is_own:
-            raise DataError(
-                f"{source.name}: its README names {file}, which is not a file of the data set; remove it there"
-            )
+        is_on_hub = file.startswith(f"hf://datasets/{builder.repo_id or source.path}@")
+        if not (is_on_hub if root is None else Path(os.path.realpath(file)).is_relative_to(root)):
+            reason = f"its README names {file}, which is not a file of the data set; remove it there"
+            raise DataError(f"{source.name}: {reason}")
 
 
 def _reason(error: Exception) -> str:
@@ -97,12 +93,8 @@ def _datasets(source: RowSource) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"{source.name}: this needs a package that is not installed: pip install 'datasets>={OLDEST}'"
-        ) from error
+        raise EnvironmentProblem(f"{source.name}: this needs a package that is not installed: {_INSTALL}") from error
     if int(datasets.__version__.partition(".")[0]) < OLDEST:
-        raise EnvironmentProblem(
-            f"{source.name}: datasets {datasets.__version__} may run the code of a data set: "
-            f"pip install 'datasets>={OLDEST}'"
-        )
+        found = f"datasets {datasets.__version__} may run the code of a data set"
+        raise EnvironmentProblem(f"{source.name}: {found}: {_INSTALL}")
     return datasets

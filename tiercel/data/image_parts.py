@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tiercel.data.images import path_problem, shown_path
+from tiercel.data.images import require_path
 from tiercel.errors import DataError
 from tiercel.types import ImageSource
 
@@ -32,15 +32,14 @@ def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource,
     for number, turn in enumerate(messages):
         content = turn.get("content") if isinstance(turn, Mapping) else None
         if isinstance(content, list):
-            parts = []
+            turn = {**turn, "content": list(content)}
             for place, part in enumerate(content):
-                if isinstance(part, Mapping) and part.get("type") in _KINDS:
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                if kind in _KINDS:
                     images.append(_source(part.get("image_url"), f"{field}[{number}].content[{place}]"))
-                    part = {"type": "image"}
-                elif isinstance(part, Mapping) and part.get("type") == "input_text":
-                    part = {**part, "type": "text"}
-                parts.append(part)
-            turn = {**turn, "content": parts}
+                    turn["content"][place] = {"type": "image"}
+                elif kind == "input_text":
+                    turn["content"][place] = {**part, "type": "text"}
         turns.append(turn)
     return turns, tuple(images)
 
@@ -54,6 +53,5 @@ def _source(value: Any, field: str) -> ImageSource:
             return ImageSource(data=base64.b64decode(url[found.end() :], validate=True))
         except (binascii.Error, ValueError) as error:
             raise DataError(f"its data: URL is not base64: {error}", field=field) from error
-    if problem := path_problem(url):
-        raise DataError(f"{shown_path(url)}: {problem}", field=field)
+    require_path(url, field)
     return ImageSource(path=url)

@@ -25,7 +25,6 @@ ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 # What Pillow raises for broken files: SyntaxError for broken chunks, LookupError for broken EXIF blocks, the warning
 # where the user has turned warnings into errors.
 _UNREADABLE = (
-    UnidentifiedImageError,
     OSError,
     EOFError,
     SyntaxError,
@@ -128,6 +127,12 @@ def path_problem(path: str) -> str | None:
     return None
 
 
+def require_path(path: str, field: str = "images") -> None:
+    """Raise ImageProblem where `path_problem` refuses a path."""
+    if problem := path_problem(path):
+        raise ImageProblem(path, problem, field)
+
+
 def stray_problem(path: str, roots: ImageRoots) -> str | None:
     """Say why an absolute path is refused. None for any other path, and where its directory is under a root: then the
     file is checked when it is opened."""
@@ -163,8 +168,7 @@ def shown_path(path: str) -> str:
 def resolve(path: str, roots: ImageRoots) -> Path:
     """Return the file that `path` names under `roots`, with symbolic links followed. Raises ImageProblem where it is
     elsewhere, missing, empty, or not a regular file."""
-    if problem := path_problem(path):
-        raise ImageProblem(path, problem)
+    require_path(path)
     try:
         base = Path(roots.base).resolve()
         file = (base / path).resolve()
@@ -172,9 +176,8 @@ def resolve(path: str, roots: ImageRoots) -> Path:
             if not _is_under(file, roots):
                 raise ImageProblem(path, _stray(roots))
         elif base == base.parent:
-            raise ImageProblem(
-                path, "could be anywhere in the file system; set data.image_root to the directory of the images"
-            )
+            reason = "could be anywhere in the file system; set data.image_root to the directory of the images"
+            raise ImageProblem(path, reason)
         elif not file.is_relative_to(base):
             raise ImageProblem(path, f"leads out of data.image_root ({roots.base}) through a symbolic link")
         status = file.stat()

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar
@@ -57,13 +57,6 @@ class StepOrder:
         """Return (global index, row number) of this rank's rows, in the global order."""
         indices = rank_slice(indices_of_step(step, self.prompts_per_step, self.end), self.rank, self.world_size)
         return [(index, self.rows.row(index)) for index in indices]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Failure:
-    """Holds an error that is not caused by a row. It is raised where the step is asked for."""
-
-    error: TiercelError
 
 
 class StepLoader(Generic[Encoded]):
@@ -122,29 +115,16 @@ class StepLoader(Generic[Encoded]):
 
     def _start_workers(self, start: int, stop: int, count: int) -> None:
         # A fork shares the rows and the tokenizer without a copy. On other systems than Linux it is not safe.
-        context: ForkContext | SpawnContext = (
-            multiprocessing.get_context("fork") if sys.platform == "linux" else multiprocessing.get_context("spawn")
-        )
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         if count:
             # This runs before the exit function of multiprocessing, which would wait for workers that ignore SIGTERM.
             atexit.register(self.close)
         with _environment("TOKENIZERS_PARALLELISM", "false"):
             for number in range(count):
                 receiving, sending = context.Pipe(duplex=False)
-                share = _Share(
-                    rows=self._rows,
-                    encode=self._encode,
-                    order=self._order,
-                    steps=range(start, stop),
-                    worker=number,
-                    workers=count,
-                )
-                process = context.Process(
-                    target=_work,
-                    args=(share, sending, os.getpid()),
-                    name=f"tiercel-loader-{number}",
-                    daemon=True,
-                )
+                share = partial(_share, self._rows, self._encode, self._order, number, count)
+                work = (share, range(start, stop), sending, os.getpid())
+                process = context.Process(target=_work, args=work, name=f"tiercel-loader-{number}", daemon=True)
                 process.start()
                 # Now only the worker has the sending end, so the stream ends when the worker does.
                 sending.close()
@@ -162,8 +142,8 @@ def _batch(step: int, outcomes: Sequence[Any]) -> StepBatch:
     prompts: list[Any] = []
     rejected: list[RejectedRow] = []
     for outcome in outcomes:
-        if isinstance(outcome, _Failure):
-            raise outcome.error
+        if isinstance(outcome, TiercelError):  # not caused by the row
+            raise outcome
         (rejected if isinstance(outcome, RejectedRow) else prompts).append(outcome)
     return StepBatch(step=step, prompts=tuple(prompts), rejected=tuple(rejected))
 
@@ -193,36 +173,25 @@ def _encode_row(row: Row, encode: Encode, index: int) -> Any:
     except DataError as error:
         return reject(row, error)
     except TiercelError as error:
-        return _Failure(error=error)
+        return error
     except Exception as error:  # an error of the checkpoint's template or tokenizer must be told, not end the worker
         trace = traceback.format_exc()
         message = f"encoding row {row.id} ({row.file}:{row.line}) failed with {type(error).__name__}: {error}\n{trace}"
-        return _Failure(error=TrainingError(message))
+        return TrainingError(message)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Share:
-    """The rows that one worker encodes."""
-
-    rows: Sequence[Row]
-    encode: Encode
-    order: StepOrder
-    steps: range
-    worker: int
-    workers: int
-
-    def outcomes(self, step: int) -> list[Any]:
-        places = rank_slice(self.order.rows_of_step(step), self.worker, self.workers)
-        return _encode_slice(self.rows, self.encode, places)
+def _share(rows: Sequence[Row], encode: Encode, order: StepOrder, worker: int, workers: int, step: int) -> list[Any]:
+    """Encode the rows of a step that are one worker's."""
+    return _encode_slice(rows, encode, rank_slice(order.rows_of_step(step), worker, workers))
 
 
-def _work(share: _Share, results: Connection, parent: int) -> None:
+def _work(share: Callable[[int], list[Any]], steps: range, results: Connection, parent: int) -> None:
     """Run a worker: encode its share of every step, in order, as far ahead as queue and pipe have room."""
     _isolate(parent)
     waiting: queue.Queue[memoryview] = queue.Queue(maxsize=_WAITING_SLICES)
     threading.Thread(target=_send, args=(waiting, results), daemon=True).start()
-    for step in share.steps:
-        waiting.put(ForkingPickler.dumps(share.outcomes(step)))
+    for step in steps:
+        waiting.put(ForkingPickler.dumps(share(step)))
     waiting.join()
 
 
@@ -251,11 +220,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Callable[[np.ndarray], Tensor], tuple[np.ndarray]]:
-    return _tensor, (tensor.numpy(),)
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array)
+    return torch.from_numpy, (tensor.numpy(),)
 
 
 @contextmanager

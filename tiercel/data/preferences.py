@@ -19,7 +19,7 @@ from typing import Any
 
 from tiercel.algorithms.pair_section import Ranking
 from tiercel.config.data import FormatName
-from tiercel.data.rows import given
+from tiercel.data.rows import given, is_truth
 from tiercel.errors import DataError
 from tiercel.types import Row
 
@@ -29,33 +29,26 @@ REJECTED = ("rejected", "rejected_response", "rejected_messages")
 _LAYOUT = "a pair has `chosen` and `rejected`, or messages and `rejected`; docs/data.md shows each format"
 
 
-def sides_of(format: FormatName, record: Record) -> tuple[Record, Record]:
-    """Return a pair as the record with the chosen answer and the one with the rejected answer. Raises DataError."""
-    return SIDES[format](record)
-
-
 def label_of(record: Record) -> tuple[bool, Record]:
     """Return whether the row's answer is good, and the record without its label. Raises DataError."""
     keys = [key for key in LABELS if given(record, key)]
     if len(keys) != 1:
-        raise DataError(
-            "a labelled row has `label` or `kto_tag`: true for a good answer, false for a bad one", field="label"
-        )
+        reason = "a labelled row has `label` or `kto_tag`: true for a good answer, false for a bad one"
+        raise DataError(reason, field="label")
     value = record[keys[0]]
-    if not (isinstance(value, bool) or (type(value) in (int, float) and value in (0, 1))):
+    if not is_truth(value):
         raise DataError(f"is {value!r}; it must be true, false, 1 or 0", field=keys[0])
     return bool(value), without(record, *keys)
 
 
 def wanted_margin(row: Row, ranking: Ranking) -> float:
     """Return by how much a pair's chosen answer is to be better. Raises DataError where its column has no number."""
-    if ranking.margin_column is None:
+    column = ranking.margin_column
+    if column is None:
         return ranking.margin
-    value: Any = row.columns.get(ranking.margin_column)
+    value: Any = row.columns.get(column)
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise DataError(
-            f"is {value!r}; ranking.margin_column names it, so it must be a number", field=ranking.margin_column
-        )
+        raise DataError(f"is {value!r}; ranking.margin_column names it, so it must be a number", field=column)
     return ranking.margin + value
 
 
@@ -136,6 +129,7 @@ def _no_pairs(record: Record) -> tuple[Record, Record]:
     raise DataError("this format has no place for pairs; write tiercel's own rows", field="rejected")
 
 
+# Of each format what makes of a pair the record with the chosen answer, and the one with the rejected answer.
 SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
     "tiercel": _of_messages,
     "swift": _of_messages,

@@ -4,7 +4,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +24,7 @@ class Record:
     """Holds one object of a file, or the reason why it cannot be read."""
 
     line: int
-    value: dict[str, Any]
+    value: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
 
 
@@ -70,38 +72,28 @@ def read_json_list(file: Path) -> Iterator[Record]:
         values = _loads(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: {_json_problem(error)}. A file with one object a line is named .jsonl") from error
-    if (
-        isinstance(values, dict)
-        and isinstance(values.get("images"), list)
-        and isinstance(values.get("annotations"), list)
-    ):
-        yield from _coco_records(values["images"], values["annotations"])
-        return
-    if not isinstance(values, list):
-        raise DataError(
-            f"{file}: has a JSON {_kind(values)}; a .json file must have a list of rows, or COCO's images and "
-            "annotations"
-        )
-    for number, value in enumerate(values, start=1):
-        yield _object(value, number)
+    match values:
+        case {"images": list(images), "annotations": list(annotations)}:
+            yield from _coco_records(images, annotations)
+        case list():
+            for number, value in enumerate(values, start=1):
+                yield _object(value, number)
+        case _:
+            wanted = "a list of rows, or COCO's images and annotations"
+            raise DataError(f"{file}: has a JSON {_kind(values)}; a .json file must have {wanted}")
 
 
 def read_parquet(file: Path) -> Iterator[Record]:
     """Read a Parquet file. Raises DataError where it cannot be read, EnvironmentProblem without pyarrow."""
-    pyarrow = _pyarrow(file)
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            yield from _records_of_batches(table.iter_batches(_BATCH_ROWS))
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{file}: cannot be read as a Parquet file: {error}") from error
+    with _arrow(file, "a Parquet file") as pyarrow, pyarrow.parquet.ParquetFile(file) as table:
+        yield from _records_of_batches(table.iter_batches(_BATCH_ROWS))
 
 
 def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]:
     """Yield each annotation with the file of its image, and with the image's caption where it has none itself, as in
     MDETR's files."""
-    by_id = {
-        image["id"]: image for image in images if isinstance(image, dict) and isinstance(image.get("id"), int | str)
-    }
+    described = [image for image in images if isinstance(image, dict)]
+    by_id = {image["id"]: image for image in described if isinstance(image.get("id"), int | str)}
     for number, annotation in enumerate(annotations, start=1):
         if not isinstance(annotation, dict):
             yield _object(annotation, number)
@@ -110,7 +102,7 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
         image = by_id.get(image_id) if isinstance(image_id, int | str) else None
         if image is None or not isinstance(image.get("file_name"), str):
             reason = f"annotation {number} names image {image_id!r}, but `images` has no file for it"
-            yield Record(line=number, value={}, problem=reason)
+            yield Record(line=number, problem=reason)
             continue
         of_image = {key: image[key] for key in ("caption",) if key in image}
         yield Record(line=number, value={**of_image, **annotation, "image": image["file_name"]})
@@ -121,10 +113,8 @@ def read_directory(directory: Path) -> Iterator[Record]:
     repository. Raises DataError where it is not one data set, and EnvironmentProblem without pyarrow."""
     if (directory / _SPLITS).is_file():
         splits = _description(directory / _SPLITS).get("splits")
-        names = (
-            ", ".join(str(directory / str(split)) for split in splits) if isinstance(splits, list) else "its folders"
-        )
-        raise DataError(f"{directory}: has several data sets; name one of {names}")
+        folders = [str(directory / str(split)) for split in splits] if isinstance(splits, list) else ["its folders"]
+        raise DataError(f"{directory}: has several data sets; name one of {', '.join(folders)}")
     if (directory / _STATE).is_file():
         return _read_arrow(directory)
     files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
@@ -132,60 +122,56 @@ def read_directory(directory: Path) -> Iterator[Record]:
         raise DataError(f"{directory}: is not a data set: it has neither {_STATE} (of save_to_disk) nor Parquet files")
     splits = sorted({_SHARD.sub("", file.stem) for file in files})
     if len(splits) > 1:
-        raise DataError(
-            f"{directory}: has Parquet files of several data sets: {', '.join(splits)}; put each data set into its own "
-            "directory"
-        )
-    return _numbered(record for file in files for record in read_parquet(file))
+        reason = f"has Parquet files of several data sets: {', '.join(splits)}"
+        raise DataError(f"{directory}: {reason}; put each data set into its own directory")
+    records = chain.from_iterable(map(read_parquet, files))
+    return (replace(record, line=number) for number, record in enumerate(records, start=1))
 
 
 def _read_arrow(directory: Path) -> Iterator[Record]:
-    pyarrow = _pyarrow(directory)
+    def batches(pyarrow: Any) -> Iterator[Any]:
+        for file in _arrow_files(directory):
+            with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as stream:
+                yield from stream
+
+    with _arrow(directory, "a data set") as pyarrow:
+        yield from _records_of_batches(batches(pyarrow))
+
+
+def _arrow_files(directory: Path) -> list[Path]:
+    """Return the files that save_to_disk has listed. Raises DataError where these are not all of the data set."""
     state = _description(directory / _STATE)
     if state.get("_indices_files"):
-        raise DataError(
-            f"{directory}: is a selection of rows of another data set; call flatten_indices() on it and save it again"
-        )
+        reason = "is a selection of rows of another data set; call flatten_indices() on it and save it again"
+        raise DataError(f"{directory}: {reason}")
     entries = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
     names = [name for name in entries if isinstance(name, str) and Path(name).name == name]
     if not names or len(names) < len(entries):
         raise DataError(f"{directory / _STATE}: does not name files of its own directory")
-
-    def batches() -> Iterator[Any]:
-        for name in names:
-            with pyarrow.memory_map(str(directory / name)) as source, pyarrow.ipc.open_stream(source) as stream:
-                yield from stream
-
-    try:
-        yield from _records_of_batches(batches())
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{directory}: cannot be read as a data set: {error}") from error
+    return [directory / name for name in names]
 
 
 def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
     """Yield the rows of Arrow batches. Text that is not UTF-8, and a date that Python does not know, make a problem of
     their row only."""
-    line = 0
-    for batch in batches:
-        try:
-            values = batch.to_pylist()
-        except (ValueError, OverflowError):
-            values = [_converted(batch.slice(number, 1)) for number in range(batch.num_rows)]
-        for value in values:
-            line += 1
-            yield _value_record(line, value)
+    values = chain.from_iterable(map(_values_of, batches))
+    for line, value in enumerate(values, start=1):
+        yield Record(line=line, problem=value) if isinstance(value, str) else Record(line=line, value=value)
+
+
+def _values_of(batch: Any) -> list[dict[str, Any] | str]:
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        return [_converted(batch.slice(number, 1)) for number in range(batch.num_rows)]
 
 
 def _converted(row: Any) -> dict[str, Any] | str:
+    """Return the value of a row, or the reason why it cannot be read."""
     try:
         return row.to_pylist()[0]
     except (ValueError, OverflowError) as error:
         return f"has a value that cannot be read: {error}"
-
-
-def _value_record(line: int, value: dict[str, Any] | str) -> Record:
-    """Make a record of a value, or of the reason why it cannot be read."""
-    return Record(line=line, value={}, problem=value) if isinstance(value, str) else Record(line=line, value=value)
 
 
 def _description(file: Path) -> dict[str, Any]:
@@ -196,20 +182,20 @@ def _description(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _numbered(records: Iterator[Record]) -> Iterator[Record]:
-    """Number the records through all files."""
-    for number, record in enumerate(records, start=1):
-        yield replace(record, line=number)
-
-
-def _pyarrow(file: Path) -> Any:
+@contextmanager
+def _arrow(place: Path, kind: str) -> Iterator[Any]:
+    """Give pyarrow to code that reads a place. Raises DataError where it cannot be read as that kind, and
+    EnvironmentProblem without pyarrow."""
     try:
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise EnvironmentProblem(f"{file}: this needs a package that is not installed: pip install pyarrow") from error
-    return pyarrow
+        raise EnvironmentProblem(f"{place}: this needs a package that is not installed: pip install pyarrow") from error
+    try:
+        yield pyarrow
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{place}: cannot be read as {kind}: {error}") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
@@ -223,13 +209,13 @@ def _record(data: bytes, line: int) -> Record:
     try:
         return _object(_loads(data), line)
     except (ValueError, RecursionError) as error:
-        return Record(line=line, value={}, problem=_json_problem(error))
+        return Record(line=line, problem=_json_problem(error))
 
 
 def _object(value: Any, line: int) -> Record:
     if isinstance(value, dict):
         return Record(line=line, value=value)
-    return Record(line=line, value={}, problem=f"is a JSON {_kind(value)}; a row is an object")
+    return Record(line=line, problem=f"is a JSON {_kind(value)}; a row is an object")
 
 
 def _loads(data: bytes) -> Any:

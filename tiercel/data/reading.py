@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
@@ -35,9 +35,13 @@ class RowTable:
     format: str
     rows: tuple[Row, ...]
     rejected: tuple[RejectedRow, ...]
-    total: int
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
+
+    @property
+    def total(self) -> int:
+        """Count all rows."""
+        return len(self.rows) + len(self.rejected)
 
     def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
@@ -117,21 +121,14 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     for end, size in zip(accumulate(table.counts), table.counts, strict=True):
         counts.append(sum(place not in places for place in range(end - size, end)))
         if not counts[-1]:
-            raise DataError(
-                f"data.eval: {given} holds out all {size} usable rows of {table.rows[end - 1].file}; hold out fewer"
-            )
+            every = f"all {size} usable rows of {table.rows[end - 1].file}"
+            raise DataError(f"data.eval: {given} holds out {every}; hold out fewer")
     rows = tuple(row for place, row in enumerate(table.rows) if place not in places)
     heldout = tuple(row for place, row in enumerate(table.rows) if place in places)
+    name, own_counts = f"held out of {table.file}", (len(heldout),)
     return RunRows(
-        train=replace(table, rows=rows, counts=tuple(counts), total=len(rows) + len(table.rejected)),
-        heldout=RowTable(
-            file=f"held out of {table.file}",
-            format=table.format,
-            rows=heldout,
-            rejected=(),
-            total=len(heldout),
-            counts=(len(heldout),),
-        ),
+        train=replace(table, rows=rows, counts=tuple(counts)),
+        heldout=RowTable(file=name, format=table.format, rows=heldout, rejected=(), counts=own_counts),
     )
 
 
@@ -147,7 +144,6 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
         format=", ".join(dict.fromkeys(table.format for table in tables)),
         rows=tuple(row for table in tables for row in table.rows),
         rejected=tuple(row for table in tables for row in table.rejected),
-        total=sum(table.total for table in tables),
         counts=tuple(len(table.rows) for table in tables),
         weights=(1.0, *(more.weight for more in config.mix)),
     )
@@ -188,18 +184,10 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     if source.count is not None:
         rows, rejected = _part(rows, rejected, source.count, file)
     if not rows:
-        raise DataError(
-            f"{file}: none of its {len(rejected)} rows can be used as {format} rows for {purpose}:\n"
-            + first_reasons(rejected)
-        )
-    return RowTable(
-        file=str(given),
-        format=format,
-        rows=tuple(rows),
-        rejected=tuple(rejected),
-        total=len(rows) + len(rejected),
-        counts=(len(rows),),
-    )
+        reason = f"none of its {len(rejected)} rows can be used as {format} rows for {purpose}"
+        raise DataError(f"{file}: {reason}:\n{first_reasons(rejected)}")
+    counts = (len(rows),)
+    return RowTable(file=str(given), format=format, rows=tuple(rows), rejected=tuple(rejected), counts=counts)
 
 
 def _source(given: str) -> RowSource:
@@ -240,10 +228,7 @@ def image_roots(source: RowSource, config: Data) -> ImageRoots:
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
     """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError where it
     cannot be written."""
-    records = [
-        {"id": row.id, "file": row.file, "line": row.line, "field": row.field, "reason": row.reason} for row in rejected
-    ]
-    lines = [json.dumps(record) for record in redact_values(records)]
+    lines = [json.dumps(record) for record in redact_values([asdict(row) for row in rejected])]
     file = Path(path)
     with writing(file, GO_ON):
         recorded = file.read_text(encoding="utf-8") if file.exists() else ""
@@ -269,7 +254,7 @@ def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
     }
     with writing(Path(path)), Path(path).open("w", encoding="utf-8") as stream:
         for row in rejected:
-            found = {"file": row.file, "line": row.line, "id": row.id, "field": row.field, "reason": row.reason}
+            found = {"file": row.file, "line": row.line, **asdict(row)}
             stream.write(_fix_line(found, records.get((row.file, row.line))))
     return len(rejected)
 
@@ -320,10 +305,9 @@ def _parsed(
     for record in records:
         beat()
         default = default_id(reading.file, record.line)
+        refused = partial(RejectedRow, file=reading.file, line=record.line)
         if record.problem is not None:
-            rejected.append(
-                RejectedRow(id=default, file=reading.file, line=record.line, field="row", reason=record.problem)
-            )
+            rejected.append(refused(id=default, field="row", reason=record.problem))
             continue
         values = expanded(format, record.value)
         for number, value in enumerate(values, start=1):
@@ -333,7 +317,7 @@ def _parsed(
                 rejected.append(row)
             elif row.id in line_of_id:
                 reason = f"{shortened(row.id)!r} is already the id of line {line_of_id[row.id]}"
-                rejected.append(RejectedRow(id=row.id, file=reading.file, line=row.line, field="id", reason=reason))
+                rejected.append(refused(id=row.id, field="id", reason=reason))
             else:
                 line_of_id[row.id] = row.line
                 rows.append(row)

@@ -5,13 +5,14 @@ functions here raise DataError with the wrong field; formats.parse_record makes 
 """
 
 import json
-import math
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any, Literal
 
-from tiercel.data.images import path_problem, shown_path, stray_problem
+from tiercel.data.images import ImageProblem, require_path, stray_problem
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageRoots, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
 
@@ -28,7 +29,7 @@ _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _MOST_FPS = 1000.0
 _LONGEST_REASON = 1000  # characters
 
-_MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
+ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +71,11 @@ def read_messages(
     *,
     role_key: str = "role",
     content_key: str = "content",
-    roles: Mapping[str, Role] = _MESSAGE_ROLES,
+    roles: Mapping[str, Role] = ROLES,
 ) -> tuple[Message, ...]:
     """Read turns from a list of objects. `roles`: tiercel's role for each role of the format."""
     if not isinstance(value, list) or not value:
-        raise DataError(f"is {_brief(value)}; it must be a list of turns, at least one", field=field)
+        raise _wrong(value, "it must be a list of turns, at least one", field)
     messages = []
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
@@ -97,15 +98,17 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
     keys = [key for key in _MASKS if given(turn, key)]
     if not keys:
         return True
-    value = turn[keys[0]]
-    if len(keys) > 1 or not (isinstance(value, bool) or (type(value) in (int, float) and value in (0, 1))):
-        raise DataError(
-            f"is {_brief(value)}; it must be true, false, 1 or 0, and a turn has only one of loss and weight",
-            field=f"{place}.{keys[0]}",
-        )
+    value, field = turn[keys[0]], f"{place}.{keys[0]}"
+    if len(keys) > 1 or not is_truth(value):
+        raise _wrong(value, "it must be true, false, 1 or 0, and a turn has only one of loss and weight", field)
     if value and role != "assistant":
-        raise DataError(f"a {role} turn is never trained on; remove the key", field=f"{place}.{keys[0]}")
+        raise DataError(f"a {role} turn is never trained on; remove the key", field=field)
     return bool(value)
+
+
+def is_truth(value: Any) -> bool:
+    """Whether a value says yes or no: a bool, 1 or 0."""
+    return type(value) in (bool, int, float) and value in (0, 1)
 
 
 def read_content(value: Any, field: str) -> str:
@@ -113,7 +116,7 @@ def read_content(value: Any, field: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise DataError(f"is {_brief(value)}; it must be text or a list of text and image parts", field=field)
+        raise _wrong(value, "it must be text or a list of text and image parts", field)
     pieces = []
     for number, part in enumerate(value):
         place = f"{field}[{number}]"
@@ -126,9 +129,7 @@ def read_content(value: Any, field: str) -> str:
         elif kind in ("image", "video"):
             raise DataError(f"a part of type {kind} cannot have a path; list the {kind}s in `{kind}s`", field=place)
         else:
-            raise DataError(
-                f'is {_brief(part)}; a part is {{"type": "text", "text": ...}} or {{"type": "image"}}', field=place
-            )
+            raise _wrong(part, 'a part is {"type": "text", "text": ...} or {"type": "image"}', place)
     return "".join(pieces)
 
 
@@ -163,26 +164,19 @@ def _read_video(value: Any, field: str) -> VideoSource:
     unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]
     path, frames, fps = described.get("path"), described.get("frames"), described.get("fps")
     if unknown or (path is None) == (frames is None):
-        raise DataError(
-            f'is {_brief(value)}; a video is a path, a list of its frames\' paths, {{"path", "fps"}} or '
-            '{"frames", "fps"}',
-            field=field,
-        )
+        forms = 'a video is a path, a list of its frames\' paths, {"path", "fps"} or {"frames", "fps"}'
+        raise _wrong(value, forms, field)
     if fps is not None and not (is_number(fps) and 0 < fps <= _MOST_FPS):
-        raise DataError(
-            f"is {_brief(fps)}; frames a second must be a number above 0 and at most {_MOST_FPS:g}",
-            field=f"{field}.fps",
-        )
+        raise _wrong(fps, f"frames a second must be a number above 0 and at most {_MOST_FPS:g}", f"{field}.fps")
     rate = None if fps is None else float(fps)
     if frames is not None:
         if not isinstance(frames, list) or not frames:
-            raise DataError(f"is {_brief(frames)}; it must be a list of paths, at least one", field=f"{field}.frames")
+            raise _wrong(frames, "it must be a list of paths, at least one", f"{field}.frames")
         sources = tuple(_read_image(frame, f"{field}.frames[{number}]") for number, frame in enumerate(frames))
         return VideoSource(path=sources[0].path or "(embedded frames)", frames=sources, fps=rate)
     if not isinstance(path, str):
-        raise DataError(f"is {_brief(path)}; it must be a path", field=field)
-    if problem := path_problem(path):
-        raise DataError(f"{shown_path(path)}: {problem}", field=field)
+        raise _wrong(path, "it must be a path", field)
+    require_path(path, field)
     return VideoSource(path=path, fps=rate)
 
 
@@ -191,26 +185,25 @@ def _read_image(value: Any, field: str) -> ImageSource:
     if isinstance(data, bytes) and (path is None or isinstance(path, str)):
         return ImageSource(path=path, data=data)  # with bytes, the path is only a name
     if data is not None or not isinstance(path, str):
-        raise DataError(f'is {_brief(value)}; it must be a path or {{"bytes": ..., "path": ...}}', field=field)
-    if problem := path_problem(path):
-        raise DataError(f"{shown_path(path)}: {problem}", field=field)
+        raise _wrong(value, 'it must be a path or {"bytes": ..., "path": ...}', field)
+    require_path(path, field)
     return ImageSource(path=path)
 
 
 def read_boxes(value: Any, field: str) -> tuple[Box, ...]:
     """Read boxes from a list of [x1, y1, x2, y2]."""
     if not isinstance(value, list):
-        raise DataError(f"is {_brief(value)}; it must be a list of boxes", field=field)
+        raise _wrong(value, "it must be a list of boxes", field)
     return tuple(_read_box(box, f"{field}[{number}]") for number, box in enumerate(value))
 
 
 def _read_box(value: Any, field: str) -> Box:
     numbers = value if isinstance(value, list) else []
     if len(numbers) != 4 or not all(is_number(number) for number in numbers):
-        raise DataError(f"is {_brief(value)}; a box is 4 finite numbers [x1, y1, x2, y2]", field=field)
+        raise _wrong(value, "a box is 4 finite numbers [x1, y1, x2, y2]", field)
     x1, y1, x2, y2 = map(float, numbers)
     if x2 <= x1 or y2 <= y1:
-        raise DataError(f"is {_brief(value)}; a box needs x2 > x1 and y2 > y1", field=field)
+        raise _wrong(value, "a box needs x2 > x1 and y2 > y1", field)
     return x1, y1, x2, y2
 
 
@@ -219,7 +212,7 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
     if value is None or value == []:
         return (0,) * box_count
     if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise DataError(f"is {_brief(value)}; it must be a list of image numbers, counted from 0", field=field)
+        raise _wrong(value, "it must be a list of image numbers, counted from 0", field)
     if len(value) != box_count:
         raise DataError(f"has {len(value)} image numbers for {box_count} boxes", field=field)
     return tuple(value)
@@ -227,12 +220,7 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite int or float. A bool is neither."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int that is too large for a float
-        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,7 +280,7 @@ def require_under_roots(draft: RowDraft, roots: ImageRoots) -> None:
         files += [(f"videos[{number}]", file) for file in video.frames or [ImageSource(path=video.path)]]
     for field, file in files:
         if file.data is None and file.path is not None and (problem := stray_problem(file.path, roots)):
-            raise DataError(f"{shown_path(file.path)}: {problem}", field=field)
+            raise ImageProblem(file.path, problem, field)
 
 
 def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -367,12 +355,8 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
         if any(mark in reference for mark in (IMAGE_MARK, VIDEO_MARK, BOX_MARK, REFERENCE_MARK)):
             raise DataError(f"{_brief(reference)} contains a mark itself", field=f"objects.ref[{number}]")
     remaining = iter(references)
-
-    def filled(content: str) -> str:
-        first, *others = content.split(REFERENCE_MARK)
-        return first + "".join(next(remaining) + text for text in others)
-
-    return tuple(replace(message, content=filled(message.content)) for message in messages)
+    filled = [re.sub(REFERENCE_MARK, lambda _: next(remaining), message.content) for message in messages]
+    return tuple(replace(message, content=content) for message, content in zip(messages, filled, strict=True))
 
 
 def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str) -> tuple[Message, ...]:
@@ -401,31 +385,29 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], image_size: Ima
         raise DataError(f"{len(draft.boxes)} boxes for {marks} {BOX_MARK} marks", field=field)
     for number, image in enumerate(draft.box_images):
         if not 0 <= image < len(draft.images):
-            raise DataError(
-                f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)",
-                field=f"{field}[{number}]",
-            )
+            reason = f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)"
+            raise DataError(reason, field=f"{field}[{number}]")
     if draft.boxes_are_inside:
         for box, image in zip(draft.boxes, draft.box_images, strict=True):
             width, height = image_size(draft.images[image])
             if box[0] < -1 or box[1] < -1 or box[2] > width + 1 or box[3] > height + 1:
                 x1, y1, x2, y2 = box
-                raise DataError(
-                    f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height] is not inside its image "
-                    f"of {width} x {height} pixels; is it [x1, y1, x2, y2]?",
-                    field=field,
-                )
+                found = f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height]"
+                reason = f"is not inside its image of {width} x {height} pixels; is it [x1, y1, x2, y2]?"
+                raise DataError(f"{found} {reason}", field=field)
     if not draft.boxes_are_unit:
         return draft.boxes
     for number, box in enumerate(draft.boxes):
         if min(box) < 0 or max(box) > 1:
             raise DataError(f"is {list(box)}; a norm1 box lies between 0 and 1", field=f"{field}[{number}]")
     sizes = [image_size(image) for image in draft.images]
-    scaled = []
-    for (x1, y1, x2, y2), image in zip(draft.boxes, draft.box_images, strict=True):
-        width, height = sizes[image]
-        scaled.append((x1 * width, y1 * height, x2 * width, y2 * height))
-    return tuple(scaled)
+    places = zip(draft.boxes, [sizes[image] for image in draft.box_images], strict=True)
+    return tuple((x1 * width, y1 * height, x2 * width, y2 * height) for (x1, y1, x2, y2), (width, height) in places)
+
+
+def _wrong(value: Any, wanted: str, field: str) -> DataError:
+    """Make the error that shows a wrong value and says what is wanted."""
+    return DataError(f"is {_brief(value)}; {wanted}", field=field)
 
 
 def _brief(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Check all rows before a run: the header or the pixels of every image, and the length of every prompt."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -55,9 +55,9 @@ def scan(
     rows_by_length: Counter[int] = Counter()
     longest: tuple[int, str | None] = (-1, None)
     known: dict[_Place, Size | ImageProblem] = {}
-    done = 0
+    done, remaining = 0, iter(table.rows)
     with ThreadPoolExecutor(_THREADS) as threads:
-        for block in _blocks(table.rows):
+        while block := list(islice(remaining, _BLOCK_ROWS)):
             sizes = _sizes(block, known, partial(_size, measure, config.max_image_pixels), threads)
             known.update({place: size for place, size in sizes.items() if place[1].data is None})
             for row in block:
@@ -158,9 +158,3 @@ def _size(measure: Measure, max_pixels: int, place: _Place) -> Size | ImageProbl
         return measure(image, roots, max_pixels)
     except ImageProblem as problem:
         return problem
-
-
-def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    remaining = iter(rows)
-    while block := list(islice(remaining, _BLOCK_ROWS)):
-        yield block

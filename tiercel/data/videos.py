@@ -32,41 +32,41 @@ class VideoHeader:
 def open_video(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
     """Read the size of a video's frames and choose the frames to take, from every frame's header of a list, or from the
     first frame of a file. Raises ImageProblem, and EnvironmentProblem where a file needs PyAV."""
-    return _header_of_list(source, roots, data) if source.frames else _header_of_file(source, roots, data)
+    with _naming_videos():
+        return _header_of_list(source, roots, data) if source.frames else _header_of_file(source, roots, data)
 
 
 def decode_video(source: VideoSource, roots: ImageRoots, data: Data, header: VideoHeader) -> Iterator[Image.Image]:
     """Yield the frames in RGB, one at a time to save memory. Raises ImageProblem."""
-    frames = _frames_of_list(source, roots, data) if source.frames else _frames_of_file(source, roots, header)
-    for frame in frames:
-        if frame.size != header.size:
-            raise _problem(source, f"has frames of {frame.size} among frames of {header.size} pixels")
-        yield frame
+    of_list = (decode(frame, roots, data.max_image_pixels) for frame in source.frames)
+    with _naming_videos():
+        for frame in of_list if source.frames else _frames_of_file(source, roots, header):
+            if frame.size != header.size:
+                raise _problem(source, f"has frames of {frame.size} among frames of {header.size} pixels")
+            yield frame
+
+
+@contextmanager
+def _naming_videos() -> Iterator[None]:
+    """Name `videos` as the wrong field, whatever raises ImageProblem inside."""
+    try:
+        yield
+    except ImageProblem as problem:
+        raise ImageProblem(problem.path, problem.reason, field="videos") from problem.__cause__
 
 
 def _problem(source: VideoSource, reason: str) -> ImageProblem:
-    return ImageProblem(source.path, reason, field="videos")
+    return ImageProblem(source.path, reason)
 
 
 def _header_of_list(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
     count = len(source.frames)
     if count > data.video.max_frames:
         raise _problem(source, f"has {count} frames, more than data.video.max_frames = {data.video.max_frames}")
-    try:
-        sizes = [open_header(frame, roots, data.max_image_pixels) for frame in source.frames]
-    except ImageProblem as problem:
-        raise ImageProblem(problem.path, problem.reason, field="videos") from None
+    sizes = [open_header(frame, roots, data.max_image_pixels) for frame in source.frames]
     if odd := [size for size in sizes if size != sizes[0]]:
         raise _problem(source, f"has frames of {odd[0]} among frames of {sizes[0]} pixels")
     return VideoHeader(size=sizes[0], frame_numbers=tuple(range(count)), fps=source.fps or data.video.fps)
-
-
-def _frames_of_list(source: VideoSource, roots: ImageRoots, data: Data) -> Iterator[Image.Image]:
-    for frame in source.frames:
-        try:
-            yield decode(frame, roots, data.max_image_pixels)
-        except ImageProblem as problem:
-            raise ImageProblem(problem.path, problem.reason, field="videos") from None
 
 
 def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
@@ -127,16 +127,12 @@ def _kind(head: bytes) -> str | None:
 @contextmanager
 def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]:
     """Open a video file. Yields the container and its first video stream."""
-    try:
-        path = resolve(source.path, roots)
-    except ImageProblem as problem:
-        raise ImageProblem(problem.path, problem.reason, field="videos") from None
+    path = resolve(source.path, roots)
     try:
         import av
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"{source.path}: a video file needs a package that is not installed: pip install av"
-        ) from error
+        reason = "a video file needs a package that is not installed: pip install av"
+        raise EnvironmentProblem(f"{source.path}: {reason}") from error
     try:
         with path.open("rb") as file:
             kind = _kind(file.read(_HEAD_BYTES))

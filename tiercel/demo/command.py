@@ -7,10 +7,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from tiercel.demo.pairs import demo_pairs
-from tiercel.demo.running import RECIPES, require_recipes, run_command
+from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, show_command
 from tiercel.demo.scenes import write_scenes
 from tiercel.demo.zoom import demo_zoom
-from tiercel.errors import TrainingError
 from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
@@ -42,13 +41,10 @@ def demo() -> None:
             write_scenes(data, "practice", PRACTICE_SCENES, 2, (1,), use_held_out=False)
             shutil.copytree(START, data / "start", dirs_exist_ok=True)
             write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1,), use_held_out=True)
-    print("2/4 tiercel sft recipes/demo-sft.yaml: learn to point from carelessly drawn boxes", flush=True)
-    run_command("sft", str(RECIPES / "demo-sft.yaml"))
+    show_command("2/4", "learn to point from carelessly drawn boxes", "sft", str(RECIPES / "demo-sft.yaml"))
     if not Path("runs/demo-sft/model").exists():
-        print("3/4 tiercel export runs/demo-sft --merge", flush=True)
-        run_command("export", "runs/demo-sft", "--merge")
-    print("4/4 tiercel grpo recipes/demo-grpo.yaml: learn to point well from the IoU alone", flush=True)
-    run_command("grpo", str(RECIPES / "demo-grpo.yaml"))
+        show_command("3/4", "", "export", "runs/demo-sft", "--merge")
+    show_command("4/4", "learn to point well from the IoU alone", "grpo", str(RECIPES / "demo-grpo.yaml"))
     print(summary(Path("runs/demo")))
     print(f"{time.monotonic() - started:.0f} s in all; open runs/demo/report.html")
 
@@ -56,10 +52,8 @@ def demo() -> None:
 def summary(run: Path) -> str:
     """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
     rows = read_metrics(run)
-    evaluations = [row for row in rows if "eval/accuracy" in row]
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    if len(evaluations) < 2 or not rewards:
-        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
+    evaluations = evaluations_of(run, rows if rewards else ())
     lines = [describe(run)]
     for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
         low, high = row["eval/accuracy_low"], row["eval/accuracy_high"]

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tiercel.demo.running import RECIPES, require_recipes, run_command
-from tiercel.demo.scenes import Box, jittered
-from tiercel.errors import TrainingError
+from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command
+from tiercel.demo.scenes import Box, jittered, write_rows, written
 from tiercel.rewards.boxes import iou
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
@@ -34,16 +33,12 @@ def demo_pairs() -> None:
     with writing(DATA, "start the demo in a copy of tiercel's directory that can be written"):
         for seed, name in enumerate(NAMES):
             write_pairs(DATA, name, seed)
-    print("2/5 tiercel dpo recipes/demo-dpo.yaml: learn from pairs which box is better", flush=True)
-    run_command("dpo", str(RECIPES / "demo-dpo.yaml"))
+    show_command("2/5", "learn from pairs which box is better", "dpo", str(RECIPES / "demo-dpo.yaml"))
     adapter = max((PAIRS / "checkpoints").iterdir()) / "adapter"
     run_command("eval", str(RECIPES / "demo-grpo.yaml"), "--adapter", str(adapter))
-    print("3/5 tiercel distill recipes/demo-distill.yaml: learn what the demo's trained model says", flush=True)
-    run_command("distill", str(RECIPES / "demo-distill.yaml"))
-    print("4/5 tiercel reward recipes/demo-reward.yaml: a reward model of the same pairs", flush=True)
-    run_command("reward", str(RECIPES / "demo-reward.yaml"))
-    print("5/5 tiercel grpo recipes/demo-reward-grpo.yaml: reinforcement by the reward model alone", flush=True)
-    run_command("grpo", str(RECIPES / "demo-reward-grpo.yaml"))
+    show_command("3/5", "learn what the demo's trained model says", "distill", str(RECIPES / "demo-distill.yaml"))
+    show_command("4/5", "a reward model of the same pairs", "reward", str(RECIPES / "demo-reward.yaml"))
+    show_command("5/5", "reinforcement by the reward model alone", "grpo", str(RECIPES / "demo-reward-grpo.yaml"))
     print(summary())
     print(f"{time.monotonic() - started:.0f} s in all; open report.html in {PAIRS}, {STUDENT}, {RANKER} and {RANKED}")
 
@@ -59,9 +54,8 @@ def write_pairs(directory: Path, name: str, seed: int) -> None:
             better, worse = two_boxes(tuple(row["answer"]), generator)
             pairs.append(answered(row, better) | {"id": f"{row['id']}-{place}", "rejected": written(worse)})
         labels.append(answered(row, worse if number % 2 else better) | {"label": number % 2 == 0})
-    for kind, rows in (("pairs", pairs), ("labels", labels)):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (directory / f"{kind}-{name}.jsonl").write_text(text, encoding="utf-8")
+    write_rows(directory / f"pairs-{name}.jsonl", pairs)
+    write_rows(directory / f"labels-{name}.jsonl", labels)
 
 
 def two_boxes(box: Box, generator: np.random.Generator) -> list[Box]:
@@ -76,11 +70,6 @@ def two_boxes(box: Box, generator: np.random.Generator) -> list[Box]:
 def answered(row: Mapping[str, Any], box: Sequence[int]) -> dict[str, Any]:
     """Copy a row with a box as the assistant's turn."""
     return {**row, "messages": [row["messages"][0], {"role": "assistant", "content": written(box)}]}
-
-
-def written(box: Sequence[int]) -> str:
-    """Write a box as the model does."""
-    return f"[{', '.join(map(str, box))}]"
 
 
 def summary() -> str:
@@ -102,7 +91,4 @@ def summary() -> str:
 
 def _accuracies(run: Path) -> list[tuple[int, float]]:
     """List the steps of a run's evaluations, with their accuracies."""
-    found = [(row["step"], row["eval/accuracy"]) for row in read_metrics(run) if "eval/accuracy" in row]
-    if len(found) < 2:
-        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
-    return [(int(step), accuracy) for step, accuracy in found]
+    return [(int(row["step"]), row["eval/accuracy"]) for row in evaluations_of(run, read_metrics(run))]

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tiercel.errors import EnvironmentProblem, TrainingError
 
@@ -21,3 +23,17 @@ def run_command(*arguments: str) -> None:
     code = subprocess.run([sys.executable, "-m", "tiercel", *arguments], check=False).returncode
     if code != 0:
         raise TrainingError(f"tiercel {' '.join(arguments)} ended with exit code {code}; see above")
+
+
+def show_command(place: str, what: str, *arguments: str) -> None:
+    """Print the place of a step, such as 2/4, with its command and what that does, and run it. Raises TrainingError."""
+    print(f"{place} tiercel {' '.join(arguments)}{f': {what}' if what else ''}", flush=True)
+    run_command(*arguments)
+
+
+def evaluations_of(run: Path, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a run's rows of metrics that have an evaluation. Raises TrainingError where there are not two."""
+    found = [row for row in rows if "eval/accuracy" in row]
+    if len(found) < 2:
+        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
+    return found

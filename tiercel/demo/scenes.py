@@ -5,8 +5,11 @@ because rotary attention alone carries only relative positions. Training and hel
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -80,28 +83,40 @@ def write_scenes(
     images, labels = load_digit_images()
     chosen = held_out(len(images)) == use_held_out
     generator = np.random.default_rng(seed)
-    folder = directory / "images"
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = []
+    rows = []
     for number in range(count):
         digit_count = digit_counts[number * len(digit_counts) // count]
         scene = draw_scene(images[chosen], labels[chosen], digit_count, generator)
-        file = f"images/{name}-{number:05d}.png"
-        scene.image.save(directory / file, compress_level=1)
-        written = jittered(scene.box, jitter, generator)
-        row = {
-            "id": f"{name}-{number}",
-            "images": [file],
-            "messages": [
-                {"role": "user", "content": f"<image>Where is the {DIGIT_NAMES[scene.digit]}?"},
-                {"role": "assistant", "content": f"[{', '.join(map(str, written))}]"},
-            ],
-            "answer": list(scene.box),
-        }
-        lines.append(json.dumps(row))
-    path = directory / f"{name}.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        file = save_picture(scene.image, directory, f"{name}-{number:05d}")
+        answer = written(jittered(scene.box, jitter, generator))
+        row = dialogue(f"{name}-{number}", [file], [f"<image>Where is the {DIGIT_NAMES[scene.digit]}?", answer])
+        rows.append({**row, "answer": list(scene.box)})
+    return write_rows(directory / f"{name}.jsonl", rows)
+
+
+def save_picture(image: Image.Image, directory: Path, name: str) -> str:
+    """Write `directory`/images/`name`.png and return its path relative to `directory`."""
+    (directory / "images").mkdir(parents=True, exist_ok=True)
+    image.save(directory / "images" / f"{name}.png", compress_level=1)
+    return f"images/{name}.png"
+
+
+def dialogue(name: str, files: list[str], turns: list[str]) -> dict[str, Any]:
+    """Make a row whose turns are the user's and the assistant's, one after the other."""
+    roles = cycle(("user", "assistant"))
+    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
+    return {"id": name, "images": files, "messages": messages}
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write a .jsonl file and return its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def written(box: Sequence[int]) -> str:
+    """Write a box as the model does."""
+    return f"[{', '.join(map(str, box))}]"
 
 
 def paper(side: int) -> np.ndarray:

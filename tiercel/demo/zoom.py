@@ -4,9 +4,8 @@ import shutil
 import time
 from pathlib import Path
 
-from tiercel.demo.running import RECIPES, require_recipes, run_command
+from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, show_command
 from tiercel.demo.zoom_scenes import write_questions
-from tiercel.errors import TrainingError
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
 
@@ -29,20 +28,15 @@ def demo_zoom() -> None:
             shutil.copytree(START, data / "start", dirs_exist_ok=True)
             write_questions(data, "heldout", HELD_OUT_SCENES, 22, use_held_out=True)
     recipe = str(RECIPES / RECIPE)
-    print(f"2/3 tiercel grpo {recipe}: learn where to look from right answers alone", flush=True)
-    run_command("grpo", recipe)
-    changes = ("rollout.tools=[]", f"output={WITHOUT}")
-    print(f"3/3 tiercel grpo {recipe} {' '.join(changes)}: the same model without the tool", flush=True)
-    run_command("grpo", recipe, *changes)
+    show_command("2/3", "learn where to look from right answers alone", "grpo", recipe)
+    show_command("3/3", "the same model without the tool", "grpo", recipe, "rollout.tools=[]", f"output={WITHOUT}")
     print("\n".join(summary(name, run) for name, run in (("with zoom", WITH), ("without", WITHOUT))))
     print(f"{time.monotonic() - started:.0f} s in all; open {WITH}/report.html")
 
 
 def summary(name: str, run: Path) -> str:
     """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
-    evaluations = [row for row in read_metrics(run) if "eval/accuracy" in row]
-    if len(evaluations) < 2:
-        raise TrainingError(f"{run}: no evaluation before and after; run the demo again")
+    evaluations = evaluations_of(run, read_metrics(run))
     (right, looked), (right_after, looked_after) = (
         (row["eval/accuracy"], row[LOOKED]) for row in (evaluations[0], evaluations[-1])
     )

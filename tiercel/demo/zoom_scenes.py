@@ -4,17 +4,14 @@ The model sees a scene reduced to a seventh, in which it can see the ring but no
 from the original.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tiercel.demo.scenes import SIDE, Box, held_out, load_digit_images, paper, paste
+from tiercel.demo.scenes import SIDE, Box, dialogue, held_out, load_digit_images, paper, paste, save_picture, write_rows
 from tiercel.environments.tools import Picture, PictureTools
 from tiercel.types import ImagePlan
 
@@ -90,22 +87,3 @@ def scenes(count: int, seed: int, use_held_out: bool) -> Iterator[tuple[LargeSce
     generator = np.random.default_rng(seed)
     for _ in range(count):
         yield draw_large_scene(images[chosen], labels[chosen], generator), generator
-
-
-def save_picture(image: Image.Image, directory: Path, name: str) -> str:
-    """Write `directory`/images/`name`.png and return its path relative to `directory`."""
-    (directory / "images").mkdir(parents=True, exist_ok=True)
-    image.save(directory / "images" / f"{name}.png", compress_level=1)
-    return f"images/{name}.png"
-
-
-def dialogue(name: str, files: list[str], turns: list[str]) -> dict[str, Any]:
-    """Make a row whose turns are the user's and the assistant's, one after the other."""
-    roles = cycle(("user", "assistant"))
-    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
-    return {"id": name, "images": files, "messages": messages}
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a .jsonl file."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

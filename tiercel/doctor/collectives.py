@@ -45,12 +45,9 @@ def host_name(name: str) -> Verdict:
     try:
         address = socket.gethostbyname(name)
     except (OSError, UnicodeError) as error:
-        return Verdict(
-            name="host name",
-            status="warning",
-            found=f"{name} does not resolve: {error}",
-            remedy="add it to /etc/hosts, or set GLOO_SOCKET_IFNAME; ranks of other machines will not find this one",
-        )
+        remedy = "add it to /etc/hosts, or set GLOO_SOCKET_IFNAME; ranks of other machines will not find this one"
+        found = f"{name} does not resolve: {error}"
+        return Verdict(name="host name", status="warning", found=found, remedy=remedy)
     return Verdict(name="host name", status="ok", found=f"{name} is {address}")
 
 
@@ -61,12 +58,8 @@ def collective_verdict(
     name = f"{backend} collectives"
     port, started = free_port(), time.monotonic()
     with ExitStack() as stack:
-        children = [
-            stack.enter_context(
-                Child(WORKER, backend, str(rank), str(port), str(timeout_seconds), environment=environment)
-            )
-            for rank in range(RANKS)
-        ]
+        arguments = [(backend, str(rank), str(port), str(timeout_seconds)) for rank in range(RANKS)]
+        children = [stack.enter_context(Child(WORKER, *each, environment=environment)) for each in arguments]
         failures = _failures(children, started + IMPORT_SECONDS + timeout_seconds)
     if failures:
         return Verdict(name=name, status="broken", found="; ".join(failures), remedy=likely_cause(" ".join(failures)))
@@ -92,9 +85,8 @@ def _failures(children: Sequence[Child], deadline: float) -> list[str]:
     failures = []
     for child in children:
         try:
-            line = child.line(deadline - time.monotonic())
-            while line is not None and line != DONE:
-                line = child.line(deadline - time.monotonic())
+            while (line := child.line(deadline - time.monotonic())) not in (None, DONE):
+                pass
             if line is None:
                 failures.append(child.ending().text)
         except TimeoutError:

@@ -84,43 +84,31 @@ def judge(outcome: Outcome, device: str) -> Verdict:
         remedy = REMEDIES.get(outcome.cause, OTHER_REMEDY)
         return Verdict(name=name, status="broken", found=outcome.failure, remedy=remedy)
     tolerance = TOLERANCES[outcome.step]
-    is_right = all(error <= tolerance for error in outcome.result.values())  # NaN is not
     errors = ", ".join(f"{operation} {error:.1e}" for operation, error in outcome.result.items())
-    if is_right:
+    if all(error <= tolerance for error in outcome.result.values()):  # NaN is not
         return Verdict(name=name, status="ok", found=f"forward and backward as in float64 but for {errors}")
-    return Verdict(
-        name=name,
-        status="broken",
-        found=f"wrong result: off by {errors}, where {tolerance:g} is rounding",
-        remedy="set model.dtype to one that is right here; pip install --upgrade torch, and look at the device",
-    )
+    found = f"wrong result: off by {errors}, where {tolerance:g} is rounding"
+    remedy = "set model.dtype to one that is right here; pip install --upgrade torch, and look at the device"
+    return Verdict(name=name, status="broken", found=found, remedy=remedy)
 
 
 def _outcomes(child: Child, steps: Sequence[str], import_seconds: float, step_seconds: float) -> Iterator[Outcome]:
     """Yield the outcomes of the steps that a child performs, up to the first that fails; an import that succeeds is
     left out."""
-    running = IMPORT
-    following = iter(steps)
-    while True:
-        seconds = import_seconds if running == IMPORT else step_seconds
+    left = [IMPORT, *steps]
+    while left:
+        seconds = import_seconds if left[0] == IMPORT else step_seconds
         try:
             line = child.line(seconds)
         except TimeoutError:
-            yield Outcome(step=running, failure=f"no result within {seconds:g} s", cause=HANG)
+            yield Outcome(step=left[0], failure=f"no result within {seconds:g} s", cause=HANG)
             return
         if line is None:
             ending = child.ending()
-            yield Outcome(step=running, failure=ending.text, cause=ending.signal or "error")
+            yield Outcome(step=left[0], failure=ending.text, cause=ending.signal or "error")
             return
-        if not line.startswith(MARK):
-            continue
-        message = json.loads(line[len(MARK) :])
-        if "begins" in message:
-            running = message["begins"]
-            continue
-        if message["ends"] != IMPORT:
-            yield Outcome(step=message["ends"], result=message["result"])
-        after = next(following, None)
-        if after is None:
-            return
-        running = after
+        message = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
+        if "ends" in message:
+            step = left.pop(0)
+            if step != IMPORT:
+                yield Outcome(step=step, result=message["result"])

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiercel.doctor.verdict import Verdict
+from tiercel.doctor.verdict import Status, Verdict
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_DEVICE = Path("/dev/nvidiactl")
@@ -22,27 +22,16 @@ def gpu_verdicts(facts: Mapping[str, Any], *, has_driver: bool) -> list[Verdict]
     """Judge the GPUs by what `computations.gpu_facts` found in the child."""
     if facts["gpus"]:
         return [*_driver(facts), *(_gpu(index, gpu, facts) for index, gpu in enumerate(facts["gpus"]))]
-    built_for = facts["built_for"]
+    status: Status = "broken"
+    found = f"an NVIDIA driver is here, but torch sees no GPU: {facts['complaint'] or 'it does not say why'}"
+    remedy = f"{OTHER_BUILD}; is CUDA_VISIBLE_DEVICES empty, or the container started without --gpus?"
     if not has_driver:
-        build = f"torch is built for {built_for}" if built_for else "torch is built for the CPU"
-        return [Verdict(name="gpus", status="absent", found=f"no NVIDIA driver; {build}")]
-    if built_for is None:
-        return [
-            Verdict(
-                name="gpus",
-                status="warning",
-                found="an NVIDIA driver is here, but torch is built for the CPU and cannot use the GPU",
-                remedy="install a build of torch for CUDA",
-            )
-        ]
-    return [
-        Verdict(
-            name="gpus",
-            status="broken",
-            found=f"an NVIDIA driver is here, but torch sees no GPU: {facts['complaint'] or 'it does not say why'}",
-            remedy=f"{OTHER_BUILD}; is CUDA_VISIBLE_DEVICES empty, or the container started without --gpus?",
-        )
-    ]
+        found = f"no NVIDIA driver; torch is built for {facts['built_for'] or 'the CPU'}"
+        status, remedy = "absent", ""
+    elif facts["built_for"] is None:
+        found = "an NVIDIA driver is here, but torch is built for the CPU and cannot use the GPU"
+        status, remedy = "warning", "install a build of torch for CUDA"
+    return [Verdict(name="gpus", status=status, found=found, remedy=remedy)]
 
 
 def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -51,48 +40,41 @@ def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> b
     Machine code ("sm") runs on the same major version from its minor version on; with an `a` only on its own
     capability; PTX ("compute") on its own capability and all later ones.
     """
-    for architecture in architectures:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
-        if match is None:
-            continue
-        own = (int(match[2]), int(match[3]))
-        if match[4] == "a":
-            fits = own == capability
-        elif match[1] == "sm":
-            fits = own[0] == capability[0] and own <= capability
-        else:
-            fits = own <= capability
-        if fits:
-            return True
-    return False
+    return any(_runs_on(architecture, capability) for architecture in architectures)
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
+    if match is None:
+        return False
+    own = (int(match[2]), int(match[3]))
+    if match[4] == "a":
+        return own == capability
+    return own <= capability and (match[1] == "compute" or own[0] == capability[0])
 
 
 def _driver(facts: Mapping[str, Any]) -> list[Verdict]:
     if not facts["is_cuda"]:
         return []
-    known = (facts["driver"] // 1000, facts["driver"] % 1000 // 10)
-    found = f"knows CUDA {known[0]}.{known[1]}; torch is built for {facts['built_for']}"
-    if known[0] < int(facts["built_for"].split(".")[0]):
-        return [Verdict(name="driver", status="broken", found=found, remedy=OTHER_BUILD)]
-    return [Verdict(name="driver", status="ok", found=found)]
+    major, minor = facts["driver"] // 1000, facts["driver"] % 1000 // 10
+    found = f"knows CUDA {major}.{minor}; torch is built for {facts['built_for']}"
+    is_old = major < int(facts["built_for"].split(".")[0])
+    status: Status = "broken" if is_old else "ok"
+    return [Verdict(name="driver", status=status, found=found, remedy=OTHER_BUILD if is_old else "")]
 
 
 def _gpu(index: int, gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> Verdict:
-    name = f"gpu {index}"
-    capability = (gpu["capability"][0], gpu["capability"][1])
+    major, minor = gpu["capability"]
     found = f"{gpu['name']}, {gpu['memory'] / 1e9:.1f} GB"
-    if not facts["is_cuda"]:
-        return Verdict(name=name, status="ok", found=found)
-    found += f", compute capability {capability[0]}.{capability[1]}"
-    if not has_code_for(facts["architectures"], capability):
-        return Verdict(
-            name=name,
-            status="broken",
-            found=f"{found}; this torch has code for {' '.join(facts['architectures'])} only",
-            remedy="install a build of torch that names this capability; the newest drop the oldest GPUs",
-        )
-    if capability < FIRST_WITH_BFLOAT16:
-        return Verdict(
-            name=name, status="warning", found=f"{found}, without bfloat16", remedy="set model.dtype: float16"
-        )
-    return Verdict(name=name, status="ok", found=found)
+    status: Status = "ok"
+    remedy = ""
+    if facts["is_cuda"]:
+        found += f", compute capability {major}.{minor}"
+        if not has_code_for(facts["architectures"], (major, minor)):
+            found += f"; this torch has code for {' '.join(facts['architectures'])} only"
+            status = "broken"
+            remedy = "install a build of torch that names this capability; the newest drop the oldest GPUs"
+        elif (major, minor) < FIRST_WITH_BFLOAT16:
+            found += ", without bfloat16"
+            status, remedy = "warning", "set model.dtype: float16"
+    return Verdict(name=f"gpu {index}", status=status, found=found, remedy=remedy)

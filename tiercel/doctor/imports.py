@@ -64,10 +64,10 @@ def import_verdict(name: str, optional: OptionalPackage, *, seconds: float = IMP
         try:
             while child.line(started + seconds - time.monotonic()) is not None:
                 pass
+            ending = child.ending()
+            failure = ending.text if ending.exit_code != 0 else None
         except TimeoutError:
-            found = f"does not end within {seconds:g} s"
-            return Verdict(name=title, status="broken", found=found, remedy=optional.remedy)
-        ending = child.ending()
-    if ending.exit_code != 0:
-        return Verdict(name=title, status="broken", found=ending.text, remedy=optional.remedy)
+            failure = f"does not end within {seconds:g} s"
+    if failure is not None:
+        return Verdict(name=title, status="broken", found=failure, remedy=optional.remedy)
     return Verdict(name=title, status="ok", found=f"in {time.monotonic() - started:.1f} s")

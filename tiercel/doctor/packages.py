@@ -46,9 +46,8 @@ def judge_python(running: str) -> Verdict:
     wanted = _field("tiercel", "Requires-Python") or ""
     if SpecifierSet(wanted).contains(running, prereleases=True):
         return Verdict(name="python", status="ok", found=running)
-    return Verdict(
-        name="python", status="broken", found=f"{running}; tiercel needs {wanted}", remedy=f"install Python {wanted}"
-    )
+    found = f"{running}; tiercel needs {wanted}"
+    return Verdict(name="python", status="broken", found=found, remedy=f"install Python {wanted}")
 
 
 def judge_package(name: str, version: str | None, needs: list[Need]) -> Verdict:
@@ -108,22 +107,20 @@ def _requirements(owner: str) -> Iterator[Requirement]:
 
 
 def _is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return _metadata(name) is not None
 
 
 def _field(name: str, field: str) -> str | None:
     """Return a field of a distribution's metadata; None where it is missing, or the package is not installed."""
+    found = _metadata(name)
+    return found[field] if found is not None and field in found else None
+
+
+def _metadata(name: str) -> metadata.PackageMetadata | None:
     try:
-        found = metadata.metadata(name)
+        return metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return None
-    if field not in found:
-        return None
-    return found[field]
 
 
 def _meets(version: str, wanted: SpecifierSet) -> bool:

@@ -29,17 +29,9 @@ def judge_pairs(version_of: Callable[[str], Version | None]) -> list[Verdict]:
         if len(versions) < len(pair.packages) or not pair.is_bad(*versions):
             continue
         installed = ", ".join(f"{name} {version}" for name, version in zip(pair.packages, versions, strict=True))
-        verdicts.append(
-            Verdict(
-                name=" and ".join(pair.packages),
-                status=pair.status,
-                found=f"{installed}: {pair.happens}",
-                remedy=pair.remedy,
-            )
-        )
-    if not verdicts:
-        return [Verdict(name="known bad pairs", status="ok", found=f"none of {len(KNOWN_BAD_PAIRS)}")]
-    return verdicts
+        name, found = " and ".join(pair.packages), f"{installed}: {pair.happens}"
+        verdicts.append(Verdict(name=name, status=pair.status, found=found, remedy=pair.remedy))
+    return verdicts or [Verdict(name="known bad pairs", status="ok", found=f"none of {len(KNOWN_BAD_PAIRS)}")]
 
 
 def _is_other_minor(torch: Version, torchvision: Version) -> bool:

@@ -76,12 +76,7 @@ FORMS = (
         r"<tool_call\|>",
         content_args={"string_delims": [['<|"|>', '<|"|>']], "unquoted_keys": True},
     ),
-    _form(
-        "[ARGS]",
-        "[TOOL_CALLS]",
-        r"\[TOOL_CALLS\](?P<name>[^\[\s]+)\[ARGS\]",
-        r"(?=\[TOOL_CALLS\])|\Z",
-    ),
+    _form("[ARGS]", "[TOOL_CALLS]", r"\[TOOL_CALLS\](?P<name>[^\[\s]+)\[ARGS\]", r"(?=\[TOOL_CALLS\])|\Z"),
     _form("[TOOL_CALLS]", "[TOOL_CALLS]", r"\[TOOL_CALLS\]", r"\Z", transform=None),
     _form("<tool_call>", "<tool_call>", "<tool_call>", "</tool_call>", transform=None),
 )

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 
 from tiercel.config.schema import Data, Reliability
 from tiercel.environments.answers import Answer, answer_of, harmless, with_observation
@@ -58,9 +57,7 @@ class EnvironmentDialogues:
     def __enter__(self) -> "EnvironmentDialogues":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def prompts_of(self, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
@@ -72,10 +69,8 @@ class EnvironmentDialogues:
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
         """Begin a trajectory for each of these samples of a prompt that `prompts_of` returned."""
-        return [
-            EnvironmentDialogue(self._setting, self._threads, prompt, self._seed_of(prompt, sample))
-            for sample in samples
-        ]
+        seeds = [self._seed_of(prompt, sample) for sample in samples]
+        return [EnvironmentDialogue(self._setting, self._threads, prompt, seed) for seed in seeds]
 
     def close(self) -> None:
         """End all processes, whatever they do."""

@@ -46,17 +46,14 @@ class EnvironmentProcess:
         EnvironmentProblem where no process can be started."""
         self._timeout, self._number = limits.reward_timeout, 0
         longest = 2 * LARGEST_PICTURES  # base64 and a text are less
-        self._process = UserProcess(
-            Job(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest), limits
-        )
+        job = Job(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest)
+        self._process = UserProcess(job, limits)
         try:
-            problem = self._process.load()
+            if (problem := self._process.load()) is not None:
+                raise EnvironmentFailure(problem)
         except BaseException:
             self.close()
             raise
-        if problem is not None:
-            self.close()
-            raise EnvironmentFailure(problem)
 
     @property
     def is_alive(self) -> bool:

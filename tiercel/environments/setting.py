@@ -77,6 +77,5 @@ class Setting:
         is_same = messages[-1].content == prompt.messages[-1].content
         if not is_same or [image.sha256 for image in images] != [image.sha256 for image in seen]:
             self.encode(row, prompt.index)
-            raise EnvironmentFailure(
-                "reset: its answer is another than for the row's first sample; all samples of a row begin alike"
-            )
+            reason = "its answer is another than for the row's first sample; all samples of a row begin alike"
+            raise EnvironmentFailure(f"reset: {reason}")

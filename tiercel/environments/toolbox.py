@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +56,5 @@ def load_toolbox(environment: str | None, tools: Sequence[str], reliability: Rel
 
 
 def _description(code: UserCode, reliability: Reliability) -> Mapping[str, Any]:
-    process = EnvironmentProcess(code, reliability)
-    try:
+    with closing(EnvironmentProcess(code, reliability)) as process:
         return process.ask("describe", seconds=START_TIMEOUT)  # it imports transformers
-    finally:
-        process.close()

@@ -52,9 +52,8 @@ class PictureTools:
         scale = min(plan.processed_size[0] / region.width, plan.processed_size[1] / region.height)
         if scale <= 1:
             return region
-        return region.resize(
-            (round(region.width * scale) or 1, round(region.height * scale) or 1), Image.Resampling.BICUBIC
-        )
+        size = (round(region.width * scale) or 1, round(region.height * scale) or 1)
+        return region.resize(size, Image.Resampling.BICUBIC)
 
     def crop(self, box: BoxArgument, image: int = 1) -> Image.Image:
         """Cut a region out of an image, in the resolution of the original image.
@@ -79,9 +78,8 @@ class PictureTools:
         marked = self._picture(image).original().copy()
         radius = max(MARK_SHARE * max(marked.size), 2.0)
         outline = max(1, round(radius / 4))
-        ImageDraw.Draw(marked).ellipse(
-            (x - radius, y - radius, x + radius, y + radius), outline=MARK_COLOUR, width=outline
-        )
+        around = (x - radius, y - radius, x + radius, y + radius)
+        ImageDraw.Draw(marked).ellipse(around, outline=MARK_COLOUR, width=outline)
         return marked
 
     def _picture(self, number: int) -> Picture:
@@ -92,9 +90,8 @@ class PictureTools:
     def _in_original(self, number: int, box: Box) -> Box:
         """Map a box or a point to pixels of the original. Raises ToolProblem where it is not in the picture."""
         plan = self._picture(number).plan
-        x1, y1, x2, y2 = (
-            round(value, _DIGITS) for value in to_original(box, self.space, plan.original_size, plan.processed_size)
-        )
+        exact = to_original(box, self.space, plan.original_size, plan.processed_size)
+        x1, y1, x2, y2 = (round(value, _DIGITS) for value in exact)
         width, height = plan.original_size
         if min(x1, x2, y1, y2) < 0 or max(x1, x2) > width or max(y1, y2) > height:
             corner = from_original((0, 0, width, height), self.space, plan.original_size, plan.processed_size)[2:]

@@ -123,9 +123,8 @@ class Host:
 def _parts(value: Any) -> list[dict[str, str]]:
     """Write an answer as parts, each {"text": ...} or {"image": base64}. Raises WrongAnswer."""
     is_list = isinstance(value, list | tuple) and all(isinstance(part, Mapping) and "type" in part for part in value)
-    parts = (
-        [_part(part) for part in value] if is_list and value else [_part({"type": _kind(value), _kind(value): value})]
-    )
+    given = value if is_list and value else [{"type": _kind(value), _kind(value): value}]
+    parts = [_part(part) for part in given]
     texts = sum(len(part.get("text", "")) for part in parts)
     if texts > LONGEST_TEXT:
         raise WrongAnswer(f"answered a text of {texts:,} characters; at most {LONGEST_TEXT:,} are taken")

@@ -238,10 +238,9 @@ CHECKS: tuple[Callable[[Window], Symptom | None], ...] = (
 
 def _number(row: MetricsRow, key: str) -> float | None:
     """Return a finite number, or None."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-        return None
-    return value
+    value: Any = row.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < math.inf else None
 
 
 def _percent(values: Sequence[float]) -> str:

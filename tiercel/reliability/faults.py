@@ -1,31 +1,23 @@
 """The one place where planned faults enter. It is empty in production; `make faults` and tests fill it."""
 
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-class Faults(Protocol):
-    """Faults by site: a phase of a step, or a name that a call below gives."""
+class Faults:
+    """Faults by site: a phase of a step, or a name that a call below gives. Here none is planned."""
 
     def strike(self, site: str, step: int, rank: int) -> bool:
         """Perform the fault that is planned for this moment. True where the caller must skip its next action."""
-
-    def spoil(self, value: T, site: str, step: int, rank: int) -> T:
-        """Return the value, a number or a tensor, or what is planned for it."""
-
-
-class NoFaults:
-    """No planned faults."""
-
-    def strike(self, site: str, step: int, rank: int) -> bool:
         return False
 
     def spoil(self, value: T, site: str, step: int, rank: int) -> T:
+        """Return the value, a number or a tensor, or what is planned for it."""
         return value
 
 
-_faults: Faults = NoFaults()
+_faults = Faults()
 
 
 def faults() -> Faults:

@@ -1,5 +1,6 @@
 """Judging from the ranks' last signs whether the run makes no progress, and which rank is the cause."""
 
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -158,10 +159,8 @@ def _line(sign: Sign, world_size: int) -> str:
         state = STATES.get(sign.state) or "it ended, was stopped, or is in code that holds the interpreter"
         return f"  rank {sign.rank}{where} gives no sign of life: {state}; it was last in {sign.place}{_meaning(sign)}"
     if sign.waits_in is not None and not sign.is_inside:
-        return (
-            f"  rank {sign.rank}{where} has entered {sign.waits_in}, but is in other code there, {sign.place}; the "
-            "others wait for it"
-        )
+        entered = f"has entered {sign.waits_in}, but is in other code there, {sign.place}"
+        return f"  rank {sign.rank}{where} {entered}; the others wait for it"
     if sign.waits_in is not None:
         return f"  rank {sign.rank}{where} is in another collective than the others: {sign.waits_in}, {sign.place}"
     holding = "; the others wait for it" if world_size > 1 else ""
@@ -200,13 +199,9 @@ def code_place(frame: FrameType | None) -> str:
 
 def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
     """Return the files and lines of this package on the way to a frame, outermost first."""
-    path = []
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(PACKAGE):
-            path.append((file.removeprefix(PACKAGE), frame.f_lineno))
-        frame = frame.f_back
-    return tuple(reversed(path))
+    frames = [] if frame is None else traceback.walk_stack(frame)
+    places = [(each.f_code.co_filename, line) for each, line in frames]
+    return tuple((file.removeprefix(PACKAGE), line) for file, line in reversed(places) if file.startswith(PACKAGE))
 
 
 def is_inside_torch(frame: FrameType | None) -> bool:

@@ -29,9 +29,11 @@ class SignFiles:
         """Write a rank's sign. Where that fails, as on a full disk, the run goes on: the file's time is changed, so
         that the others see that the rank is alive."""
         file = self._file(sign.rank)
+        temporary = file.with_suffix(".tmp")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(file, json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}))
+            temporary.write_text(json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}), encoding="utf-8")
+            temporary.replace(file)
         except OSError:
             with suppress(OSError):
                 os.utime(file)
@@ -107,12 +109,6 @@ class SignFiles:
             has_stacks = fields.pop(HAS_STACKS)
             return _sign(fields), has_stacks
         return None, False
-
-
-def _write(file: Path, text: str) -> None:
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
 
 
 def _sign(fields: dict[str, Any]) -> Sign:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiercel.errors import EXIT_STALL
@@ -37,6 +38,7 @@ ANY_PHASE = ""
 SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # phases whose own limit holds only while they work
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Watch the rank that opens it; a context manager.
 
@@ -45,25 +47,17 @@ class Watchdog:
     gets the exit code and does not return.
     """
 
-    def __init__(
-        self,
-        pulse: Pulse,
-        directory: Path,
-        files: SignFiles,
-        limits: Mapping[str, float],
-        *,
-        age: float = 0.0,
-        end: Callable[[int], None] = os._exit,
-    ):
-        self.pulse = pulse
-        self.directory = directory
-        self.files = files
-        self.limits = limits
-        self.age = age
-        self.end = end
-        look = min(SLOWEST_LOOK, min(limits.values()) / LOOKS_PER_LIMIT)
-        self.look_seconds = look * max(1.0, files.world_size / RANKS_OF_A_LOOK)
-        self._next_rank = (pulse.rank + 1) % files.world_size
+    pulse: Pulse
+    directory: Path
+    files: SignFiles
+    limits: Mapping[str, float]
+    age: float = field(default=0.0, kw_only=True)
+    end: Callable[[int], None] = field(default=os._exit, kw_only=True)
+
+    def __post_init__(self) -> None:
+        look = min(SLOWEST_LOOK, min(self.limits.values()) / LOOKS_PER_LIMIT)
+        self.look_seconds = look * max(1.0, self.files.world_size / RANKS_OF_A_LOOK)
+        self._next_rank = (self.pulse.rank + 1) % self.files.world_size
         self._has_met_next = False
         self._began = 0.0  # when this process began or was resumed, by the file system's clock
         self._work = Work()

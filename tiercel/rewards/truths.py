@@ -29,9 +29,8 @@ class Truth:
     def malformed(self, reason: str) -> DataError:
         """Return the error that names row, column and value."""
         shown = repr(self.value) if len(repr(self.value)) <= 80 else repr(self.value)[:77] + "..."
-        return DataError(
-            f"row {self.sample.id}, column {self.column}: {shown} {reason} (reward {self.reward})", field=self.column
-        )
+        place = f"row {self.sample.id}, column {self.column}"
+        return DataError(f"{place}: {shown} {reason} (reward {self.reward})", field=self.column)
 
     def number(self) -> Fraction:
         """Read a number, exactly."""

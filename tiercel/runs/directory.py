@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tiercel.config import Recipe, flatten
+from tiercel.config.schema import Reliability
 from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
@@ -30,33 +31,17 @@ from tiercel.runs.recording import gathered_groups, group_record, images_of
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, writing
 
+_MAY_DIFFER_IN = {
+    "train": ("steps", "epochs", "save_every", "eval_every", "log_every", "keep", "keep_best"),
+    "train.profile": ("steps",),
+    "rollout": ("urls", "request_timeout", "patience", "parity_action"),
+    "rollout.vllm": ("gpu_memory_utilization", "sleep_level"),
+    "reliability": tuple(Reliability.model_fields),
+}
 MAY_DIFFER = (
-    "train.steps",
-    "train.epochs",
-    "train.save_every",
-    "train.eval_every",
-    "train.log_every",
-    "train.keep",
-    "train.keep_best",
-    "train.strategy",
-    "train.profile",
-    "train.profile.steps",
-    "rollout.urls",
-    "teacher.url",
-    "algorithm.teacher.url",
-    "rollout.request_timeout",
-    "rollout.patience",
-    "rollout.parity_action",
-    "rollout.vllm.gpu_memory_utilization",
-    "rollout.vllm.sleep_level",
-    "reliability.stall_timeout",
-    "reliability.max_skipped_updates",
-    "reliability.reward_timeout",
-    "reliability.reward_memory_gb",
-    "reliability.reward_file_mb",
-    "reliability.max_failed_reward_fraction",
-    "trackers",
-    "output",
+    *(f"{section}.{key}" for section, keys in _MAY_DIFFER_IN.items() for key in keys),
+    *("train.strategy", "train.shard_size", "train.profile", "teacher.url", "algorithm.teacher.url"),
+    *("trackers", "output"),
 )
 LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
@@ -146,9 +131,8 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
 
 def _require_seen(path: Path) -> None:
     if not (path / "config.yaml").is_file():
-        raise RunError(
-            f"output: {path.absolute()} is not there on {platform.node()}; name a directory that all ranks share"
-        )
+        remedy = "name a directory that all ranks share"
+        raise RunError(f"output: {path.absolute()} is not there on {platform.node()}; {remedy}")
 
 
 @contextmanager
@@ -172,11 +156,8 @@ def _opened(path: Path) -> int:
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
-    if (
-        path.is_dir()
-        and not config.exists()
-        and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir())
-    ):
+    is_other = path.is_dir() and not config.exists()
+    if is_other and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir()):
         raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
     return os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
@@ -199,9 +180,8 @@ def _take(lock: int, path: Path) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                raise RunError(
-                    f"output: another process is writing {path}; wait for it or name another directory"
-                ) from error
+                reason = f"another process is writing {path}; wait for it or name another directory"
+                raise RunError(f"output: {reason}") from error
             time.sleep(0.1)
 
 

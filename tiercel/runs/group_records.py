@@ -3,7 +3,7 @@
 The run writes them, the report and the trackers read them, and `tiercel replay` learns from them again.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,8 @@ Folder = Literal["rollouts", "evaluations"]
 
 def finite(value: Any) -> float | None:
     """Return a JSON number as a float; None where it is something else, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 FileName = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -76,13 +76,10 @@ class Progress:
 
     def _time_left(self, step: int) -> str | None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = (step, now)
+        first_step, began = self._first = self._first or (step, now)
+        if step <= first_step:
             return None
-        done = step - self._first[0]
-        if done <= 0:
-            return None
-        seconds = round((now - self._first[1]) / done * (self.total_steps - step))
+        seconds = round((now - began) / (step - first_step) * (self.total_steps - step))
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

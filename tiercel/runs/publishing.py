@@ -28,20 +28,18 @@ class Publisher:
     def publish(self, version: int, write: Callable[[Path], None]) -> Path:
         """Publish what `write` makes and return its directory, which gets its name once it is complete."""
         with writing(f"{self.root}: version {version} of the policy", GO_ON):
-            return self._publish(version, write)
-
-    def _publish(self, version: int, write: Callable[[Path], None]) -> Path:
-        self.root.mkdir(parents=True, exist_ok=True)
-        unfinished = self.root / f"unfinished-{self.run_name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        write(unfinished)
-        name = f"policy-{self.run_name}-{version}-{file_sha256(unfinished / WEIGHTS)[:8]}"
-        directory = self.root / name
-        if directory.exists():
-            shutil.rmtree(unfinished)
-        else:
-            unfinished.rename(directory)
+            self.root.mkdir(parents=True, exist_ok=True)
+            unfinished = self.root / f"unfinished-{self.run_name}"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            write(unfinished)
+            weights = min(unfinished.glob("*.safetensors"))  # an adapter's, or the first file of a whole model's
+            name = f"policy-{self.run_name}-{version}-{file_sha256(weights)[:8]}"
+            directory = self.root / name
+            if directory.exists():
+                shutil.rmtree(unfinished)
+            else:
+                unfinished.rename(directory)
         return directory
 
     def keep_only(self, directory: Path) -> None:

@@ -4,7 +4,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,11 +39,9 @@ def require_packages(names: Sequence[TrackerName]) -> None:
     that installs what is missing."""
     missing = [name for name in names if not _is_installed(name)]
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise EnvironmentProblem(
-            f"trackers: {', '.join(missing)} {verb} not installed; pip install {' '.join(missing)}, or leave "
-            f"{'it' if len(missing) == 1 else 'them'} out"
-        )
+        verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        remedy = f"pip install {' '.join(missing)}, or leave {them} out"
+        raise EnvironmentProblem(f"trackers: {', '.join(missing)} {verb} not installed; {remedy}")
 
 
 def _is_installed(name: str) -> bool:
@@ -141,8 +139,7 @@ def open_trackers(
 ) -> Iterator[Trackers]:
     """Open trackers for a run that resumes from the rows `kept` of metrics.jsonl. `say` is told why a tracker is turned
     off."""
-    trackers = Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)
-    try:
+    with closing(Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)) as trackers:
         try:
             run_id = _run_id(run / FOLDER / "id", is_new=not kept) if names else ""
         except (OSError, RunError) as error:
@@ -151,8 +148,6 @@ def open_trackers(
         for name in names:
             trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)
         yield trackers
-    finally:
-        trackers.close()
 
 
 def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept: Sequence[Mapping[str, Any]]) -> Place:

@@ -2,19 +2,18 @@
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
 
-from tiercel.trackers.tracker import Picture, Place, by_key
+from tiercel.trackers.tracker import OfPackage, Place
 
 
-class SwanLab:
+class SwanLab(OfPackage):
     """A SwanLab run. A run of the same id is continued; of a step that is sent twice the service keeps the first value.
     Offline, each process writes its own directory, which must hold all rows."""
 
     def __init__(self, place: Place):
         import swanlab
 
-        self._swanlab = swanlab
+        self._image = swanlab.Image
         has_project = any(name in os.environ for name in ("SWANLAB_PROJ_NAME", "SWANLAB_PROJECT_NAME"))
         has_name = any(name in os.environ for name in ("SWANLAB_EXP_NAME", "SWANLAB_EXPERIMENT_NAME"))
         handler = signal.getsignal(signal.SIGINT)
@@ -33,12 +32,3 @@ class SwanLab:
         )
         signal.signal(signal.SIGINT, handler)  # SwanLab replaces it, and Ctrl-C would no longer save the run
         self.needs_earlier = self._run.mode != "online"
-
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        self._run.log(by_key(pictures, self._swanlab.Image), step=step)
-
-    def close(self) -> None:
-        self._run.finish()

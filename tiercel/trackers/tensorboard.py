@@ -55,9 +55,8 @@ class TensorBoard:
 
     def _text(self, tag: str, text: str) -> Any:
         shape = self._shapes.TensorShapeProto(dim=[self._shapes.TensorShapeProto.Dim(size=1)])
-        tensor = self._tensors.TensorProto(
-            dtype=self._types.DT_STRING, tensor_shape=shape, string_val=[text.encode("utf-8")]
-        )
+        data = [text.encode("utf-8")]
+        tensor = self._tensors.TensorProto(dtype=self._types.DT_STRING, tensor_shape=shape, string_val=data)
         plugin = self._summaries.SummaryMetadata.PluginData(plugin_name="text")
         metadata = self._summaries.SummaryMetadata(plugin_data=plugin)
         return self._summaries.Summary.Value(tag=tag, tensor=tensor, metadata=metadata)

@@ -28,6 +28,22 @@ class Place:
     first_step: int  # of the rows to come; later rows of an earlier process are void. 0: a new run
 
 
+class OfPackage:
+    """The part that trackers share whose package has a run and an image of its own: `_run` and `_image`."""
+
+    _run: Any
+    _image: Callable[..., Any]
+
+    def row(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+        self._run.log(by_key(pictures, self._image), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 def by_key(pictures: Sequence[Picture], make: Callable[..., Any]) -> dict[str, Any]:
     """Make a tracker's own pictures, each with its key: trackers would show a list at the size of its first picture."""
     return {f"rollouts/{number}": make(each.image, caption=each.caption) for number, each in enumerate(pictures)}

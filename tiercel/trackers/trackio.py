@@ -1,15 +1,16 @@
 """trackio: an SQLite file, or a Space or server where trackio's variables name one."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from tiercel.trackers.tracker import Picture, Place, by_key
+from tiercel.trackers.tracker import OfPackage, Place
 
 OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
 
 
-class Trackio:
+class Trackio(OfPackage):
     """A trackio run. trackio appends rows and replaces none, so a local run that resumes is written again from its
     first row, and a remote one is continued."""
 
@@ -17,11 +18,11 @@ class Trackio:
         os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
         import trackio
 
-        self._trackio = trackio
+        self._image = trackio.Image
         is_remote = any(os.environ.get(name) for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"))
         self.needs_earlier = not is_remote
         if not is_remote and place.first_step > 0:
-            self._delete(place)
+            _delete(trackio.Api, place)
         self._run = trackio.init(
             project=place.project,
             name=place.name,
@@ -30,18 +31,10 @@ class Trackio:
             embed=False,
         )
 
-    def _delete(self, place: Place) -> None:
-        """Delete what an earlier process of this run tracked."""
-        with suppress(ValueError):  # no such project: TRACKIO_DIR has changed
-            for run in self._trackio.Api().runs(place.project):
-                if run.name == place.name and (run.config or {}).get(OWNER) == place.id:
-                    run.delete()
 
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        self._run.log(by_key(pictures, self._trackio.Image), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+def _delete(api: Callable[[], Any], place: Place) -> None:
+    """Delete what an earlier process of this run tracked."""
+    with suppress(ValueError):  # no such project: TRACKIO_DIR has changed
+        for run in api().runs(place.project):
+            if run.name == place.name and (run.config or {}).get(OWNER) == place.id:
+                run.delete()

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from tiercel.trackers.tracker import Picture, Place, by_key
+from tiercel.trackers.tracker import OfPackage, Picture, Place, by_key
 
 STEP = "step"  # the axis of the charts: wandb's own counter never goes back, but the steps of a resumed run do
 # wandb reads these when it is first used. log.txt has the console's lines, and env.json the versions.
 QUIET = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_FINISH_TIMEOUT": "300"}
 
 
-class Wandb:
+class Wandb(OfPackage):
     """A wandb run. A run of the same id is continued. Offline, each process writes its own directory, and synchronising
     a later one replaces the earlier one, so each must hold all rows."""
 
@@ -19,7 +19,7 @@ class Wandb:
             os.environ.setdefault(name, value)
         import wandb
 
-        self._wandb = wandb
+        self._image = wandb.Image
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", place.project),
             name=os.environ.get("WANDB_NAME", place.name),
@@ -38,7 +38,4 @@ class Wandb:
         self._run.log({STEP: step, **metrics})
 
     def images(self, step: int, pictures: Sequence[Picture]) -> None:
-        self._run.log({STEP: step, **by_key(pictures, self._wandb.Image)})
-
-    def close(self) -> None:
-        self._run.finish()
+        self._run.log({STEP: step, **by_key(pictures, self._image)})
