@@ -14,7 +14,7 @@ from tests.training.test_loops import write_rows
 
 pytestmark = pytest.mark.scale
 
-WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("zero3", 2), ("zero3-offload", 2))
+WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("hsdp", 4), ("zero3", 2), ("zero3-offload", 2))
 
 
 def run_ranks(count: int, *arguments: str, timeout: float = 400) -> str:
@@ -104,6 +104,16 @@ def test_gradients_of_other_parts_are_those_of_one_process_too(strategy, trained
     found, alone = load_file(out), full_alone[trained]
     errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
     print(f"{strategy} x2, {trained}: worst relative error {max(errors.values()):.1e}")
+    assert set(found) == set(alone) and max(errors.values()) < 1e-5, errors
+
+
+def test_copies_of_a_model_that_is_trained_whole_stay_equal(shared, full_alone, tmp_path):
+    """Two copies of two ranks each: the gradients of all four are summed, and a share's norm counts once."""
+    out = tmp_path / "gradients.safetensors"
+    run_ranks(4, "equal", "--strategy", "hsdp", "--trained", "all", "--out", str(out), *shared)
+    found, alone = load_file(out), full_alone["all"]
+    errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
+    print(f"hsdp x4, all: worst relative error {max(errors.values()):.1e}")
     assert set(found) == set(alone) and max(errors.values()) < 1e-5, errors
 
 

@@ -50,6 +50,7 @@ STRATEGIES = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp"},
     "fsdp2": {"strategy": "fsdp2"},
+    "hsdp": {"strategy": "fsdp2", "shard_size": 2},
     "zero2": {"strategy": "deepspeed", "deepspeed": {"stage": 2}},
     "zero3": {"strategy": "deepspeed"},
     "zero3-offload": {
@@ -123,7 +124,8 @@ def require_share(trainer: Trainer, ranks: Ranks) -> None:
     ]
     held = sum(_held(weight) for weight in weights)
     whole = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
-    share = 1.0 if trainer.strategy.passes_are_private else 1 / ranks.world_size
+    copies = getattr(trainer.strategy, "copies", 1)
+    share = 1.0 if trainer.strategy.passes_are_private else copies / ranks.world_size
     assert abs(held / whole - share) < 0.05, f"{held} of {whole} weights are on rank {ranks.rank}"
 
 

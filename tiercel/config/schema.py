@@ -182,6 +182,9 @@ class Train(Section):
     """How ranks share the work. ddp: every rank holds the model; fsdp2: each holds its share; deepspeed: ZeRO; auto:
     one rank single, several ddp where the model fits each, else fsdp2, and it says why. None changes the result."""
     deepspeed: Deepspeed = Deepspeed()
+    shard_size: PositiveInt | None = None
+    """With fsdp2, ranks that hold one copy of the model together; each group of so many ranks has a copy. The ranks of a
+    machine, say, so that no weight crosses the network. null: all ranks."""
     deterministic: bool = False
     """Only deterministic kernels, also on GPU; slower there."""
     save_every: PositiveInt = 50

@@ -29,7 +29,7 @@ class StrategyKind:
 _KINDS = (  # less communication before more, which is the order of preference
     StrategyKind(name="single", is_alone=True),
     StrategyKind(name="ddp"),
-    StrategyKind(name="fsdp2", shards_model=True, loads_in_turns=True),
+    StrategyKind(name="fsdp2", shards_model=True, loads_in_turns=True, own_keys=("shard_size",)),
     StrategyKind(
         name="deepspeed",
         package="deepspeed",

@@ -1,17 +1,19 @@
 """FSDP2: each rank has its share of every decoder layer. A layer is gathered for its pass and freed after it.
 
 With an adapter only the frozen base is sharded; every rank has the whole adapter, whose gradient is summed as in `ddp`.
-In full fine-tuning weights, gradients and moments are sharded. The vision tower is not part of the learner, and every
+In full fine-tuning weights, gradients and moments are sharded. With train.shard_size a group of ranks shards a copy of
+the model, and the copies' gradients are summed (HSDP). The vision tower is not part of the learner, and every
 rank has all of it: otherwise all ranks would have to call it equally often, with or without images.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -19,6 +21,7 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.optimizer import restore_optimizer
 from tiercel.distributed.ranks import Ranks, require_group
 from tiercel.distributed.replicated import Replicated, sum_over_ranks
+from tiercel.errors import EnvironmentProblem
 from tiercel.models.policy import Policy
 
 
@@ -31,7 +34,9 @@ class Sharded(Replicated):
         self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any, start: Mapping[str, Tensor] | None = None
     ):
         require_group(policy.device)
-        options: dict[str, Any] = {"mesh": init_device_mesh(policy.device.type, (ranks.world_size,))}
+        mesh = mesh_of(recipe, ranks, policy.device.type)
+        self.copies = ranks.world_size // mesh.shape[-1]  # of the model; a rank's share is in each of them
+        options: dict[str, Any] = {"mesh": mesh}
         if policy.peft is not None:
             named = learner.named_parameters()
             options["ignored_params"] = {p for name, p in named if p.requires_grad or ".lora_" in name}
@@ -58,7 +63,7 @@ class Sharded(Replicated):
         shares = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
         sum_over_ranks(self.ranks, whole)
         self.scaler.unscale_(self.optimizer)
-        of_shares = _square_sum(shares, self.policy.device)
+        of_shares = _square_sum(shares, self.policy.device) / self.copies
         self.ranks.add_up(of_shares, "gradient norms")
         return float((_square_sum(whole, self.policy.device) + of_shares).sqrt())
 
@@ -112,6 +117,22 @@ class Sharded(Replicated):
 
     def _whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def mesh_of(recipe: BaseRecipe, ranks: Ranks, device_type: str) -> DeviceMesh:
+    """Return the ranks in the order of copies and of shares. The first call must be made by all ranks at once. Raises
+    EnvironmentProblem where the ranks are no whole number of copies."""
+    size = recipe.train.shard_size or ranks.world_size
+    if ranks.world_size % size:
+        raise EnvironmentProblem(f"train.shard_size: {size} given, which does not divide {ranks.world_size} ranks")
+    return _mesh(device_type, ranks.world_size // size, size)
+
+
+@cache
+def _mesh(device_type: str, copies: int, size: int) -> DeviceMesh:
+    if copies == 1:
+        return init_device_mesh(device_type, (size,))
+    return init_device_mesh(device_type, (copies, size), mesh_dim_names=("copies", "shares"))
 
 
 def _distributed(parameter: DTensor, whole: Tensor) -> DTensor:

@@ -70,6 +70,10 @@ class Layout:
     def kind(self) -> StrategyKind:
         return STRATEGY_KINDS[self.strategy]
 
+    def shares(self, recipe: BaseRecipe) -> int:
+        """Return the number of ranks that hold one copy of the model together."""
+        return min(recipe.train.shard_size or self.ranks, self.ranks)
+
     def zero(self, recipe: BaseRecipe) -> Deepspeed:
         """Return what the recipe says of ZeRO where the strategy reads it."""
         return recipe.train.deepspeed if "deepspeed" in self.kind.own_keys else Deepspeed()
@@ -143,7 +147,7 @@ def rank_memory(
     held = _learner(recipe, sizes, measured, layout)
     trains_vision = {"vision", "projector"} & set(whole_parts(recipe))
     vision_width = BYTES["float32"] if trains_vision else weights_dtype(recipe).itemsize
-    start = _start(recipe, sizes, layout.ranks if layout.kind.shards_model else 1)
+    start = _start(recipe, sizes, layout.shares(recipe) if layout.kind.shards_model else 1)
     always = {
         "weights": held.base + vision_width * sizes.vision_weights,
         "adapter": 4 * sizes.adapter,
@@ -209,7 +213,7 @@ def rank_memory(
 
 def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
     """Divide what a strategy shards, and move what it offloads."""
-    width, ranks = weights_dtype(recipe).itemsize, layout.ranks
+    width, ranks = weights_dtype(recipe).itemsize, layout.shares(recipe)
     base, moments = sizes.language_bytes(width), round(MOMENT_BYTES[recipe.optim.moment_bits] * sizes.trained)
     step = measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0

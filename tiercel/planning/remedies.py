@@ -129,8 +129,8 @@ def _strategies(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
     if machine.ranks == 1:
         yield {}
     else:
-        without_keys = (kind for kind in STRATEGY_KINDS.values() if not kind.is_alone and not kind.own_keys)
-        yield from ({STRATEGY: kind.name} for kind in without_keys)
+        whole_adapters = (kind for kind in STRATEGY_KINDS.values() if not kind.is_alone and not kind.divides_adapters)
+        yield from ({STRATEGY: kind.name} for kind in whole_adapters)
     zero = recipe.train.deepspeed
     yield {STRATEGY: "deepspeed", STAGE: zero.stage}
     for weights, optimizer in ((False, True), (True, False), (True, True)):

@@ -40,7 +40,8 @@ def phase_seconds(
     zero = layout.zero(recipe)
     gathering = 0.0  # of all weights, once
     if layout.kind.shards_model and zero.stage == 3:
-        gathering = weights * share / speed
+        shares = layout.shares(recipe)
+        gathering = weights * (shares - 1) / shares / link_speed(device, shares)
     if zero.offload_parameters:
         gathering += weights / layout.ranks / to_host
     if gathering:

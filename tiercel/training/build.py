@@ -9,6 +9,7 @@ from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.distributed.sharded import mesh_of
 from tiercel.distributed.strategy import Strategy, build_strategy
 from tiercel.learner.compiling import require_compilable
 from tiercel.learner.proof import prove_where_needed
@@ -53,6 +54,8 @@ def build_trainer(
         learner = new_learner(policy, recipe, device, say, kind)
         return policy, build_strategy(kind.name, recipe, ranks, policy, learner, start)
 
+    if kind.loads_in_turns:
+        mesh_of(recipe, ranks, device.type)  # its process groups, which all ranks make at once
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
         # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
         policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
