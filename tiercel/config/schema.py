@@ -183,8 +183,8 @@ class Train(Section):
     one rank single, several ddp where the model fits each, else fsdp2, and it says why. None changes the result."""
     deepspeed: Deepspeed = Deepspeed()
     shard_size: PositiveInt | None = None
-    """With fsdp2, ranks that hold one copy of the model together; each group of so many ranks has a copy. The ranks of a
-    machine, say, so that no weight crosses the network. null: all ranks."""
+    """With fsdp2, ranks that hold one copy of the model together; each group of so many ranks has a copy. With those of
+    a machine no weight crosses the network. null: all ranks."""
     deterministic: bool = False
     """Only deterministic kernels, also on GPU; slower there."""
     save_every: PositiveInt = 50
