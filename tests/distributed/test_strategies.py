@@ -77,6 +77,8 @@ FULL = (
     ("fsdp2", "adapter of the tower"),
     ("fsdp2", "all, with a penalty"),
     ("ddp", "adapter, tower whole"),
+    ("ddp", "adapter on 4 bits"),
+    ("ddp", "lengths too"),
     ("fsdp2", "adapter, tower whole"),
     ("fsdp2", "adapter, recomputed in part"),
     ("zero3", "adapter, recomputed in part"),

@@ -70,6 +70,8 @@ TRAINED = {
         "learner": {"gradient_checkpointing": "selective", "max_tokens_per_microbatch": 150}
     },
     "adapter of the tower": {"lora": {"rank": 4, "alpha": 8, "targets": "vision"}},
+    "adapter on 4 bits": {"model": {"quantize": "nf4"}, "lora": {"rank": 4, "alpha": 8, "start": "loftq"}},
+    "lengths too": {"lora": {"rank": 4, "alpha": 8, "kind": "dora"}},
     "language": {"lora": None, "freeze": ["vision", "projector"]},
     "all": {"lora": None, "freeze": []},
     "all, with a penalty": {"lora": None, "freeze": [], "algorithm": {"kl": {"coef": 0.5}}},
