@@ -206,3 +206,18 @@ def test_check_preview_and_plan_take_the_recipe(write, tmp_path, capsys, name):
     page = (tmp_path / "rows.html").read_text()
     assert ("the rejected answer" in page) == (name != "kto") and recipe.kind == name
     assert main(["plan", file]) == 0
+
+
+@pytest.mark.quantized
+@pytest.mark.parametrize("name", KINDS)
+def test_every_verb_learns_on_4_bits_and_goes_on_from_its_checkpoint(write, name, capsys):
+    pytest.importorskip("bitsandbytes")
+    changes = {"lora": {"rank": 8, "start": "loftq"}, "optim": {"name": "adamw_8bit"}}
+    recipe = write(name, "run", **changes, model={"quantize": "nf4"})
+    run = run_offline(recipe)
+    assert len(read_metrics(run)) == 5 and read_metrics(run)[-1]["grad_norm"] > 0
+    again = run_offline(write(name, "short", **changes, model={"quantize": "nf4"}, train={"steps": 2}))
+    assert bytes_of(run_offline(write(name, "short", **changes, model={"quantize": "nf4"}))) == bytes_of(run)
+    assert last(again).name == "step-000004"
+    assert main(["eval", str(run)]) == 0 and main(["export", str(run), "--merge"]) == 0
+    assert "merged into the nf4 weights" in capsys.readouterr().out
