@@ -37,6 +37,17 @@ def test_the_flags_follow_from_the_recipe(recipe):
     assert flags["--chat-template"].endswith("/own.jinja")
 
 
+def test_vision_adapters_need_a_flag_and_full_fine_tuning_has_no_adapter(recipe):
+    family = load_family(recipe.model)
+    flag = "--enable-tower-connector-lora"
+    for targets, is_given in (("language", False), ("vision", True), ("all", True), (".*qkv", True)):
+        adapted = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": targets})})
+        assert (flag in server_arguments(adapted, family, 1)) is is_given, targets
+    whole = server_arguments(recipe.model_copy(update={"lora": None}), family, 1)
+    assert not [word for word in whole if "lora" in word]
+    assert shell_line(whole, 8000).startswith("VLLM_SERVER_DEV_MODE=1 VLLM_API_KEY=... vllm serve")
+
+
 def test_the_line_in_the_documents_has_the_same_flags(recipe):
     line = shell_line(server_arguments(recipe, load_family(recipe.model), 1), 8000)
     words = shlex.split(line)

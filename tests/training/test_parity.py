@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.training.test_engine_gap import recipe_with
-from tiercel.training.parity import Gap, GateLimits
+from tiercel.training.parity import Gap, GateLimits, _noise
 
 TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8
 
@@ -55,3 +55,12 @@ def test_limits_follow_the_tolerance_and_float32_holds_every_token_to_it():
     assert GateLimits.of(recipe_with(dtype="float32")) == GateLimits(mean=1e-3, high=1e-3, largest=1e-3)
     one = Gap.of([("a", torch.tensor([0.0] * 999 + [2e-3]))])
     assert not GateLimits.of(recipe_with(dtype="float32")).admit(one)
+
+
+def test_each_weight_is_moved_by_its_own_scale_and_by_the_same_noise_whatever_the_others_scales():
+    weights = [torch.zeros(1000), torch.ones(1000, dtype=torch.bfloat16)]
+    both, last = _noise(0, [0.5, 0.25]), _noise(0, [0.0, 0.25])
+    moved = [[change(weight) for weight in weights] for change in (both, last)]
+    assert float(moved[0][0].std()) == pytest.approx(0.5, rel=0.1) and torch.equal(moved[1][0], weights[0])
+    assert torch.equal(moved[0][1], moved[1][1]) and moved[0][1].dtype == torch.bfloat16
+    assert float((moved[0][1] - 1).float().std()) == pytest.approx(0.25, rel=0.1)

@@ -11,14 +11,17 @@ from tiercel.training.sampling import PolicySync
 
 
 class ReadingEngine:
-    """An engine that reads the adapter of a version, and loads it nowhere."""
+    """An engine that reads the weights of a version, and loads them nowhere."""
 
     shares_weights = False
+
+    def __init__(self, file="adapter_model.safetensors"):
+        self.file = file
 
     def load_policy(self, version, adapter_directory):
         self.version = version
         self.directory = adapter_directory
-        self.tensors = load_file(adapter_directory / "adapter_model.safetensors")
+        self.tensors = load_file(adapter_directory / self.file)
 
     def close(self):
         pass
@@ -45,5 +48,27 @@ def test_an_engine_is_sent_the_adapter_in_the_dtype_that_the_policy_computes_in(
         ]
         assert sums[0] == pytest.approx(sums[1])
         assert list((tmp_path / "policies").iterdir()) == [engine.directory]
+    sync.close()
+    assert list((tmp_path / "policies").iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_a_server_is_sent_a_whole_model_in_full_fine_tuning(tiny_checkpoints, tmp_path, dtype):
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    trainer = build_trainer(tiny_recipe(checkpoint, dtype=dtype, lora=None))
+    engine = ReadingEngine("model.safetensors")
+    sync = PolicySync(engine, trainer, RunDirectory(path=tmp_path))
+    published = load_file(checkpoint / "model.safetensors")
+    sync.load(0)
+    assert engine.tensors.keys() == published.keys()
+    assert all(torch.equal(each, published[name].to(each.dtype)) for name, each in engine.tensors.items())
+    for parameter in trainer.policy.trained_parameters().values():
+        parameter.data.add_(1.0)
+    sync.load(1)
+    moved = [name for name, each in engine.tensors.items() if not torch.equal(each, published[name].to(each.dtype))]
+    assert moved and not any("visual" in name for name in moved)
+    assert {tensor.dtype for tensor in engine.tensors.values()} == {getattr(torch, dtype)}
+    assert (engine.directory / "preprocessor_config.json").is_file() and engine.version == 1
+    assert list((tmp_path / "policies").iterdir()) == [engine.directory]
     sync.close()
     assert list((tmp_path / "policies").iterdir()) == []

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,13 +43,15 @@ def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.Completed
     )
 
 
-def start_tiercel(*words: object, output: Path, within: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+def start_tiercel(
+    *words: object, output: Path, within: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """A command that goes on while the test does; its output goes to a file. `within`: words of a command that runs
     it."""
     with output.open("wb") as file:
         return subprocess.Popen(
             [*within, *TIERCEL, *map(str, words)],
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, **(environment or {})},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -64,6 +66,7 @@ class Server:
     log: Path
     port: int = field(default_factory=free_port)
     flags: str = ""  # of vLLM, beyond the recipe's
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -75,6 +78,7 @@ class Server:
             *("serve", self.recipe, "--port", self.port, f"--vllm=--enforce-eager {self.flags}"),
             output=self.log,
             within=("timeout", str(LIFE_SECONDS)),  # where the tests themselves are killed, nobody else ends it
+            environment=self.environment,
         )
         return self
 
@@ -123,14 +127,14 @@ class Fleet:
         self.servers: dict[str, Server] = {}
         self._lock = threading.Lock()
 
-    def started(self, name: str, recipe: Path, flags: str = "") -> Server:
+    def started(self, name: str, recipe: Path, flags: str = "", environment: Mapping[str, str] | None = None) -> Server:
         """The server, starting or running; `wait` for it before use."""
         with self._lock:
             server = self.servers.get(name)
             if server is None or server.process is None or server.process.poll() is not None:
                 port = server.port if server is not None else free_port()
                 log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-                server = Server(recipe=recipe, log=log, port=port, flags=flags)
+                server = Server(recipe=recipe, log=log, port=port, flags=flags, environment=environment or {})
                 self.servers[name] = server.start()
             return server
 

@@ -39,8 +39,8 @@ def planned_recipe(arguments: Namespace) -> Recipe:
 def served_recipe(arguments: Namespace) -> GrpoRecipe:
     """Read a recipe that a server can sample for."""
     recipe = _any_kind(arguments.recipe, arguments.overrides)
-    if not isinstance(recipe, GrpoRecipe) or recipe.lora is None:
-        raise RecipeError([f"{arguments.recipe}: a server samples for GRPO with lora; this recipe has no use for one"])
+    if not isinstance(recipe, GrpoRecipe):
+        raise RecipeError([f"{arguments.recipe}: a server samples for GRPO; this recipe has no use for one"])
     return recipe
 
 

@@ -1,10 +1,12 @@
 """`tiercel serve`: start a vLLM server on this machine with the flags that a recipe needs."""
 
+import os
 import time
 from argparse import Namespace
 
 from tiercel.config import GrpoRecipe
 from tiercel.data.reading import read_run_rows
+from tiercel.errors import EnvironmentProblem
 from tiercel.models.loading import load_family
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.serving import (
@@ -16,7 +18,7 @@ from tiercel.rollout.serving import (
     shell_line,
     watch,
 )
-from tiercel.rollout.vllm_http import KEY_VARIABLE, servers_key
+from tiercel.rollout.vllm_http import DEV_MODE, KEY_VARIABLE, servers_key
 from tiercel.runs.stopping import StopRequest
 from tiercel.training.sampling import images_per_completion
 
@@ -26,6 +28,11 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     another machine and end."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     rows = read_run_rows(recipe.data, "grpo").every
+    if recipe.lora is None and not arguments.print and os.environ.get(DEV_MODE) != "1":
+        raise EnvironmentProblem(
+            f"{DEV_MODE}=1 is not set; without lora a server takes all weights at a path of vLLM that asks for no key; "
+            "set it where only you reach the port, or add the section lora"
+        )
     images, port = images_per_completion(recipe, rows), server_port(recipe, arguments.port)
     if arguments.print:
         print(redact(shell_line([*server_arguments(recipe, family, images), *arguments.vllm], port)))

@@ -9,7 +9,8 @@ EngineName = Literal["local", "vllm", "vllm-server"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineKind:
-    """One engine. One that does not share the trainer's weights gets the policy as an adapter of the language model."""
+    """One engine. One that does not share the trainer's weights gets each version of the policy: its adapter, or all
+    weights in full fine-tuning."""
 
     name: EngineName
     title: str  # what samples, as messages name it

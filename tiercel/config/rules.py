@@ -333,19 +333,28 @@ def _engine(recipe: GrpoRecipe) -> Problems:
             f"to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: {able}",
             also=("rollout.engine",),
         )
-    if not engine.shares_weights and recipe.lora is None:
+    strategy = recipe.train.strategy_kind
+    if not engine.shares_weights and recipe.lora is None and strategy is not None and strategy.divides_adapters:
         yield Problem(
-            key="rollout.engine",
-            text=f"{engine.name} given without lora; such an engine gets the policy as an adapter; add the section "
-            "lora, or write rollout.engine: local",
+            key="train.strategy",
+            text=f"{strategy.name} given with rollout.engine {engine.name} and without lora, which was not tried; "
+            "write train.strategy: fsdp2, or rollout.engine: local, or add the section lora",
+            also=("rollout.engine", "lora"),
+        )
+    if engine.is_beside and recipe.lora is None and rollout.vllm.sleep_level == 2:
+        yield Problem(
+            key="rollout.vllm.sleep_level",
+            text="2 given without lora, but then the engine would read the checkpoint's weights in place of the "
+            "policy's; write sleep_level: 1, or add the section lora",
             also=("lora",),
         )
-    if not engine.shares_weights and (changing := _what_trains_vision(recipe)):
+    if not engine.shares_weights and recipe.lora is not None and whole_parts(recipe):
         yield Problem(
             key="rollout.engine",
-            text=f"{engine.name} given with {changing}; {engine.title} would leave out what is trained of vision; "
-            "write lora.targets: language and freeze: [vision, projector], or rollout.engine: local",
-            also=("lora.targets", "freeze"),
+            text=f"{engine.name} given with lora and freeze {shown(list(recipe.freeze))}; {engine.title} would leave "
+            "out what is trained whole beside an adapter; write freeze: [vision, projector], with lora.targets: all to "
+            "adapt them, or rollout.engine: local",
+            also=("freeze",),
         )
 
 

@@ -17,11 +17,18 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tiercel.config.parts import adapted_parts
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
-from tiercel.rollout.vllm_common import lora_rank_limit, pixel_limits, scheduling
-from tiercel.rollout.vllm_http import KEY_VARIABLE, servers_key
+from tiercel.rollout.vllm_common import (
+    VISION_ADAPTERS,
+    lora_rank_limit,
+    pixel_limits,
+    require_vision_adapters,
+    scheduling,
+)
+from tiercel.rollout.vllm_http import DEV_MODE, KEY_VARIABLE, servers_key
 
 ADAPTERS = 2  # two runs may share a server
 HEALTH_POLL_SECONDS = 0.5
@@ -32,23 +39,38 @@ DEFAULT_PORT = 8000
 
 def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
     """Make the command line of a server for the recipe, without its address."""
-    assert recipe.lora is not None
     arguments = {
         "--model": family.checkpoint.path,
         "--dtype": recipe.model.dtype,
         "--max-model-len": str(_row_tokens(recipe)),
-        "--max-loras": str(ADAPTERS),
-        "--max-lora-rank": str(lora_rank_limit(recipe.lora.rank)),
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",
         "--limit-mm-per-prompt": json.dumps({"image": max(1, images_per_prompt), "video": 0}),
     }
+    if recipe.lora is not None:
+        arguments |= {"--max-loras": str(ADAPTERS), "--max-lora-rank": str(lora_rank_limit(recipe.lora.rank))}
     if limits := pixel_limits(family):
         arguments["--mm-processor-kwargs"] = json.dumps(limits)
     if recipe.data.template is not None:
         arguments["--chat-template"] = os.path.abspath(recipe.data.template)
-    switches = ["--enable-lora", *(["--enable-scale-out"] if recipe.rollout.has_turns else [])]
-    return [*switches, *(word for pair in arguments.items() for word in pair)]
+    switches = {
+        "--enable-lora": recipe.lora is not None,
+        "--enable-tower-connector-lora": _may_adapt_vision(recipe, family),
+        "--enable-scale-out": recipe.rollout.has_turns,
+    }
+    given = [name for name, is_on in switches.items() if is_on]
+    return [*given, *(word for pair in arguments.items() for word in pair)]
+
+
+def _may_adapt_vision(recipe: GrpoRecipe, family: Family) -> bool:
+    """Say whether the adapter may have vision layers; where a regular expression decides, only the trainer knows.
+    Raises EnvironmentProblem where it has some that vLLM would not apply."""
+    parts = adapted_parts(recipe)
+    if family.image_marker is None or (parts is not None and not {"vision", "projector"} & set(parts)):
+        return False
+    if parts is not None:
+        require_vision_adapters(family, "vllm-server")
+    return family.name in VISION_ADAPTERS
 
 
 def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
@@ -72,7 +94,8 @@ def server_environment(key: str) -> dict[str, str]:
 def shell_line(arguments: Sequence[str], port: int) -> str:
     """Return a shell command that starts the same server on another machine."""
     words = ["vllm", "serve", *_model_first(arguments), "--port", str(port)]
-    return f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {KEY_VARIABLE}=... {shlex.join(words)}"
+    switch = "VLLM_ALLOW_RUNTIME_LORA_UPDATING" if "--enable-lora" in arguments else DEV_MODE
+    return f"{switch}=1 {KEY_VARIABLE}=... {shlex.join(words)}"
 
 
 def server_port(recipe: GrpoRecipe, given: int | None) -> int:

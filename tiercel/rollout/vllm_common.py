@@ -22,6 +22,8 @@ from tiercel.types import Completion, EncodedPrompt
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
 BATCHED_TOKENS = 4096  # of one pass on a CPU
 ROUNDING = 1e-4  # largest error of a logprob that should be 0: a float32 sum over 1e5 words
+# Families of which vLLM was seen to apply adapters on vision tower and projector exactly (docs/vllm.md).
+VISION_ADAPTERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 UNKNOWN = -9999.0  # what vLLM writes for a logprob that is unknown or minus infinity
 
 
@@ -66,6 +68,15 @@ def scheduling(family: Family, row_tokens: int) -> dict[str, Any]:
 def lora_rank_limit(rank: int) -> int:
     """Return the smallest `max_lora_rank` of vLLM that is not below the recipe's rank."""
     return next((limit for limit in LORA_RANKS if limit >= rank), rank)
+
+
+def require_vision_adapters(family: Family, engine: str) -> None:
+    """Raise EnvironmentProblem where vLLM leaves adapters on vision layers of this family out, or refuses them."""
+    if family.name not in VISION_ADAPTERS:
+        raise EnvironmentProblem(
+            f"rollout.engine: {engine} given with an adapter on vision layers of {family.name}, which vLLM does not "
+            f"apply; it does for {', '.join(VISION_ADAPTERS)}; write lora.targets: language, or rollout.engine: local"
+        )
 
 
 def make_completion(

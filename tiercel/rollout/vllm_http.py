@@ -14,6 +14,7 @@ from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_protocol import Completions, ModelList, Refusal, ServedModel
 
 KEY_VARIABLE = "VLLM_API_KEY"  # the variable that vLLM itself uses
+DEV_MODE = "VLLM_SERVER_DEV_MODE"  # with 1 the server has CALL and RESETS
 HEALTH_SECONDS = 5.0
 MODELS_SECONDS = 60.0
 ADAPTER_SECONDS = 60.0  # to load an adapter
@@ -21,6 +22,8 @@ SHORT_ANSWER = 1 << 22  # bytes of any answer that is not a completion
 LONGEST_MESSAGE = 500  # characters of a server's message
 MODELS, CHAT, GENERATE = "/v1/models", "/v1/chat/completions", "/inference/v1/generate"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+CALL, RESETS = "/collective_rpc", ("/reset_encoder_cache", "/reset_prefix_cache")
+WEIGHTS_SECONDS = 600.0  # to read a whole model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +109,22 @@ class VllmServer:
         if "already" in message and "loaded" in message:
             return
         raise EnvironmentProblem(f"{self.url}: {_load_advice(reply.status, message, directory)}")
+
+    async def load_weights(self, directory: Path) -> None:
+        """Replace all weights by those of a model directory, and drop what was computed with the old ones."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+        for path, given in ((CALL, body), *((path, None) for path in RESETS)):
+            reply = await self._request("POST", path, given, WEIGHTS_SECONDS)
+            if reply.status in (404, 405):
+                raise EnvironmentProblem(
+                    f"{self.url}: has no {path}, by which all weights are replaced; start it with "
+                    f"{DEV_MODE}=1 in its environment, where only the trainer reaches its port: this path "
+                    "asks for no key; or add the section lora"
+                )
+            if reply.status >= 400:
+                raise EnvironmentProblem(f"{self.url}: refuses the weights {directory}: {_message(reply)}")
+            if path in RESETS and "false" in reply.text():  # {"success": false}
+                raise ServerFault(f"{path}: it has other requests, which hold what the old weights computed")
 
     async def unload(self, name: str) -> None:
         """Unload an adapter, if it is loaded."""

@@ -4,7 +4,7 @@ vLLM is imported only when an engine is built.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from packaging.version import Version
+from torch import Tensor
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
@@ -34,6 +35,7 @@ from tiercel.rollout.vllm_common import (
 )
 from tiercel.rollout.vllm_shared_memory import meeting_by_name
 from tiercel.rollout.vllm_turns import add_sampled, turn_params, turn_seed
+from tiercel.rollout.vllm_weights import reload
 from tiercel.types import Completion, EncodedPrompt, Group
 
 RELOADS_WITH_LORA = Version("0.33")
@@ -64,13 +66,23 @@ class ProcessSampler:
 
     shares_weights = False
 
-    def __init__(self, family: Family, recipe: GrpoRecipe, ranks: Ranks, images_per_prompt: int):
+    def __init__(
+        self, family: Family, recipe: GrpoRecipe, ranks: Ranks, images_per_prompt: int, *, adapts_vision: bool = False
+    ):
         self.family = family
         self.rollout = recipe.rollout
         self.ranks = ranks
         self.group = _tensor_parallel_group(ranks, recipe.rollout.vllm.tensor_parallel)
         with meeting_by_name(ranks, recipe.rollout.vllm.tensor_parallel):
-            self.engine = _build_engine(family, recipe, images_per_prompt, ranks.world_size > 1)
+            options = _engine_options(family, recipe, images_per_prompt, ranks.world_size > 1)
+            self.engine = _build_engine(
+                options | _adapter_options(recipe, adapts_vision), recipe.rollout.vllm.sleep_level
+            )
+        if adapts_vision and not all(self.engine.apply_model(_adapts_vision)):
+            raise EnvironmentProblem(
+                f"rollout.engine: vllm: this vLLM leaves out adapters on vision layers of {family.name}; update vLLM, "
+                "or write lora.targets: language, or rollout.engine: local"
+            )
         self.adapter: Any = None
         self.version = 0
         self._is_asleep = False
@@ -83,18 +95,34 @@ class ProcessSampler:
         self.version = version
         self.adapter = LoRARequest(adapter_directory.name, version + 1, str(adapter_directory.absolute()))
 
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace all weights by those of a version, given one after the other by their names in the checkpoint. The
+        engine stays awake after it. Raises TrainingError."""
+        self._wake()
+        try:
+            reload(self.engine, weights)
+        except (ValueError, RuntimeError, LookupError, AttributeError) as error:
+            raise TrainingError(
+                f"rollout.engine: vllm failed to load version {version} of the weights: {error}"
+            ) from error
+        self.version = version
+
     def require_usable(self, prompt: EncodedPrompt) -> None:
         """Nothing is checked: the engine was built from the recipe."""
+
+    def _wake(self) -> None:
+        if not self._is_asleep:
+            return
+        torch.cuda.empty_cache()  # what the learner freed; vLLM 0.19 does not ask torch for it
+        self.engine.wake_up()
+        if self.rollout.vllm.sleep_level == 2:
+            self.engine.collective_rpc("reload_weights")
+        self._is_asleep = False
 
     @contextmanager
     def awake(self) -> Iterator[None]:
         level = self.rollout.vllm.sleep_level
-        if self._is_asleep:
-            torch.cuda.empty_cache()  # what the learner freed; vLLM 0.19 does not ask torch for it
-            self.engine.wake_up()
-            if level == 2:
-                self.engine.collective_rpc("reload_weights")
-            self._is_asleep = False
+        self._wake()
         try:
             yield
         finally:
@@ -234,20 +262,24 @@ def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("stop", "include_stop_str_in_output")}
 
 
-def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is_launched: bool) -> Any:
-    """Build a `vllm.LLM` for the recipe. Where a launcher started the ranks, it uses their process group. Raises
-    EnvironmentProblem where vLLM is not installed or does not start."""
-    assert recipe.lora is not None
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # run in this process
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    try:
-        from vllm import LLM, __version__
-    except ImportError as error:
-        raise EnvironmentProblem(f"rollout.engine: vllm needs the package vllm ({error}); pip install vllm") from error
+def _adapter_options(recipe: GrpoRecipe, adapts_vision: bool) -> dict[str, Any]:
+    """Return the engine arguments of an adapter; none in full fine-tuning."""
+    if recipe.lora is None:
+        return {}
+    options: dict[str, Any] = {"enable_tower_connector_lora": True} if adapts_vision else {}
+    return options | {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank_limit(recipe.lora.rank)}
+
+
+def _adapts_vision(model: Any) -> bool:
+    """Say whether vLLM's model, asked to, applies adapters to its vision layers."""
+    return bool(model.lora_manager.supports_tower_connector_lora)
+
+
+def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is_launched: bool) -> dict[str, Any]:
+    """Return the engine arguments of the recipe. Where a launcher started the ranks, it uses their process group."""
     vllm = recipe.rollout.vllm
-    _require_reload(Version(__version__), vllm.sleep_level)
     row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
-    options: dict[str, Any] = dict(
+    return dict(
         model=family.checkpoint.path,
         dtype=recipe.model.dtype,
         generation_config="vllm",
@@ -256,9 +288,6 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
         tensor_parallel_size=vllm.tensor_parallel,
         distributed_executor_backend="external_launcher" if is_launched else None,
         enable_sleep_mode=vllm.sleep_level > 0 and torch.cuda.is_available(),
-        enable_lora=True,
-        max_loras=1,
-        max_lora_rank=lora_rank_limit(recipe.lora.rank),
         limit_mm_per_prompt={"image": images_per_prompt, "video": 0},
         mm_processor_kwargs=pixel_limits(family) or None,
         logprobs_mode="processed_logprobs",
@@ -266,12 +295,23 @@ def _build_engine(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is
         disable_log_stats=True,
         **scheduling(family, row_tokens),
     )
+
+
+def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:
+    """Build a `vllm.LLM`. Raises EnvironmentProblem where vLLM is not installed or does not start."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # run in this process
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        from vllm import LLM, __version__
+    except ImportError as error:
+        raise EnvironmentProblem(f"rollout.engine: vllm needs the package vllm ({error}); pip install vllm") from error
+    _require_reload(Version(__version__), sleep_level)
     try:
         return LLM(**options)
     except Exception as error:  # any kind, for models that vLLM supports only in part
         remedy = (
             f"`tiercel plan` says how much memory vLLM needs; it has rollout.vllm.gpu_memory_utilization "
-            f"({vllm.gpu_memory_utilization:g}) of it"
+            f"({options['gpu_memory_utilization']:g}) of it"
             if "memory" in str(error).lower()
             else "docs/vllm.md has the models that were tried; rollout.engine: local needs no vLLM"
         )

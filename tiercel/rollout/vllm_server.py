@@ -54,6 +54,7 @@ class LoadedPolicy:
     version: int
     name: str
     directory: Path
+    is_whole: bool = False  # a model, whose weights replace those of the server's own, rather than an adapter
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,6 +63,7 @@ class _ServerState:
 
     server: VllmServer
     faults: Faults
+    base: str = ""  # name of the server's own model
     in_flight: int = 0  # requests without an answer yet
     fault: str | None = None  # why it gets no requests; None: it does
     last_fault: str | None = None  # the same, kept after the server is back
@@ -87,6 +89,7 @@ class ServerSampler:
         *,
         route: Route = CHATS,
         patience_seconds: float,
+        takes_adapters: bool = True,
         ranks: Ranks = ALONE,
         say: Callable[[str], None] = lambda text: None,
     ):
@@ -95,6 +98,7 @@ class ServerSampler:
         self.servers = [_ServerState(server=server, faults=Faults()) for server in servers]
         self.needs = needs
         self.patience_seconds = patience_seconds
+        self.takes_adapters = takes_adapters
         self.ranks = ranks
         self.say = say
         self.policy: LoadedPolicy | None = None
@@ -112,7 +116,7 @@ class ServerSampler:
     def close(self) -> None:
         """Unload the policy from the servers and close all connections."""
         if self.policy is not None and self.ranks.is_first:
-            self._run(self._unload(self.policy.name))
+            self._run(self._unload(self.policy))
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -121,14 +125,14 @@ class ServerSampler:
         assert adapter_directory is not None
         before = self.policy
         directory = adapter_directory.absolute()
-        self.policy = LoadedPolicy(version=version, name=directory.name, directory=directory)
+        self.policy = LoadedPolicy(
+            version=version, name=directory.name, directory=directory, is_whole=not self.takes_adapters
+        )
         if before is not None and before.name == self.policy.name:
             return
-        self.ranks.on_first(
-            lambda: self._run(self._on_good_servers(lambda state: state.server.load(directory.name, directory)))
-        )
+        self.ranks.on_first(lambda: self._run(self._on_good_servers(self._load)))
         if before is not None:
-            self.ranks.on_first(lambda: self._run(self._unload(before.name)))
+            self.ranks.on_first(lambda: self._run(self._unload(before)))
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -245,10 +249,11 @@ class ServerSampler:
         """Request a group from one server. Raises ServerFault where it gives no complete answer."""
         assert self.policy is not None
         version = self.policy.version
+        body = body | {"model": await self._served_name(state)}
         state.in_flight += 1
         try:
             answer = await state.server.complete(self.route.path, body, _most_bytes(prompt, params))
-            completions = self._completions(prompt, params, seed, answer, state.server.url)
+            completions = self._completions(prompt, params, seed, answer, state)
         finally:
             state.in_flight -= 1
         state.faults.in_a_row = 0
@@ -264,13 +269,14 @@ class ServerSampler:
         return await self.route.body(self.family, self.policy.name, prompt, params, seed, **fields)
 
     def _completions(
-        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: Completions, url: str
+        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: Completions, state: _ServerState
     ) -> tuple[Completion, ...]:
         """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
         and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
         assert self.policy is not None
-        if answer.model != self.policy.name:
-            raise AdapterMissing(f"it answered with {brief(answer.model)}; {self.policy.name} was requested")
+        url, name = state.server.url, state.base if self.policy.is_whole else self.policy.name
+        if answer.model != name:
+            raise AdapterMissing(f"it answered with {brief(answer.model)}; {name} was requested")
         if answer.prompt_token_ids is None:
             raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
         require_same_prompt(self.family, prompt, answer.prompt_token_ids, url)
@@ -344,7 +350,7 @@ class ServerSampler:
             if not await state.server.is_healthy():
                 raise ServerFault(state.fault or "it does not answer /health")
             await self._require_fit(state)
-            await state.server.load(self.policy.name, self.policy.directory)
+            await self._load(state)
             if self._probe is not None:
                 await self._require_processed_logprobs(state, self._probe)
         except ServerFault as fault:
@@ -369,11 +375,28 @@ class ServerSampler:
         elif is_news:
             self.say(f"{state.server.url} failed ({fault}); its prompts are tried again")
 
-    async def _unload(self, name: str) -> None:
+    async def _load(self, state: _ServerState) -> None:
+        """Load the policy into a server."""
+        assert self.policy is not None
+        if self.policy.is_whole:
+            await state.server.load_weights(self.policy.directory)
+        else:
+            await state.server.load(self.policy.name, self.policy.directory)
+
+    async def _served_name(self, state: _ServerState) -> str:
+        """Return the policy's name at a server: an adapter's, or that of the server's own model."""
+        assert self.policy is not None
+        if self.policy.is_whole and not state.base:
+            await self._require_fit(state)
+        return state.base if self.policy.is_whole else self.policy.name
+
+    async def _unload(self, policy: LoadedPolicy) -> None:
         async def unload(server: VllmServer) -> None:
             with suppress(ServerFault):  # a server that has ended does not have it any more
-                await server.unload(name)
+                await server.unload(policy.name)
 
+        if policy.is_whole:
+            return  # the next version replaces it
         await asyncio.gather(*(unload(state.server) for state in self._good_servers()))
 
     async def _close(self) -> None:
@@ -395,12 +418,12 @@ class ServerSampler:
         await asyncio.gather(*(on(state) for state in self._good_servers()))
 
     async def _require_fit(self, state: _ServerState) -> None:
-        await state.server.fitting(self.needs)
+        state.base = (await state.server.fitting(self.needs)).id
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
         body = await self._request(prompt, SamplingParams(max_new_tokens=1), 0, allowed_token_ids=[only], min_tokens=0)
-        answer = await state.server.complete(self.route.path, body)
+        answer = await state.server.complete(self.route.path, body | {"model": await self._served_name(state)})
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
             raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
@@ -437,6 +460,7 @@ def connect(
         ),
         route=TokenRoute() if rollout.has_turns else CHATS,
         patience_seconds=rollout.patience,
+        takes_adapters=recipe.lora is not None,
         ranks=ranks,
         say=say,
     )

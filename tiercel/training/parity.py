@@ -1,7 +1,8 @@
 """Before the first step: engine and trainer see the same prompt and give its completions the same logprobs.
 
-Twice: with the policy as it is, and with an adapter whose weights were moved on purpose, so that an engine that leaves
-the adapter out, as a fresh adapter of zeros would let it, is caught.
+Twice: with the policy as it is, and with trained weights that were moved on purpose, so that an engine that leaves the
+adapter out, as a fresh adapter of zeros would let it, or keeps the checkpoint's weights, is caught. Each trained part
+is moved so far that an engine that leaves out only this part is caught.
 
 In a narrow dtype a healthy engine has tokens that are off by more than the tolerance: bfloat16 keeps logits between 32
 and 64 in steps of 0.25. So there the mean, a high quantile and the largest difference have limits of their own, in
@@ -14,10 +15,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tiercel.config.schema import GrpoRecipe
+from tiercel.config.schema import GrpoRecipe, Part
 from tiercel.errors import EnvironmentProblem
 from tiercel.learner.batch import advantage_group
+from tiercel.models.policy import base_name
 from tiercel.models.turns import second_turn
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
@@ -32,7 +35,8 @@ PROMPTS = 2  # of each rank
 COMPLETIONS = 2
 TOKENS = 48
 MOVED_BY = 8.0  # the moved adapter must change logprobs by this many tolerances
-FIRST_NOISE = 0.01  # standard deviation of what is added to each weight, doubled until it shows
+FIRST_NOISE = 0.01  # standard deviation of what is added to each weight of an adapter, doubled until it shows
+FIRST_NOISE_WHOLE = 1e-4  # the same in full fine-tuning
 DOUBLINGS = 10
 QUANTILE = 0.99
 MEAN, HIGH, LARGEST = 0.5, 2.0, 8.0  # limits in a narrow dtype, in tolerances
@@ -127,42 +131,70 @@ def check_parity(
             f"rollout.parity_tolerance is {tolerance:g}: {own}other weights, another dtype, raw logprobs or other "
             "picture sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
         )
-    with _moved(trainer, recipe, groups, scores, MOVED_BY * tolerance):
+    with _moved(trainer, recipe, groups, scores, say):
         sync.load(PROBE)
         probed = _sampled(sampler, trainer, recipe, some, params)
         moved = _gap(trainer, probed, trainer_logprobs(trainer, probed))
     sync.load(step.number)
+    what = "moved weights" if recipe.lora is None else "a moved adapter"
     if not limits.admit(moved):
         raise EnvironmentProblem(
-            f"{name}: with an adapter that is not zero its logprobs differ from the trainer's by {moved}, without by "
-            f"up to {gap.largest:.2g}: the engine leaves the adapter out, or applies other weights or another scale; "
-            "check that it loads LoRA for every layer of lora.targets"
+            f"{name}: with {what} its logprobs differ from the trainer's by {moved}, without by up to "
+            f"{gap.largest:.2g}: {_likely_cause(trainer, recipe)}"
         )
-    say(f"engine and trainer agree: logprobs within {gap.largest:.1g}, with a moved adapter within {moved.largest:.1g}")
+    say(f"engine and trainer agree: logprobs within {gap.largest:.1g}, with {what} within {moved.largest:.1g}")
+
+
+def _likely_cause(trainer: Trainer, recipe: GrpoRecipe) -> str:
+    """Say why an engine that agrees with the policy may not agree with the moved one, and what to do."""
+    if recipe.lora is None:
+        return "the engine keeps the checkpoint's weights, or some of them; update vLLM, or write rollout.engine: local"
+    cause = "the engine leaves the adapter out, or applies other weights or another scale; "
+    if recipe.rollout.engine_kind.is_served and not trainer.policy.vision_is_frozen:
+        return f"{cause}start the server with --enable-tower-connector-lora, which vision layers need"
+    return f"{cause}check that it loads LoRA for every layer of lora.targets"
 
 
 @contextmanager
 def _moved(
-    trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], wanted_shift: float
+    trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside, the adapter is moved so far that the high quantile of the shifts of the trainer's own logprobs, which
-    were `scores`, is `wanted_shift` or more."""
-    for doubling in range(DOUBLINGS):
-        with trainer.strategy.moved(_noise(recipe.train.seed, FIRST_NOISE * 2**doubling)):
-            shifted = trainer_logprobs(trainer, groups)
-            if _gap(trainer, groups, scores, shifted).high >= wanted_shift:
-                yield
-                return
-    raise EnvironmentProblem("no noise on the adapter changes the policy's logprobs; is lora.alpha 0?")
+    """Inside, all trained weights are moved: those of each part so far that by themselves they shift the trainer's own
+    logprobs, which were `scores`, by MOVED_BY tolerances or more at the high quantile. Vision layers are moved as far
+    as that shows, and where no rank has a picture they stay."""
+    wanted = MOVED_BY * parity_tolerance(recipe)
+    first = FIRST_NOISE_WHOLE if recipe.lora is None else FIRST_NOISE
+    shows_pictures = trainer.ranks.any(any(group.prompt.images for group in groups))
+    parts = [trainer.family.part_of(base_name(name)) for name in trainer.policy.trained_parameters()]
+    scales: dict[Part, float] = dict.fromkeys(parts, 0.0)
+    for part in [part for part in scales if part == "language" or shows_pictures]:
+        shifts: dict[float, float] = {}
+        for scale in (first * 2**doubling for doubling in range(DOUBLINGS)):
+            alone = [scale if each == part else 0.0 for each in parts]
+            with trainer.strategy.moved(_noise(recipe.train.seed, alone)):
+                shifts[scale] = _gap(trainer, groups, scores, trainer_logprobs(trainer, groups)).high
+            if shifts[scale] >= wanted:
+                break
+        scales[part] = max(shifts, key=lambda scale: shifts[scale])
+        if (shift := shifts[scales[part]]) == 0.0 or (part == "language" and shift < wanted):
+            raise EnvironmentProblem(f"no noise on what is trained of {part} changes logprobs; is lora.alpha 0?")
+        if shift < wanted:
+            say(f"the {part} part shifts logprobs by at most {shift:.2g}; an engine without it may not be noticed")
+    with trainer.strategy.moved(_noise(recipe.train.seed, [scales[part] for part in parts])):
+        yield
 
 
-def _noise(seed: int, scale: float) -> Callable[[Tensor], Tensor]:
-    """Make a function that adds normal noise to one weight after the other; in the same order it is the same on every
-    rank."""
-    generator = torch.Generator().manual_seed(seed)
+def _noise(seed: int, scales: Sequence[float]) -> Callable[[Tensor], Tensor]:
+    """Make a function that adds normal noise to one weight after the other, each of its own scale; in the same order it
+    is the same on every rank."""
+    generator, left = torch.Generator().manual_seed(seed), iter(scales)
 
     def add(weight: Tensor) -> Tensor:
-        return weight + scale * torch.randn(weight.shape, generator=generator).to(weight)
+        noise = next(left) * torch.randn(weight.shape, generator=generator)
+        if not isinstance(weight, DTensor):
+            return weight + noise.to(weight)
+        share = noise.to(device=weight.device, dtype=weight.dtype)
+        return weight + distribute_tensor(share, weight.device_mesh, weight.placements, src_data_rank=None)
 
     return add
 

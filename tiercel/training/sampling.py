@@ -10,11 +10,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.models.saving import save_adapter
+from tiercel.models.saving import save_adapter, save_model
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import Sampler
+from tiercel.rollout.vllm_common import require_vision_adapters
 from tiercel.rollout.vllm_process import ProcessSampler
 from tiercel.rollout.vllm_server import connect
+from tiercel.rollout.vllm_weights import CheckpointForm, read_weights
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.publishing import Publisher
 from tiercel.training.trainer import Trainer
@@ -33,6 +35,7 @@ class PolicySync:
     def __init__(self, sampler: Sampler, trainer: Trainer, run: RunDirectory):
         self.sampler = sampler
         self._trainer = trainer
+        self._form: CheckpointForm | None = None  # made at the first load of whole weights
         in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
@@ -42,11 +45,24 @@ class PolicySync:
         if self.sampler.shares_weights:
             self.sampler.load_policy(version, None)
             return
-        ranks, publisher, policy = self._trainer.ranks, self.publisher, self._trainer.policy
-        weights = self._trainer.strategy.trained_weights()
-        write = partial(save_adapter, policy, weights=weights, dtype=policy.compute_dtype)
+        policy, strategy = self._trainer.policy, self._trainer.strategy
+        if policy.peft is None and self._form is None:
+            self._form = self._trainer.ranks.on_first(lambda: CheckpointForm.of(policy.family, policy.model))
+        if self._form is not None and isinstance(self.sampler, ProcessSampler) and strategy.passes_are_private:
+            self.sampler.load_weights(version, self._form.weights(policy.model))
+            return
+        ranks, publisher = self._trainer.ranks, self.publisher
+        write: Callable[[Path], object]
+        if self._form is None:
+            write = partial(save_adapter, policy, weights=strategy.trained_weights(), dtype=policy.compute_dtype)
+        else:
+            weights = {name: each.to(policy.compute_dtype) for name, each in strategy.model_weights().items()}
+            write = partial(save_model, policy.family, policy.model, weights=weights)
         directory = ranks.on_first(lambda: publisher.publish(version, write))
-        self.sampler.load_policy(version, directory)
+        if self._form is not None and isinstance(self.sampler, ProcessSampler):
+            self.sampler.load_weights(version, read_weights(directory))
+        else:
+            self.sampler.load_policy(version, directory)
         ranks.on_first(lambda: publisher.keep_only(directory))
 
     def close(self) -> None:
@@ -82,11 +98,22 @@ def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Calla
 
 
 def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
-    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images_per_completion(recipe, rows))
+    adapts_vision = _adapts_vision(recipe, trainer)
+    images = images_per_completion(recipe, rows)
+    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images, adapts_vision=adapts_vision)
 
 
 def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    _adapts_vision(recipe, trainer)
     return connect(recipe, trainer.policy.family, trainer.ranks, say)
+
+
+def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
+    """Say whether the adapter has vision layers. Raises EnvironmentProblem where vLLM would not apply them."""
+    if recipe.lora is None or trainer.policy.vision_is_frozen:
+        return False
+    require_vision_adapters(trainer.policy.family, recipe.rollout.engine)
+    return True
 
 
 def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
