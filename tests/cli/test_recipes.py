@@ -88,6 +88,6 @@ def test_a_recipe_that_no_server_can_sample_for_is_refused(tmp_path, capsys):
         f"model: {{path: {tmp_path}/m}}\ndata: {{train: {tmp_path}/rows.jsonl}}\ntrain: {{steps: 1}}\noutput: run\n"
     )
     assert main(["serve", str(recipe)]) == 2
-    assert "a server samples for GRPO with lora" in capsys.readouterr().err
+    assert "a server samples for GRPO; this recipe" in capsys.readouterr().err
     assert main(["eval", str(recipe)]) == 2
     assert "data.eval names no held-out rows" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from tiercel.cli.main import main
 from tiercel.cli.plan import in_tenths, show
 from tiercel.config import load_recipe
 from tiercel.config.rollout import Vllm
+from tiercel.config.rules import rule_problems
 from tiercel.config.schema import SftRecipe
 from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine
@@ -112,10 +113,15 @@ def test_a_remedy_keeps_the_recipes_own_rules(large):
     served = {"rollout.engine": "vllm-server", "rollout.urls": ("http://a:1",), "rollout.vllm": Vllm()}
     found = remedy_of(changed(large, served), LEARNER_72B, machine(8, 40))
     assert not any(key.startswith("rollout") for key in found.changes)
-    # Full fine-tuning cannot sample by vLLM, which takes adapters.
+    # The weights of full fine-tuning reach vLLM, but not from ranks of DeepSpeed, nor an engine that drops its own.
     whole = {"lora": None, "rollout.engine": "local", "rollout.vllm": Vllm()}
-    found = remedy_of(changed(large, whole), per_token(0), machine(8, 400))
-    assert "rollout.engine" not in found.changes
+    subject = changed(large, whole)
+    found = remedy_of(subject, per_token(0), machine(8, 400))
+    assert not rule_problems(changed(subject, found.changes).recipe)
+    if found.changes.get("rollout.engine") == "vllm":
+        assert (
+            found.changes.get("train.strategy") != "deepspeed" and found.changes.get("rollout.vllm.sleep_level", 0) < 2
+        )
 
 
 def test_offloaded_bytes_lie_in_the_hosts_memory(small):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from tiercel.algorithms.own import own_advantages
-from tiercel.algorithms.types import Options, RewardTable
+from tiercel.algorithms.types import Described, Options, RewardTable
 from tiercel.sections import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _std(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advantage:
+class Advantage(Described):
     """An advantage that a recipe can name."""
 
     baseline: Callable[[RewardTable, Options], Tensor]  # -> (C,)
@@ -134,9 +134,6 @@ class Advantage:
         "totals"  # fields of the RewardTable, without which it is 0
     )
     needs_pass_k: bool = False
-    formula: str
-    source: str
-    use: str
 
 
 SCALES: dict[str, Callable[[RewardTable, Tensor], Tensor]] = {

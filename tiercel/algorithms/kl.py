@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from tiercel.algorithms.types import Described
 from tiercel.sections import NonNegativeFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
@@ -36,13 +37,10 @@ def k3(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KlEstimator:
+class KlEstimator(Described):
     """An estimator of the divergence."""
 
     estimate: Callable[[Tensor, Tensor], Tensor]
-    formula: str
-    source: str
-    use: str
 
 
 SCHULMAN = "Schulman 2020"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.types import LossInput
+from tiercel.algorithms.types import Described, LossInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +38,10 @@ def _everywhere(batch: LossInput, factor: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Normaliser:
+class Normaliser(Described):
     """A mean that a loss can take."""
 
     of: Callable[[LossInput], Tensor]  # -> (N,), detached
-    formula: str
-    source: str
-    use: str
 
 
 NORMALISERS: dict[str, Normaliser] = {

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from tiercel.algorithms.pair_section import Dpo, Kto, PairLossName
+from tiercel.algorithms.types import Described
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +90,10 @@ def simpo(pairs: PairInput, dpo: Dpo) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairLoss:
-    """A loss of pairs. The texts are for docs/algorithms.md."""
+class PairLoss(Described):
+    """A loss of pairs."""
 
     compute: Callable[[PairInput, Dpo], Tensor]
-    formula: str
-    source: str
-    use: str
 
 
 _MARGIN = "m = beta (log pw/rw - log pl/rl)"

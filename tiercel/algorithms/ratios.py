@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tiercel.algorithms import completions
+from tiercel.algorithms.types import Described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,15 +30,12 @@ def by_sequence_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ratio:
+class Ratio(Described):
     """A ratio that a loss can take."""
 
     of: Callable[[Tensor, Tensor, int], Tensor]  # log ratios (N,), completion_of_N, C -> ratios (N,)
     # The ratio with the same value whose gradient at a token is the token's own; None where this is such a ratio.
     by_token: str | None = None
-    formula: str
-    source: str
-    use: str
 
 
 RATIOS: dict[str, Ratio] = {

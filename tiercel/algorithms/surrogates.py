@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.algorithms.types import TokenTerms
+from tiercel.algorithms.types import Described, TokenTerms
 from tiercel.sections import PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -77,15 +77,12 @@ def _clip_sums(*, is_low_N: Tensor, is_high_N: Tensor) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surrogate:
+class Surrogate(Described):
     """A surrogate that a loss can take."""
 
     of: Callable[[Tensor, Tensor, Tensor, SurrogateKeys], TokenTerms]  # ratios, advantages, logprobs (N,), keys
     reads: tuple[str, ...]  # of SurrogateKeys
     learns_by_ratio: bool = True  # its gradient goes through the ratio
-    formula: str
-    source: str
-    use: str
 
 
 SURROGATES: dict[str, Surrogate] = {

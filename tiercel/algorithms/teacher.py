@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from tiercel.algorithms.types import Described
 from tiercel.sections import PositiveFloat, PositiveInt, Source
 
 if TYPE_CHECKING:
@@ -36,13 +37,10 @@ def jsd(policy_MV: Tensor, teacher_MV: Tensor, mix: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Divergence:
+class Divergence(Described):
     """How far the policy is from the teacher at a token."""
 
     of: Callable[[Tensor, Tensor, float], Tensor] | None  # of logprobs (M, V); None: of the drawn token alone
-    formula: str
-    source: str
-    use: str
 
 
 DIVERGENCES: dict[str, Divergence] = {

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Described:
+    """An entry of a table that a recipe chooses from, as docs/algorithms.md describes it."""
+
+    formula: str
+    source: str
+    use: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
     """Sizes of a minibatch over all ranks."""
 

@@ -43,8 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     for kind, text in TRAINING.items():
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
-        command = _command(commands, kind, text, example, takes_ranks=True)
-        _recipe_arguments(command)
+        _recipe_command(commands, kind, text, example, takes_ranks=True)
 
     for add in (_check_command, _data_command, _plan_command, _doctor_command, _serve_command, _import_command):
         add(commands)
@@ -53,10 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _check_command(commands) -> None:
-    check = _command(
+    check = _recipe_command(
         commands, "check", "find everything that can fail, before it costs time", "tiercel check recipes/demo-grpo.yaml"
     )
-    _recipe_arguments(check)
     check.add_argument("--decode", action="store_true", help="decode every picture; else only headers are read")
     check.add_argument("--fix-report", action="store_true", help="write every rejected row with its reason to a file")
     check.add_argument(
@@ -68,13 +66,12 @@ def _data_command(commands) -> None:
     data = commands.add_parser("data", help="look at the rows of a recipe")
     data.set_defaults(without_command=data)
     looks = data.add_subparsers(dest="look", metavar="COMMAND")
-    preview = _command(
+    preview = _recipe_command(
         looks,
         "preview",
         "write a page of the first rows as the model will see them",
         "tiercel data preview recipes/demo-grpo.yaml --rows 20 --output preview.html",
     )
-    _recipe_arguments(preview)
     preview.add_argument("--rows", type=at_least(1), default=20, metavar="N", help="how many (20)")
     preview.add_argument(
         "--output", type=Path, default=Path("preview.html"), metavar="FILE", help="where the page goes (preview.html)"
@@ -82,13 +79,12 @@ def _data_command(commands) -> None:
 
 
 def _plan_command(commands) -> None:
-    plan = _command(
+    plan = _recipe_command(
         commands,
         "plan",
         "estimate memory and time on each GPU, without weights and without a GPU",
         "tiercel plan recipes/qwen25vl-72b-grpo.yaml --gpus 8 --gpu-memory 80GB",
     )
-    _recipe_arguments(plan)
     plan.add_argument("--gpus", type=at_least(1), default=1, metavar="N", help="ranks (1)")
     plan.add_argument(
         "--gpu-memory", type=size, default="80GB", metavar="SIZE", help="of each, such as 80GB or 24GiB (80GB)"
@@ -121,13 +117,12 @@ def _doctor_command(commands) -> None:
 
 
 def _serve_command(commands) -> None:
-    serve = _command(
+    serve = _recipe_command(
         commands,
         "serve",
         "start a vLLM server with the flags that a recipe needs, on this machine, until Ctrl-C",
         "tiercel serve recipes/qwen25vl-3b-vllm-grpo.yaml --port 8000",
     )
-    _recipe_arguments(serve)
     serve.add_argument("--port", type=port, metavar="N", help="on 127.0.0.1 (the recipe's rollout.urls, else 8000)")
     serve.add_argument(
         "--vllm", type=words, default=[], metavar="WORDS", help='more words for vLLM, as in "--tensor-parallel-size 2"'
@@ -200,9 +195,14 @@ def _command(commands, name: str, text: str, example: str, *, takes_ranks: bool 
     return commands.add_parser(name, help=text, description=text, epilog=f"example: {example}", parents=parents)
 
 
-def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, help="a recipe (YAML)")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+def _recipe_command(
+    commands, name: str, text: str, example: str, *, takes_ranks: bool = False
+) -> argparse.ArgumentParser:
+    """Make a command that takes a recipe and overrides."""
+    command = _command(commands, name, text, example, takes_ranks=takes_ranks)
+    command.add_argument("recipe", type=Path, help="a recipe (YAML)")
+    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    return command
 
 
 def rank_options() -> argparse.ArgumentParser:

@@ -36,16 +36,9 @@ SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Check the recipe as the command line says."""
-    report_file = arguments.report_file or REPORT_FILE
-    check(recipe, arguments.recipe, report_file if arguments.fix_report else None, decodes=arguments.decode)
-
-
-def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes: bool = False) -> None:
-    """Print what was found. Raises TiercelError at the first problem that would end the run. `fix_report`: a file for
-    the rejected rows, each with its reason; `decodes`: decode every picture, and do not only read its header."""
+    """Print what was found. Raises TiercelError at the first problem that would end the run."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"recipe: {path} is a valid {named(recipe.kind).partition(' ')[2]} recipe")
+    console.print(f"recipe: {arguments.recipe} is a valid {named(recipe.kind).partition(' ')[2]} recipe")
     require_packages(recipe.trackers)
     require_installed(recipe)
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
@@ -60,10 +53,11 @@ def check(recipe: Recipe, path: Path, fix_report: Path | None = None, *, decodes
         train = rows.train
         for table in rows.tables:
             require_readable(recipe, table)
-        reports = [_scanned(recipe, family, table, console, decodes, table is train) for table in rows.tables]
-        if fix_report is not None:
-            count = write_fix_report([row for report in reports for row in report.rejected], fix_report)
-            console.print(f"{fix_report}: {count:,} rejected rows with their reasons")
+        reports = [_scanned(recipe, family, table, console, arguments.decode, table is train) for table in rows.tables]
+        if arguments.fix_report:
+            file = arguments.report_file or REPORT_FILE
+            count = write_fix_report([row for report in reports for row in report.rejected], file)
+            console.print(f"{file}: {count:,} rejected rows with their reasons")
         for report in reports:
             require_few_bad(len(report.rejected), report.total, recipe.data, report.rejected)
         if isinstance(recipe, GrpoRecipe):

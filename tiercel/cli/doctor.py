@@ -17,15 +17,10 @@ MARK_WIDTH, NAME_WIDTH = 9, 20
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Examine the machine as the command line says."""
-    doctor(as_json=arguments.json)
-
-
-def doctor(*, as_json: bool) -> None:
     """Print the verdicts. Raises EnvironmentProblem where something is broken."""
     console = Console(highlight=False, soft_wrap=True)
     verdicts: list[Verdict] = []
-    if as_json:
+    if arguments.json:
         verdicts.extend(examine(Path.cwd()))
     else:
         with console.status("looking"):
@@ -33,7 +28,7 @@ def doctor(*, as_json: bool) -> None:
                 verdicts.append(verdict)
                 console.print(as_text(verdict))
     broken = [verdict.name for verdict in verdicts if verdict.status == "broken"]
-    if as_json:
+    if arguments.json:
         print(json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "broken": len(broken)}, indent=1))
     else:
         console.print(summary(verdicts))

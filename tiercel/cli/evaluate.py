@@ -27,13 +27,9 @@ from tiercel.training.turns import Completer, open_dialogues
 
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
-    """Evaluate as the command line says."""
-    evaluate_target(recipe, Path(arguments.target), arguments.adapter, pulse)
-
-
-def evaluate_target(recipe: Recipe, target: Path, adapter: Path | None, pulse: Pulse) -> None:
-    """Evaluate the model of a recipe, with `adapter` where one is given; or a run, before and after its training.
+    """Evaluate the model of a recipe, with an adapter where one is given; or a run, before and after its training.
     `pulse`: the pulse of this process, which the watchdog reads."""
+    target, adapter = Path(arguments.target), arguments.adapter
     if not target.is_dir():
         with launched_ranks(recipe, pulse) as ranks:
             _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks, {})}")

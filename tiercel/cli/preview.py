@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,17 +26,12 @@ from tiercel.writing import write_text
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Write the page as the command line says."""
-    preview(recipe, arguments.recipe.name, arguments.rows, arguments.output)
-
-
-def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
-    """Write a page of the first `count` rows. Raises TiercelError where the recipe's rows cannot be read, or the page
-    cannot be written."""
+    """Write a page of the first rows, as many as the command line says. Raises TiercelError where the recipe's rows
+    cannot be read, or the page cannot be written."""
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
-    indices = range(min(count, len(table.rows)))
+    indices = range(min(arguments.rows, len(table.rows)))
     with open_dialogues(recipe, family, print) as dialogues:
         if isinstance(recipe, GrpoRecipe):
             see = partial(
@@ -51,8 +45,8 @@ def preview(recipe: Recipe, name: str, count: int, output: Path) -> None:
         f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",
         f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
     ]
-    write_text(output, render(shown, f"{name}: rows", notes))
-    print(f"{output}: {len(shown)} rows")
+    write_text(arguments.output, render(shown, f"{arguments.recipe.name}: rows", notes))
+    print(f"{arguments.output}: {len(shown)} rows")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

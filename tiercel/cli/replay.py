@@ -1,7 +1,6 @@
 """`tiercel replay`: find the row and the layer that made an update that was not finite."""
 
 from argparse import Namespace
-from pathlib import Path
 
 from tiercel.config import Recipe
 from tiercel.errors import NonFiniteError
@@ -9,15 +8,10 @@ from tiercel.training.replay import kept_directory, replay
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Replay as the command line says."""
-    replay_run(recipe, arguments.run, arguments.step)
-
-
-def replay_run(recipe: Recipe, run: Path, step: int | None) -> None:
     """Compute the rows of an update again, one by one. Raises NonFiniteError where one is again not finite."""
-    directory = kept_directory(run, step)
+    directory = kept_directory(arguments.run, arguments.step)
     print(f"{directory}, each row alone:")
-    findings = replay(recipe, run, directory, print)
+    findings = replay(recipe, arguments.run, directory, print)
     if faulty := [finding.row for finding in findings if not finding.is_finite]:
         raise NonFiniteError("the loss or the gradient is again not finite", [list(dict.fromkeys(faulty))])
     print(

@@ -11,11 +11,11 @@ from tiercel.algorithms.losses import LOSSES, LossKeys, OwnLoss
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
 from tiercel.calls import CALL_FORM, is_call
+from tiercel.config.judged import Keys
 from tiercel.config.parts import keeps_start, whole_parts
-from tiercel.config.problems import Problem, Problems
 from tiercel.config.reward_rules import TELLS_RIGHT, tells_right
 from tiercel.config.schema import Algorithm, GrpoRecipe
-from tiercel.sections import shown
+from tiercel.sections import Problems, shown
 
 DEFAULTS = Algorithm()
 
@@ -29,11 +29,9 @@ def _minibatches(recipe: GrpoRecipe) -> Problems:
     prompts, minibatches = recipe.optim.prompts_per_step, recipe.optim.minibatches
     if prompts % minibatches:
         divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
-        yield Problem(
-            key="optim.minibatches",
-            text=f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), since groups are not "
-            f"split between updates; write one of {', '.join(divisors)}",
-            also=("optim.prompts_per_step",),
+        yield Keys("optim.minibatches", "optim.prompts_per_step").problem(
+            f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), since groups are not "
+            f"split between updates; write one of {', '.join(divisors)}"
         )
 
 
@@ -44,18 +42,14 @@ def _group_size(recipe: GrpoRecipe) -> Problems:
     if advantage_of(advantage).least_group > 1:
         alone = next(name for name, each in ADVANTAGES.items() if each.least_group == 1)
         remedy = f"algorithm.advantage: {alone}" if isinstance(advantage, str) else "algorithm.advantage.least_group: 1"
-        yield Problem(
-            key="rollout.group_size",
-            text="1 given; the advantage of a single completion is undefined, since reward - group mean is always 0; "
-            f"write 2 or more, or {remedy}",
-            also=("algorithm.advantage",),
+        yield Keys("rollout.group_size", "algorithm.advantage").problem(
+            "1 given; the advantage of a single completion is undefined, since reward - group mean is always 0; "
+            f"write 2 or more, or {remedy}"
         )
     elif recipe.optim.prompts_per_step == 1 and isinstance(advantage, str):
-        yield Problem(
-            key="optim.prompts_per_step",
-            text=f"1 given with rollout.group_size 1; {advantage} compares the completions of a step, of which there "
-            "would be one; write 2 or more",
-            also=("rollout.group_size",),
+        yield Keys("optim.prompts_per_step", "rollout.group_size").problem(
+            f"1 given with rollout.group_size 1; {advantage} compares the completions of a step, of which there "
+            "would be one; write 2 or more"
         )
 
 
@@ -66,39 +60,31 @@ def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
         if is_cut and updates > 1:
             cause = "minibatches" if recipe.optim.minibatches > 1 else "rollout_epochs"
             full = 1 if key == "rollout.top_p" else 0
-            yield Problem(
-                key=key,
-                text=f"{value} given with optim.{cause} {getattr(recipe.optim, cause)}; the ratio of new to old policy "
-                f"is not defined for tokens that the cut removes; write {key}: {full}, or optim.{cause}: 1",
-                also=(f"optim.{cause}",),
+            yield Keys(key, f"optim.{cause}").problem(
+                f"{value} given with optim.{cause} {getattr(recipe.optim, cause)}; the ratio of new to old policy "
+                f"is not defined for tokens that the cut removes; write {key}: {full}, or optim.{cause}: 1"
             )
 
 
 def _correction(recipe: GrpoRecipe) -> Problems:
     rollout, correction = recipe.rollout, recipe.algorithm.correction
     if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
-        yield Problem(
-            key="algorithm.correction.level",
-            text=f"none given with rollout.lookahead {rollout.lookahead}, whose completions an older policy drew; "
-            "write token or sequence",
-            also=("rollout.lookahead",),
+        yield Keys("algorithm.correction.level", "rollout.lookahead").problem(
+            f"none given with rollout.lookahead {rollout.lookahead}, whose completions an older policy drew; "
+            "write token or sequence"
         )
     for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
         value = rollout.top_p if key == "rollout.top_p" else rollout.top_k
         cause = "algorithm.correction" if correction.level != "none" else "algorithm.off_policy_delta"
         if is_cut and (correction.level != "none" or recipe.algorithm.off_policy_delta is not None):
-            yield Problem(
-                key=key,
-                text=f"{value} given with {cause}; an engine's probabilities are those after the cut, the learner's "
-                f"those before it; leave it out, or write {cause}{_OFF[cause]}",
-                also=(f"{cause}.level" if cause == "algorithm.correction" else cause,),
+            yield Keys(key, f"{cause}.level" if cause == "algorithm.correction" else cause).problem(
+                f"{value} given with {cause}; an engine's probabilities are those after the cut, the learner's "
+                f"those before it; leave it out, or write {cause}{_OFF[cause]}"
             )
     shared = _shared_gradient(recipe.algorithm)
     if correction.level == "token" and shared is not None:
-        yield Problem(
-            key="algorithm.correction.level",
-            text=f"token given with {shared.given}, whose tokens share one ratio; write sequence, or {shared.remedy}",
-            also=PARTS,
+        yield Keys("algorithm.correction.level", *PARTS).problem(
+            f"token given with {shared.given}, whose tokens share one ratio; write sequence, or {shared.remedy}"
         )
 
 
@@ -110,7 +96,7 @@ def _own_functions(recipe: GrpoRecipe) -> Problems:
     for key in ("loss", "advantage"):
         own = getattr(recipe.algorithm, key)
         if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
-            yield Problem(key=f"algorithm.{key}.call", text=f"{shown(own.call)} given; must be {CALL_FORM}")
+            yield Keys(f"algorithm.{key}.call").problem(f"{shown(own.call)} given; must be {CALL_FORM}")
 
 
 def _loss(recipe: GrpoRecipe) -> Problems:
@@ -118,19 +104,15 @@ def _loss(recipe: GrpoRecipe) -> Problems:
     yield from _parts(algorithm)
     yield from _unread_keys(algorithm)
     if algorithm.delta is not None and algorithm.clip_high is not None and algorithm.delta <= 1 + algorithm.clip_high:
-        yield Problem(
-            key="algorithm.delta",
-            text=f"{algorithm.delta:g} given, not above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}; it "
-            "bounds ratios beyond the upper clip; write a larger one, such as 4",
-            also=("algorithm.clip_high",),
+        yield Keys("algorithm.delta", "algorithm.clip_high").problem(
+            f"{algorithm.delta:g} given, not above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}; it "
+            "bounds ratios beyond the upper clip; write a larger one, such as 4"
         )
     shared = _shared_gradient(algorithm)
     if algorithm.top_entropy < 1 and shared is not None:
-        yield Problem(
-            key="algorithm.top_entropy",
-            text=f"{algorithm.top_entropy:g} given with {shared.given}, whose tokens share one gradient; write "
-            f"{shared.remedy}",
-            also=PARTS,
+        yield Keys("algorithm.top_entropy", *PARTS).problem(
+            f"{algorithm.top_entropy:g} given with {shared.given}, whose tokens share one gradient; write "
+            f"{shared.remedy}"
         )
 
 
@@ -140,19 +122,15 @@ def _parts(keys: LossKeys) -> Problems:
     if parts is None:
         for name in ("ratio", "surrogate"):
             if getattr(keys, name) is not None:
-                yield Problem(
-                    key=f"algorithm.{name}",
-                    text=f"{getattr(keys, name)} given with a loss of your own, which does not read it; remove it",
-                    also=("algorithm.loss",),
+                yield Keys(f"algorithm.{name}", "algorithm.loss").problem(
+                    f"{getattr(keys, name)} given with a loss of your own, which does not read it; remove it"
                 )
         return
     equal = next((name for name, each in RATIOS.items() if each.by_token == parts.ratio), None)
     if equal is not None and not SURROGATES[parts.surrogate].learns_by_ratio:
-        yield Problem(
-            key="algorithm.ratio" if keys.ratio else "algorithm.surrogate",
-            text=f"{keys.ratio or keys.surrogate} given; the surrogate {parts.surrogate} takes the ratio without "
-            f"gradient, so {parts.ratio} would be the same as {equal}; write algorithm.ratio: {equal}",
-            also=PARTS,
+        yield Keys("algorithm.ratio" if keys.ratio else "algorithm.surrogate", *PARTS).problem(
+            f"{keys.ratio or keys.surrogate} given; the surrogate {parts.surrogate} takes the ratio without "
+            f"gradient, so {parts.ratio} would be the same as {equal}; write algorithm.ratio: {equal}"
         )
 
 
@@ -167,11 +145,8 @@ def _unread_keys(algorithm: Algorithm) -> Problems:
     for name in SurrogateKeys.model_fields:
         value = getattr(algorithm, name)
         if name not in reads and value != getattr(DEFAULTS, name):
-            yield Problem(
-                key=f"algorithm.{name}",
-                text=f"{'null' if value is None else f'{value:g}'} given with {given}, which does not read it; "
-                "remove it",
-                also=("algorithm.loss", "algorithm.surrogate"),
+            yield Keys(f"algorithm.{name}", "algorithm.loss", "algorithm.surrogate").problem(
+                f"{'null' if value is None else f'{value:g}'} given with {given}, which does not read it; remove it"
             )
 
 
@@ -199,45 +174,35 @@ def _advantage(recipe: GrpoRecipe) -> Problems:
     algorithm = recipe.algorithm
     advantage = advantage_of(algorithm.advantage)
     if algorithm.scale is not None and advantage.scale is None:
-        yield Problem(
-            key="algorithm.scale",
-            text=f"{algorithm.scale} given with algorithm.advantage {algorithm.advantage}, which has a scale of its "
-            "own; remove it",
-            also=("algorithm.advantage",),
+        yield Keys("algorithm.scale", "algorithm.advantage").problem(
+            f"{algorithm.scale} given with algorithm.advantage {algorithm.advantage}, which has a scale of its "
+            "own; remove it"
         )
     if advantage.needs_pass_k:
         yield from _pass_k(recipe)
     elif algorithm.pass_k is not None and isinstance(algorithm.advantage, str):
         reader = next(name for name, each in ADVANTAGES.items() if each.needs_pass_k)
-        yield Problem(
-            key="algorithm.pass_k",
-            text=f"{algorithm.pass_k} given with algorithm.advantage {algorithm.advantage}, which does not read it; "
-            f"write algorithm.advantage: {reader}, or remove it",
-            also=("algorithm.advantage",),
+        yield Keys("algorithm.pass_k", "algorithm.advantage").problem(
+            f"{algorithm.pass_k} given with algorithm.advantage {algorithm.advantage}, which does not read it; "
+            f"write algorithm.advantage: {reader}, or remove it"
         )
     if advantage.looks_at == "right" and not any(tells_right(reward) for reward in recipe.rewards):
-        yield Problem(
-            key="algorithm.advantage",
-            text=f"{algorithm.advantage} given, but no reward tells right from wrong; give one of them a correct_at, "
-            f"or take one of {', '.join(TELLS_RIGHT)}",
-            also=("rewards",),
+        yield Keys("algorithm.advantage", "rewards").problem(
+            f"{algorithm.advantage} given, but no reward tells right from wrong; give one of them a correct_at, "
+            f"or take one of {', '.join(TELLS_RIGHT)}"
         )
 
 
 def _pass_k(recipe: GrpoRecipe) -> Problems:
     k, size = recipe.algorithm.pass_k, recipe.rollout.group_size
     if k is None:
-        yield Problem(
-            key="algorithm.pass_k",
-            text=f"missing; algorithm.advantage {recipe.algorithm.advantage} needs the number of tries of which one "
-            "has to be right, such as 4",
-            also=("algorithm.advantage",),
+        yield Keys("algorithm.pass_k", "algorithm.advantage").problem(
+            f"missing; algorithm.advantage {recipe.algorithm.advantage} needs the number of tries of which one "
+            "has to be right, such as 4"
         )
     elif k >= size > 1:
-        yield Problem(
-            key="algorithm.pass_k",
-            text=f"{k} given; must be below rollout.group_size ({size}), since {k} of a group are drawn",
-            also=("rollout.group_size",),
+        yield Keys("algorithm.pass_k", "rollout.group_size").problem(
+            f"{k} given; must be below rollout.group_size ({size}), since {k} of a group are drawn"
         )
 
 
@@ -249,41 +214,31 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             ("sync_every", kl.sync_every, kl.sync_every is not None),
         ):
             if is_given:
-                yield Problem(
-                    key=f"algorithm.kl.{name}",
-                    text=f"{value} given with algorithm.kl.coef 0, which has no reference; write a coef, such as 0.04, "
-                    "or remove it",
-                    also=("algorithm.kl.coef",),
+                yield Keys(f"algorithm.kl.{name}", "algorithm.kl.coef").problem(
+                    f"{value} given with algorithm.kl.coef 0, which has no reference; write a coef, such as 0.04, "
+                    "or remove it"
                 )
         return
     if keeps_start(recipe):
         yield from _kept_start(recipe)
     if kl.estimator == "k1" and kl.place == "loss":
-        yield Problem(
-            key="algorithm.kl.estimator",
-            text="k1 given with algorithm.kl.place loss; its gradient averages to 0, so it would only add noise; write "
-            "k2 or k3, or algorithm.kl.place: reward",
-            also=("algorithm.kl.place",),
+        yield Keys("algorithm.kl.estimator", "algorithm.kl.place").problem(
+            "k1 given with algorithm.kl.place loss; its gradient averages to 0, so it would only add noise; write "
+            "k2 or k3, or algorithm.kl.place: reward"
         )
     if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).looks_at in ("rewards", "right"):
-        yield Problem(
-            key="algorithm.kl.place",
-            text=f"reward given with algorithm.advantage {recipe.algorithm.advantage}, which does not look at the sum "
-            "of the rewards, from which the penalty is subtracted; write loss",
-            also=("algorithm.advantage",),
+        yield Keys("algorithm.kl.place", "algorithm.advantage").problem(
+            f"reward given with algorithm.advantage {recipe.algorithm.advantage}, which does not look at the sum "
+            "of the rewards, from which the penalty is subtracted; write loss"
         )
     if kl.sync_every is None and kl.sync_mix != 1:
-        yield Problem(
-            key="algorithm.kl.sync_mix",
-            text=f"{kl.sync_mix:g} given without algorithm.kl.sync_every; the reference would never move; add it",
-            also=("algorithm.kl.sync_every",),
+        yield Keys("algorithm.kl.sync_mix", "algorithm.kl.sync_every").problem(
+            f"{kl.sync_mix:g} given without algorithm.kl.sync_every; the reference would never move; add it"
         )
     if kl.sync_every is not None and recipe.train.strategy == "deepspeed":
-        yield Problem(
-            key="algorithm.kl.sync_every",
-            text=f"{kl.sync_every} given with train.strategy deepspeed, whose ranks hold parts of each adapter; write "
-            "train.strategy: fsdp2, or remove it",
-            also=("train.strategy",),
+        yield Keys("algorithm.kl.sync_every", "train.strategy").problem(
+            f"{kl.sync_every} given with train.strategy deepspeed, whose ranks hold parts of each adapter; write "
+            "train.strategy: fsdp2, or remove it"
         )
 
 
@@ -291,36 +246,28 @@ def _kept_start(recipe: GrpoRecipe) -> Problems:
     """Judge a reference that is a copy of weights, since they are trained whole."""
     kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
     if recipe.train.strategy == "deepspeed":
-        yield Problem(
-            key="algorithm.kl.coef",
-            text=f"{kl.coef:g} given with train.strategy deepspeed, whose ranks hold parts of each weight, and {whole} "
+        yield Keys("algorithm.kl.coef", "train.strategy").problem(
+            f"{kl.coef:g} given with train.strategy deepspeed, whose ranks hold parts of each weight, and {whole} "
             "trained whole: the penalty compares with a copy of it; write train.strategy: fsdp2, or "
-            "algorithm.kl.coef: 0",
-            also=("train.strategy",),
+            "algorithm.kl.coef: 0"
         )
     if kl.sync_every is not None:
-        yield Problem(
-            key="algorithm.kl.sync_every",
-            text=f"{kl.sync_every} given with {whole} trained whole; only an adapter's reference moves; remove it, or "
-            "train by lora alone",
-            also=("lora", "freeze"),
+        yield Keys("algorithm.kl.sync_every", "lora", "freeze").problem(
+            f"{kl.sync_every} given with {whole} trained whole; only an adapter's reference moves; remove it, or "
+            "train by lora alone"
         )
 
 
 def _resampling(recipe: GrpoRecipe) -> Problems:
     tries = recipe.rollout.resample_tries
     if tries and recipe.rollout.lookahead:
-        yield Problem(
-            key="rollout.resample_tries",
-            text=f"{tries} given with rollout.lookahead {recipe.rollout.lookahead}; completions sampled ahead are not "
-            "yet scored; write 0 for one of them",
-            also=("rollout.lookahead",),
+        yield Keys("rollout.resample_tries", "rollout.lookahead").problem(
+            f"{tries} given with rollout.lookahead {recipe.rollout.lookahead}; completions sampled ahead are not "
+            "yet scored; write 0 for one of them"
         )
     if tries and recipe.rollout.group_size == 1:
-        yield Problem(
-            key="rollout.resample_tries",
-            text=f"{tries} given with rollout.group_size 1; the rewards of a single completion never differ; write 0",
-            also=("rollout.group_size",),
+        yield Keys("rollout.resample_tries", "rollout.group_size").problem(
+            f"{tries} given with rollout.group_size 1; the rewards of a single completion never differ; write 0"
         )
 
 

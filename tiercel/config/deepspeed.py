@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, Optim
 from tiercel.sections import Problem
 
 Tree = dict[str, Any]
@@ -58,16 +58,20 @@ def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
         section["offload_param"] = offload
     if zero.offload_optimizer:
         section["offload_optimizer"] = offload
-    adam = {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # how many there are changes from step to step; boundaries are set by hand
         "gradient_clipping": optim.max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "optimizer": {"type": "AdamW", "params": {**adam, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {**_adam(optim), "torch_adam": True}},
         "zero_optimization": section,
     }
+
+
+def _adam(optim: Optim) -> Tree:
+    """Return the recipe's settings of AdamW, by DeepSpeed's names."""
+    return {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
 
 
 def _read(file: Path) -> Tree:
@@ -111,12 +115,7 @@ def _optimizer_problems(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterat
             f"{', '.join(OPTIMIZERS)} here: checkpoints hold its two moments, and 1-bit and other compressed "
             "optimisers take no partitioned gradient; write AdamW, or remove it"
         )
-    ours = {
-        "lr": recipe.optim.lr,
-        "betas": list(recipe.optim.betas),
-        "eps": recipe.optim.eps,
-        "weight_decay": recipe.optim.weight_decay,
-    }
+    ours = _adam(recipe.optim)
     for key, value in theirs.get("params", {}).items():
         if key in ours and value not in ("auto", ours[key]):
             yield f"optimizer.params.{key}: {value} given, optim.{key} is {ours[key]}; remove it, or write auto"

@@ -3,38 +3,35 @@
 from collections.abc import Callable
 
 from tiercel.algorithms.pair_section import PAIR_LOSS_NAMES, SMOOTHED, WITHOUT_REFERENCE
+from tiercel.config.judged import Keys
 from tiercel.config.keys import named
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, DpoRecipe, OfflineRecipe
-from tiercel.sections import Problem, Problems
+from tiercel.sections import Problems
 
 
 def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
     prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
         what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
-        yield Problem(
-            key="learner.max_tokens_per_microbatch",
-            text=f"{budget} given; must hold {what}: data.max_prompt_tokens is {prompt}",
-            also=("data.max_prompt_tokens",),
+        yield Keys("learner.max_tokens_per_microbatch", "data.max_prompt_tokens").problem(
+            f"{budget} given; must hold {what}: data.max_prompt_tokens is {prompt}"
         )
 
 
 def _one_update(recipe: OfflineRecipe) -> Problems:
     for key, value in (("minibatches", recipe.optim.minibatches), ("rollout_epochs", recipe.optim.rollout_epochs)):
         if value > 1:
-            yield Problem(
-                key=f"optim.{key}",
-                text=f"{value} given; a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
-                "to split; remove it, and lower optim.prompts_per_step for smaller updates",
+            yield Keys(f"optim.{key}").problem(
+                f"{value} given; a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
+                "to split; remove it, and lower optim.prompts_per_step for smaller updates"
             )
 
 
 def _last_turn(recipe: OfflineRecipe) -> Problems:
     if recipe.purpose != "sft" and recipe.data.train_turns != "all":
-        yield Problem(
-            key="data.train_turns",
-            text=f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns only the last answer; remove it",
+        yield Keys("data.train_turns").problem(
+            f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns only the last answer; remove it"
         )
 
 
@@ -42,27 +39,20 @@ def dropout(recipe: BaseRecipe) -> Problems:
     """Judge dropout where continuations share a prompt."""
     form = recipe.learner.form
     if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
-        yield Problem(
-            key="lora.dropout",
-            text=f"{recipe.lora.dropout:g} given with learner.form {form}; answers share one prompt computation, "
-            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated",
-            also=("learner.form",),
+        yield Keys("lora.dropout", "learner.form").problem(
+            f"{recipe.lora.dropout:g} given with learner.form {form}; answers share one prompt computation, "
+            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated"
         )
 
 
 def _grouped_rows(recipe: OfflineRecipe) -> Problems:
     if recipe.data.group_by_prefix and recipe.purpose == "labels":
-        yield Problem(
-            key="data.group_by_prefix",
-            text=f"true given, but `tiercel {recipe.kind}` learns each row's answer by itself and groups nothing; "
-            "remove it",
+        yield Keys("data.group_by_prefix").problem(
+            f"true given, but `tiercel {recipe.kind}` learns each row's answer by itself and groups nothing; remove it"
         )
     elif recipe.data.group_by_prefix and recipe.data.mix:
-        yield Problem(
-            key="data.group_by_prefix",
-            text="true given with data.mix, which takes rows of the files by turns; write one file, or remove one of "
-            "the two",
-            also=("data.mix",),
+        yield Keys("data.group_by_prefix", "data.mix").problem(
+            "true given with data.mix, which takes rows of the files by turns; write one file, or remove one of the two"
         )
 
 
@@ -84,21 +74,17 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
         ("precompute_reference", dpo.precompute_reference, with_reference),
     ):
         if is_given and dpo.loss not in takers:
-            yield Problem(
-                key=f"dpo.{key}",
-                text=f"{getattr(dpo, key)} given, but the loss {dpo.loss} has no place for it; remove it (it belongs "
-                f"to {', '.join(takers)})",
-                also=("dpo.loss",),
+            yield Keys(f"dpo.{key}", "dpo.loss").problem(
+                f"{getattr(dpo, key)} given, but the loss {dpo.loss} has no place for it; remove it (it belongs "
+                f"to {', '.join(takers)})"
             )
 
 
 def _kept_start(recipe: OfflineRecipe) -> Problems:
     if keeps_start(recipe) and recipe.train.strategy == "deepspeed":
-        yield Problem(
-            key="train.strategy",
-            text=f"deepspeed given, whose ranks hold parts of weights, with {', '.join(whole_parts(recipe))} trained "
-            "whole, of which the reference is a copy; write fsdp2, or for DPO dpo.precompute_reference: true",
-            also=("lora", "freeze"),
+        yield Keys("train.strategy", "lora", "freeze").problem(
+            f"deepspeed given, whose ranks hold parts of weights, with {', '.join(whole_parts(recipe))} trained "
+            "whole, of which the reference is a copy; write fsdp2, or for DPO dpo.precompute_reference: true"
         )
 
 

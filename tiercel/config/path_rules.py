@@ -6,11 +6,12 @@ from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
 from tiercel.calls import call_file
+from tiercel.config.judged import Keys
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
 from tiercel.sections import Problem, shown
 
-TEACHERS = ("teacher", "algorithm.teacher")
+BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # sections of models beside the one trained
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
 
 
@@ -20,23 +21,21 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
     Takes the recipe as read, so that it can speak beside the schema: what is not text is passed over.
     """
     problems = [
-        Problem(key=key, text=f"{shown(given)} given; {fault}")
+        Keys(key).problem(f"{shown(given)} given; {fault}")
         for declared, check in PATH_CHECKS.items()
         for key, given in _texts(tree, declared)
         if (fault := check(given)) is not None
     ]
-    for section in ("model", f"rewards.{ENTRY}.model", *TEACHERS):
+    for section in ("model", *BESIDE):
         paths = {key.removesuffix(".path"): path for key, path in _texts(tree, f"{section}.path")}
         for key, revision in _texts(tree, f"{section}.revision"):
             path = paths.get(key.removesuffix(".revision"))
             if path is not None and isdir(expanduser(path)):
-                problems.append(
-                    Problem(
-                        key=key,
-                        text=f"{shown(revision)} given, but model.path is the local directory {path}, which has no "
-                        "revisions; remove one of them",
-                    )
+                problem = Keys(key).problem(
+                    f"{shown(revision)} given, but model.path is the local directory {path}, which has no "
+                    "revisions; remove one of them"
                 )
+                problems.append(problem)
     return problems
 
 
@@ -151,12 +150,9 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "algorithm.advantage.call": _call_fault,
     f"rewards.{ENTRY}.json_schema": _file_fault,
     f"rewards.{ENTRY}.judge.prompt": _file_fault,
-    f"rewards.{ENTRY}.model.path": _model_fault,
-    f"rewards.{ENTRY}.model.adapter": _adapter_fault,
-    f"rewards.{ENTRY}.model.template": _file_fault,
     **{
         f"{section}.{key}": check
-        for section in TEACHERS
+        for section in BESIDE
         for key, check in (("path", _model_fault), ("adapter", _adapter_fault), ("template", _file_fault))
     },
     "output": _output_fault,

@@ -1,10 +1,11 @@
 """Judgements on the recipe's rewards."""
 
+from tiercel.config.judged import Keys
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.rewards.builtin import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.rewards.entry import Entry
 from tiercel.rewards.started import ByModel, RewardModel
-from tiercel.sections import Problem, Problems, Section, shown
+from tiercel.sections import Problems, Section, shown
 
 
 def reward_entries(recipe: GrpoRecipe) -> Problems:
@@ -13,10 +14,8 @@ def reward_entries(recipe: GrpoRecipe) -> Problems:
             yield problem.below(f"rewards.{index}")
     if recipe.learns_from_rewards and recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
         keys = tuple(f"rewards.{index}.weight" for index in range(len(recipe.rewards)))
-        yield Problem(
-            key=keys[0],
-            text="0 given, as for every reward; all advantages would be 0; give one a weight",
-            also=keys[1:],
+        yield Keys(keys[0], *keys[1:]).problem(
+            "0 given, as for every reward; all advantages would be 0; give one a weight"
         )
 
 
@@ -31,10 +30,8 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
         key = f"rewards.{index}.{own}"
         entry = repr((given, [(option, value) for option, value in reward if isinstance(value, Section)]))
         if entry in first:
-            yield Problem(
-                key=key,
-                text=f"{shown(given)} given, as at {first[entry]}; keep one entry, with the sum of the weights",
-                also=(first[entry],),
+            yield Keys(key, first[entry]).problem(
+                f"{shown(given)} given, as at {first[entry]}; keep one entry, with the sum of the weights"
             )
         first.setdefault(entry, key)
 

@@ -4,8 +4,9 @@ from string import Formatter
 
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.teacher import Teacher
+from tiercel.config.judged import Keys
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
-from tiercel.sections import Problem, Problems, Section, address_fault, shown
+from tiercel.sections import Problems, Section, address_fault, shown
 
 WITHOUT_REWARDS = ("normalise", "entropy_coef", "kl.coef", "kl.estimator", "kl.sync_every", "kl.sync_mix")
 
@@ -16,53 +17,40 @@ def teacher(recipe: GrpoRecipe) -> Problems:
         return
     key = recipe.teacher_key
     if section.mix != 0.5 and section.divergence != "jsd":
-        yield Problem(
-            key=f"{key}.mix",
-            text=f"{section.mix:g} given with {key}.divergence {section.divergence}, which mixes nothing; write "
-            "jsd, or remove it",
-            also=(f"{key}.divergence",),
+        yield Keys(f"{key}.mix", f"{key}.divergence").problem(
+            f"{section.mix:g} given with {key}.divergence {section.divergence}, which mixes nothing; write "
+            "jsd, or remove it"
         )
     if section.top_k is not None and section.divergence == "token":
-        yield Problem(
-            key=f"{key}.top_k",
-            text=f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it",
-            also=(f"{key}.divergence",),
+        yield Keys(f"{key}.top_k", f"{key}.divergence").problem(
+            f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it"
         )
     if section.url is not None:
         yield from _served(recipe, section, section.url, key)
     yield from template_problems(f"{key}.prompt", section.prompt)
     if section.prompt is not None and recipe.rollout.has_turns:
-        yield Problem(
-            key=f"{key}.prompt",
-            text="given with tools or an environment, whose turns follow the policy's own prompt; remove it",
-            also=("rollout.tools", "rollout.environment"),
+        yield Keys(f"{key}.prompt", "rollout.tools", "rollout.environment").problem(
+            "given with tools or an environment, whose turns follow the policy's own prompt; remove it"
         )
 
 
 def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problems:
     """Judge a teacher on a server, which tells the likeliest words of its own model, at temperature 1."""
     if (fault := address_fault(url)) is not None:
-        yield Problem(key=f"{key}.url", text=f"{fault}; write it like http://127.0.0.1:8000")
+        yield Keys(f"{key}.url").problem(f"{fault}; write it like http://127.0.0.1:8000")
     for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
         if getattr(section, name) != Teacher.model_fields[name].default:
-            yield Problem(
-                key=f"{key}.{name}",
-                text=f"{shown(getattr(section, name))} given with {key}.url, whose server {own}; remove it",
-                also=(f"{key}.url",),
+            yield Keys(f"{key}.{name}", f"{key}.url").problem(
+                f"{shown(getattr(section, name))} given with {key}.url, whose server {own}; remove it"
             )
     if section.top_k is None and section.divergence != "token":
-        yield Problem(
-            key=f"{key}.top_k",
-            text=f"missing; a server cannot tell the whole vocabulary; write {key}.top_k: 20, or "
-            f"{key}.divergence: token",
-            also=(f"{key}.url", f"{key}.divergence"),
+        yield Keys(f"{key}.top_k", f"{key}.url", f"{key}.divergence").problem(
+            f"missing; a server cannot tell the whole vocabulary; write {key}.top_k: 20, or {key}.divergence: token"
         )
     if recipe.rollout.temperature != 1:
-        yield Problem(
-            key="rollout.temperature",
-            text=f"{recipe.rollout.temperature:g} given with {key}.url, but a server tells what a prompt's tokens have "
-            f"at temperature 1; write 1, or remove {key}.url",
-            also=(f"{key}.url",),
+        yield Keys("rollout.temperature", f"{key}.url").problem(
+            f"{recipe.rollout.temperature:g} given with {key}.url, but a server tells what a prompt's tokens have "
+            f"at temperature 1; write 1, or remove {key}.url"
         )
 
 
@@ -71,13 +59,12 @@ def template_problems(key: str, template: str | None) -> Problems:
     try:
         fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
     except ValueError as error:
-        yield Problem(key=key, text=f"is no template: {error}; a brace of the text is written twice")
+        yield Keys(key).problem(f"is no template: {error}; a brace of the text is written twice")
         return
     for name, spec, conversion in fields:
         if not (name or "").isidentifier() or spec or conversion:
-            yield Problem(
-                key=key,
-                text=f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice",
+            yield Keys(key).problem(
+                f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice"
             )
 
 
@@ -86,32 +73,25 @@ def distill(recipe: GrpoRecipe) -> Problems:
     if not isinstance(recipe, DistillRecipe):
         return
     if recipe.algorithm.teacher is not None:
-        yield Problem(key="algorithm.teacher", text="given beside teacher, of which a recipe has one; remove it")
+        yield Keys("algorithm.teacher").problem("given beside teacher, of which a recipe has one; remove it")
     for name, value in _changed(recipe.algorithm, Algorithm(), ""):
         if name not in WITHOUT_REWARDS and not name.startswith("teacher"):
-            yield Problem(
-                key=f"algorithm.{name}",
-                text=f"{shown(value)} given, but distillation learns from the teacher, not from rewards; remove it, or "
-                "use `tiercel grpo` with algorithm.teacher",
+            yield Keys(f"algorithm.{name}").problem(
+                f"{shown(value)} given, but distillation learns from the teacher, not from rewards; remove it, or "
+                "use `tiercel grpo` with algorithm.teacher"
             )
     if recipe.data.eval is not None and not recipe.rewards:
-        yield Problem(
-            key="data.eval",
-            text="given without rewards, by which held-out completions are scored; add some, such as "
-            "rewards: [{name: exact}], which then only measure, or remove it",
-            also=("rewards",),
+        yield Keys("data.eval", "rewards").problem(
+            "given without rewards, by which held-out completions are scored; add some, such as "
+            "rewards: [{name: exact}], which then only measure, or remove it"
         )
     if recipe.rollout.resample_tries:
-        yield Problem(
-            key="rollout.resample_tries",
-            text=f"{recipe.rollout.resample_tries} given, but distillation needs no rewards that differ; remove it",
+        yield Keys("rollout.resample_tries").problem(
+            f"{recipe.rollout.resample_tries} given, but distillation needs no rewards that differ; remove it"
         )
     if recipe.teacher.rows_share and recipe.rollout.has_turns:
-        yield Problem(
-            key="teacher.rows_share",
-            text=f"{recipe.teacher.rows_share:g} given with tools or an environment; answers of rows have no turns; "
-            "write 0",
-            also=("rollout.tools", "rollout.environment"),
+        yield Keys("teacher.rows_share", "rollout.tools", "rollout.environment").problem(
+            f"{recipe.teacher.rows_share:g} given with tools or an environment; answers of rows have no turns; write 0"
         )
 
 
