@@ -126,10 +126,11 @@ def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
 def _has_room(trainer: Trainer) -> bool:
     """Tell whether the file system in memory has room for the versions that exist at a time; in containers it is
     small."""
-    weights = trainer.policy.trained_parameters().values()
-    numbers = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights)
-    adapter = trainer.policy.compute_dtype.itemsize * numbers
-    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * adapter
+    policy = trainer.policy
+    sent = policy.model.parameters() if policy.peft is None else policy.trained_parameters().values()
+    numbers = sum(getattr(weight, "ds_numel", weight.numel()) for weight in sent)
+    version = policy.compute_dtype.itemsize * numbers
+    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * version
 
 
 def _is_one_machine() -> bool:
