@@ -33,8 +33,7 @@ class Sharded(Replicated):
     def __init__(
         self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any, start: Mapping[str, Tensor] | None = None
     ):
-        require_group(policy.device)
-        mesh = mesh_of(recipe, ranks, policy.device.type)
+        mesh = mesh_of(recipe, ranks, policy.device)
         self.copies = ranks.world_size // mesh.shape[-1]  # of the model; a rank's share is in each of them
         options: dict[str, Any] = {"mesh": mesh}
         if policy.peft is not None:
@@ -119,13 +118,14 @@ class Sharded(Replicated):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def mesh_of(recipe: BaseRecipe, ranks: Ranks, device_type: str) -> DeviceMesh:
+def mesh_of(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> DeviceMesh:
     """Return the ranks in the order of copies and of shares. The first call must be made by all ranks at once. Raises
     EnvironmentProblem where the ranks are no whole number of copies."""
     size = recipe.train.shard_size or ranks.world_size
     if ranks.world_size % size:
         raise EnvironmentProblem(f"train.shard_size: {size} given, which does not divide {ranks.world_size} ranks")
-    return _mesh(device_type, ranks.world_size // size, size)
+    require_group(device)
+    return _mesh(device.type, ranks.world_size // size, size)
 
 
 @cache

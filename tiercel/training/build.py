@@ -55,7 +55,7 @@ def build_trainer(
         return policy, build_strategy(kind.name, recipe, ranks, policy, learner, start)
 
     if kind.loads_in_turns:
-        mesh_of(recipe, ranks, device.type)  # its process groups, which all ranks make at once
+        mesh_of(recipe, ranks, device)  # its process groups, which all ranks make at once
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
         # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
         policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
