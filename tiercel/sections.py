@@ -91,6 +91,17 @@ class Problem:
 Problems = Iterator[Problem]
 
 
+class Keys:
+    """The key that a problem is told at, and further keys that the judgement looked at."""
+
+    def __init__(self, key: str, *also: str):
+        self.key, self.also = key, also
+
+    def problem(self, text: str) -> Problem:
+        """Make a problem of these keys. `text`: the value given, what is wrong with it, and what to write instead."""
+        return Problem(key=self.key, text=text, also=self.also)
+
+
 def shown(value: Any, limit: int = 60) -> str:
     """Write a value as YAML has it, on one line, cut after `limit` characters."""
     if isinstance(value, float) and not math.isfinite(value):

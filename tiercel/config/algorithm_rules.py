@@ -11,11 +11,10 @@ from tiercel.algorithms.losses import LOSSES, LossKeys, OwnLoss
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
 from tiercel.calls import CALL_FORM, is_call
-from tiercel.config.judged import Keys
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.reward_rules import TELLS_RIGHT, tells_right
 from tiercel.config.schema import Algorithm, GrpoRecipe
-from tiercel.sections import Problems, shown
+from tiercel.sections import Keys, Problems, shown
 
 DEFAULTS = Algorithm()
 

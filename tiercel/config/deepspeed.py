@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.schema import BaseRecipe, Optim
-from tiercel.sections import Problem
+from tiercel.sections import Keys, Problem
 
 Tree = dict[str, Any]
 
@@ -38,7 +38,7 @@ def deepspeed_problems(recipe: BaseRecipe) -> list[Problem]:
         found = [f"{file}: {text}" for text in _contradictions(_read(Path(file)), recipe)]
     except (OSError, ValueError) as error:
         found = [f"{file} cannot be read as a JSON object: {error}"]
-    return [Problem(key="train.deepspeed.config", text=text) for text in found]
+    return [Keys("train.deepspeed.config").problem(text) for text in found]
 
 
 def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:

@@ -57,3 +57,10 @@ _KINDS = (
     ),
 )
 ENGINE_KINDS: Mapping[str, EngineKind] = {kind.name: kind for kind in _KINDS}
+# Families of which vLLM was seen to apply adapters on vision tower and projector exactly (docs/vllm.md).
+VISION_ADAPTERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+# Families that vLLM was seen not to compute as the trainer does, and why.
+NOT_SERVED: Mapping[str, str] = {
+    "llava_onevision": "whose picture on one tile vLLM would make of the one on the canvas, not of the row's",
+    "ovis2": "whose processor in transformers cannot count a picture's tokens, which vLLM asks it for",
+}

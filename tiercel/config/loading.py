@@ -18,7 +18,7 @@ from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import YamlProblem, parse, render
 from tiercel.errors import RecipeError
 from tiercel.rewards.variants import without_nulls
-from tiercel.sections import Problem, shown
+from tiercel.sections import Keys, Problem, shown
 
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
@@ -80,11 +80,16 @@ def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, 
 def problems_of_text(text: str, kind: Kind) -> list[str]:
     """Write a line for every problem of a recipe's text, its paths among them."""
     tree, lines = parse(text)
-    tree, problems = _without_other_kind(tree, kind)
-    problems += _judge(tree, kind)[1]
+    problems = problems_of_tree(tree, kind)
     told = {problem.key for problem in problems}
     problems += [problem for problem in path_problems(tree) if problem.key not in told]
     return lines + [problem.line for problem in problems]
+
+
+def problems_of_tree(tree: dict[str, Any], kind: Kind) -> list[Problem]:
+    """List what schema and rules refuse of a recipe as plain data."""
+    tree, problems = _without_other_kind(tree, kind)
+    return problems + _judge(tree, kind)[1]
 
 
 def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
@@ -207,9 +212,7 @@ def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any
         if section in tree and section not in known
     }
     problems = [
-        Problem(
-            key=section, text=f"{named(kind)} recipe has no {section}; use `tiercel {other}`, or remove the section"
-        )
+        Keys(section).problem(f"{named(kind)} recipe has no {section}; use `tiercel {other}`, or remove the section")
         for section, other in foreign.items()
     ]
     return {name: value for name, value in tree.items() if name not in foreign}, problems

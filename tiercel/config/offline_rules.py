@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from tiercel.algorithms.pair_section import PAIR_LOSS_NAMES, SMOOTHED, WITHOUT_REFERENCE
-from tiercel.config.judged import Keys
 from tiercel.config.keys import named
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, DpoRecipe, OfflineRecipe
-from tiercel.sections import Problems
+from tiercel.sections import Keys, Problems
 
 
 def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:

@@ -6,10 +6,9 @@ from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
 from tiercel.calls import call_file
-from tiercel.config.judged import Keys
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
-from tiercel.sections import Problem, shown
+from tiercel.sections import Keys, Problem, shown
 
 BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # sections of models beside the one trained
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")

@@ -21,7 +21,7 @@ from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 from tiercel.rewards.builtin import BY_NAME, CALL, takers
 from tiercel.rewards.variants import TAGS, lowered
-from tiercel.sections import SECTION_FORM, TEXT_FORM, Problem, Problems, shown
+from tiercel.sections import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 
 FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks of which of several sections a location is in
 
@@ -50,24 +50,24 @@ def dotted(location: tuple[int | str, ...]) -> str:
 def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     path = dotted(location_of(details))
     if not path:
-        yield Problem(key="recipe", text="nested too deeply; a recipe has sections, and keys in them")
+        yield Keys("recipe").problem("nested too deeply; a recipe has sections, and keys in them")
         return
     if details["type"] == "extra_forbidden" and declared_name(path) in keys_of(kind):
-        yield Problem(key=path, text=_of_other_rewards(details))
+        yield Keys(path).problem(_of_other_rewards(details))
         return
     if details["type"] == "extra_forbidden":
         for leaf, value in unknown_leaves(path, details["input"]):
             suggestion = nearest_key(leaf)
             text = f"{_given(value)}no such key; {_instead(suggestion, leaf, kind)}"
-            yield Problem(key=leaf, text=text, also=(suggestion.key,) if suggestion.key else ())
+            yield Keys(leaf, *((suggestion.key,) if suggestion.key else ())).problem(text)
         return
     if details["type"] == "missing" and declared_name(path) in keys_of(kind):
-        yield Problem(key=path, text=_missing(details, path, kind))
+        yield Keys(path).problem(_missing(details, path, kind))
         return
     key = _key_of(path, kind)
     explain = EXPLANATIONS.get(details["type"])
     reason = explain(details, key) if explain is not None else _wrong_value(details, key)
-    yield Problem(key=path, text=f"{_given(details['input'])}{reason}")
+    yield Keys(path).problem(f"{_given(details['input'])}{reason}")
 
 
 def _given(value: Any) -> str:

@@ -1,11 +1,10 @@
 """Judgements on the recipe's rewards."""
 
-from tiercel.config.judged import Keys
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.rewards.builtin import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.rewards.entry import Entry
 from tiercel.rewards.started import ByModel, RewardModel
-from tiercel.sections import Problems, Section, shown
+from tiercel.sections import Keys, Problems, Section, shown
 
 
 def reward_entries(recipe: GrpoRecipe) -> Problems:

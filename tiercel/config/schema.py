@@ -185,6 +185,9 @@ class Train(Section):
     shard_size: PositiveInt | None = None
     """With fsdp2, ranks that hold one copy of the model together; each group of so many ranks has a copy. With those of
     a machine no weight crosses the network. null: all ranks."""
+    context_parallel: PositiveInt = 1
+    """Ranks that compute each microbatch together, for rows that are too long for one GPU: each has a part of the
+    tokens, and in each layer the keys and values of all. So many consecutive ranks; the result does not change."""
     deterministic: bool = False
     """Only deterministic kernels, also on GPU; slower there."""
     save_every: PositiveInt = 50
@@ -253,6 +256,11 @@ class BaseRecipe(Section):
         return False
 
     @property
+    def has_reference(self) -> bool:
+        """Tell whether steps or evaluations compare with it."""
+        return self.needs_reference
+
+    @property
     def taught_by(self) -> Teacher | None:
         """Return the teacher's section, where the loss has a term of one."""
         return None
@@ -289,7 +297,12 @@ class DpoRecipe(OfflineRecipe):
     @property
     def needs_reference(self) -> bool:
         """Tell whether steps compute the reference's logprobs."""
-        return self.dpo.has_reference and not self.dpo.precompute_reference
+        return self.has_reference and not self.dpo.precompute_reference
+
+    @property
+    def has_reference(self) -> bool:
+        """Tell whether the loss has one, computed in each step or ahead of them."""
+        return self.dpo.has_reference
 
 
 class KtoRecipe(OfflineRecipe):

@@ -4,9 +4,8 @@ from string import Formatter
 
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.teacher import Teacher
-from tiercel.config.judged import Keys
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
-from tiercel.sections import Problems, Section, address_fault, shown
+from tiercel.sections import Keys, Problems, Section, address_fault, shown
 
 WITHOUT_REWARDS = ("normalise", "entropy_coef", "kl.coef", "kl.estimator", "kl.sync_every", "kl.sync_mix")
 

@@ -1,10 +1,9 @@
 """Judgements on tools and environments, which answer the policy between its turns."""
 
 from tiercel.calls import CALL_FORM
-from tiercel.config.judged import Keys
 from tiercel.config.schema import GrpoRecipe
 from tiercel.rewards.environment import OfEnvironment
-from tiercel.sections import Problems, shown
+from tiercel.sections import Keys, Problems, shown
 
 BUILTIN_TOOLS = ("zoom", "crop", "mark")
 OF_TURNS = ("max_turns", "max_trajectory_tokens")

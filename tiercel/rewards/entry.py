@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tiercel.rewards.truths import Truth
 from tiercel.samples import Sample
-from tiercel.sections import FiniteFloat, Problem, Problems, Section
+from tiercel.sections import FiniteFloat, Keys, Problems, Section
 
 
 class Where(Section):
@@ -54,7 +54,7 @@ class Entry(Section):
         """Say what the reward needs that this machine or environment lacks."""
         if self.needs is not None and not find_spec(self.needs):
             text = f"{self.name} needs the package {self.needs}, which is not installed; pip install 'tiercel[rewards]'"
-            yield Problem(key="name", text=text)
+            yield Keys("name").problem(text)
 
     def score(self, sample: Sample) -> float | None:
         """Return the reward of a completion; None where it does not apply to the row."""

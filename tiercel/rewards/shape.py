@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from tiercel.rewards.entry import Entry, Reward
 from tiercel.samples import Sample
-from tiercel.sections import PositiveInt, Problem, Problems, regex_fault, shown
+from tiercel.sections import Keys, PositiveInt, Problems, regex_fault, shown
 
 TOKENS = "the number of tokens, end token included"
 _INSIDE = r"(?:(?!</?{tag}>).)*"
@@ -28,7 +28,7 @@ class Format(Reward):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if self.pattern is not None and (fault := regex_fault(self.pattern)) is not None:
-            yield Problem(key="pattern", text=f"{shown(self.pattern)} is no regular expression: {fault}")
+            yield Keys("pattern").problem(f"{shown(self.pattern)} is no regular expression: {fault}")
 
     def score(self, sample: Sample) -> float:
         return float(re.fullmatch(self.pattern or DEFAULT_FORMAT, sample.completion, re.DOTALL) is not None)
@@ -57,10 +57,9 @@ class Cosine(Entry):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if not any(entry.right_from is not None for entry in before):
-            yield Problem(
-                key="name",
-                text="cosine given, but no reward before it tells right from wrong; put one before it, such as exact, "
-                "or give one a correct_at",
+            yield Keys("name").problem(
+                "cosine given, but no reward before it tells right from wrong; put one before it, such as exact, "
+                "or give one a correct_at"
             )
 
     def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
@@ -84,10 +83,8 @@ class SoftOverlong(Reward):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if self.buffer > self.max_tokens:
-            yield Problem(
-                key="buffer",
-                text=f"{self.buffer} given, above max_tokens ({self.max_tokens}); even an empty completion would lose",
-                also=("max_tokens",),
+            yield Keys("buffer", "max_tokens").problem(
+                f"{self.buffer} given, above max_tokens ({self.max_tokens}); even an empty completion would lose"
             )
 
     def score(self, sample: Sample) -> float:

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 from tiercel.calls import CALL_FORM, is_call
 from tiercel.rewards.entry import Entry, Reward, TruthReward
 from tiercel.sections import (
+    Keys,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Problem,
     Problems,
     Section,
     Source,
@@ -68,12 +68,11 @@ class ByJudge(TruthReward):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if (fault := address_fault(self.judge.url)) is not None:
-            yield Problem(key="judge.url", text=f"{fault}; write it like http://127.0.0.1:8000/v1")
+            yield Keys("judge.url").problem(f"{fault}; write it like http://127.0.0.1:8000/v1")
         if self.judge.key is not None and not _VARIABLE.fullmatch(self.judge.key):
-            yield Problem(  # it does not repeat what was given, which may be the key itself
-                key="judge.key",
-                text="must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of "
-                "the recipe",
+            yield Keys("judge.key").problem(  # it does not repeat what was given, which may be the key itself
+                "must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of "
+                "the recipe"
             )
 
 
@@ -116,17 +115,13 @@ class ByModel(Reward):
     def problems(self, before: Sequence[Entry]) -> Problems:
         low, high = self.model.min_pixels, self.model.max_pixels
         if low is not None and high is not None and low > high:
-            yield Problem(
-                key="model.min_pixels",
-                text=f"{low} given, above max_pixels ({high}) beside it; no image can satisfy both",
-                also=("model.max_pixels",),
+            yield Keys("model.min_pixels", "model.max_pixels").problem(
+                f"{low} given, above max_pixels ({high}) beside it; no image can satisfy both"
             )
         if self.model.max_tokens > self.model.batch_tokens:
-            yield Problem(
-                key="model.batch_tokens",
-                text=f"{self.model.batch_tokens} given; must hold the longest conversation: model.max_tokens is "
-                f"{self.model.max_tokens}",
-                also=("model.max_tokens",),
+            yield Keys("model.batch_tokens", "model.max_tokens").problem(
+                f"{self.model.batch_tokens} given; must hold the longest conversation: model.max_tokens is "
+                f"{self.model.max_tokens}"
             )
 
 
@@ -147,19 +142,18 @@ class ByCall(Reward):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if not all(_VARIABLE.fullmatch(name) for name in self.env or ()):
-            yield Problem(  # it does not repeat what was given, which may be a secret
-                key="env",
-                text="must be names of environment variables alone, such as [OPENAI_API_KEY]; their values stay out of "
-                "the recipe",
+            yield Keys("env").problem(  # it does not repeat what was given, which may be a secret
+                "must be names of environment variables alone, such as [OPENAI_API_KEY]; their values stay out of "
+                "the recipe"
             )
         if not is_call(self.call):
-            yield Problem(key="call", text=f"{shown(self.call)} given; must be {CALL_FORM}")
+            yield Keys("call").problem(f"{shown(self.call)} given; must be {CALL_FORM}")
 
     def missing(self) -> Problems:
         for name in self.env or ():
             if name not in os.environ:
-                yield Problem(
-                    key="env", text=f"{name} is not set in the environment; export it, or take it out of the list"
+                yield Keys("env").problem(
+                    f"{name} is not set in the environment; export it, or take it out of the list"
                 )
 
 

@@ -8,7 +8,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from tiercel.rewards.builtin import BUILTIN, BY_NAME, CALL, OPTIONS, takers
 from tiercel.rewards.entry import Entry
-from tiercel.sections import Problem, Problems
+from tiercel.sections import Keys, Problems
 
 MOST_NAMED = 6  # what a key means to more rewards is said without their names
 
@@ -25,7 +25,7 @@ class Unclear(Entry):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         both = f"has both name ({self.name}) and call ({self.call}); write an entry for each"
-        yield Problem(key="", text="has neither name nor call; write one of them" if self.name is None else both)
+        yield Keys("").problem("has neither name nor call; write one of them" if self.name is None else both)
 
 
 def _meaning(option: str) -> str:

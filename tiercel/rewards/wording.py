@@ -13,7 +13,7 @@ from tiercel.rewards.answers import LETTERS, extract_answer, parse_choice, parse
 from tiercel.rewards.entry import Entry, Reward, TruthReward
 from tiercel.rewards.truths import Truth, number_of
 from tiercel.samples import Sample
-from tiercel.sections import NonNegativeFloat, Problem, Problems, shown
+from tiercel.sections import Keys, NonNegativeFloat, Problems, shown
 
 ALL_TEXT = "all of the answer, as text"
 LAST_NUMBER = "the last number in the answer"
@@ -104,7 +104,7 @@ class Choice(TruthReward):
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if self.choices is not None and len(set(self.choices)) < max(2, len(self.choices)):
-            yield Problem(key="choices", text=f"{shown(self.choices)} given; must be two or more, each of them once")
+            yield Keys("choices").problem(f"{shown(self.choices)} given; must be two or more, each of them once")
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         choices = LETTERS if self.choices is None else self.choices
