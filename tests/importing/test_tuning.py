@@ -115,8 +115,52 @@ def test_full_fine_tuning_with_a_penalty_keeps_its_start_under_fsdp2():
     draft = drafted(f"NPROC_PER_NODE=4 {GRPO} --tuner_type full --deepspeed zero3 --beta 0.04 --use_vllm true")
     values = draft.values
     assert values["model.reference"] == "device" and values["train.strategy"] == "fsdp2"
-    assert values["rollout.engine"] == "local" and "takes adapters on the language model only" in told(draft)
+    assert values["rollout.engine"] == "vllm" and "here local" not in told(draft)
     assert "train.deepspeed.stage" not in values
+
+
+VLLM = f"{GRPO} --use_vllm true --vllm_mode colocate"
+ALL = "--freeze_vit false --freeze_aligner false"
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [
+        (f"{VLLM} --tuner_type full", "vllm"),
+        (f"{VLLM} --tuner_type full --freeze_vit false", "vllm"),
+        (f"{GRPO} --tuner_type full --use_vllm true --vllm_mode server", "vllm-server"),
+        (f"{VLLM} {ALL} --model Qwen/Qwen2.5-VL-7B-Instruct", "vllm"),
+        (f"{VLLM} {ALL} --model Qwen/Qwen3.5-4B", "vllm"),
+    ],
+)
+def test_vllm_samples_from_what_is_trained(line, engine):
+    draft = drafted(line)
+    assert draft.values["rollout.engine"] == engine and "here local" not in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (f"{VLLM} --tuner_type lora_llm", "would leave out what is trained whole beside an adapter"),
+        (f"{VLLM} --use_dora true", "which refuses such adapters"),
+        (f"{VLLM} --model llava-hf/llava-onevision-qwen2-7b-ov-hf", "vLLM cannot sample for llava_onevision"),
+        (f"{VLLM} {ALL} --model OpenGVLab/InternVL3-8B", "vLLM applies adapters on vision layers of qwen2_vl"),
+        (f"{VLLM} {ALL} --model Qwen/Qwen3-VL-30B-A3B-Instruct", "vLLM applies adapters on vision layers of qwen2_vl"),
+    ],
+)
+def test_local_samples_where_vllm_could_not(line, reason):
+    draft = drafted(f"{line} --vllm_gpu_memory_utilization 0.4")
+    assert draft.values["rollout.engine"] == "local" and reason in told(draft) and "here local" in told(draft)
+    assert not [key for key in draft.values if key.startswith("rollout.vllm")]
+
+
+def test_whole_weights_go_to_vllm_under_fsdp2_and_at_a_light_sleep():
+    draft = drafted(f"NPROC_PER_NODE=4 {VLLM} --tuner_type full --deepspeed zero3 --beta 0 --sleep_level 2")
+    expected = {"rollout.engine": "vllm", "rollout.vllm.sleep_level": 1, "train.strategy": "fsdp2"}
+    assert {key: draft.values.get(key) for key in expected} == expected
+    assert "sends vLLM no whole weights" in told(draft) and "level 2 drops weights" in told(draft)
+    adapted = drafted(f"NPROC_PER_NODE=4 {VLLM} --deepspeed zero3 --sleep_level 2")
+    assert adapted.values["train.strategy"] == "deepspeed" and adapted.values["rollout.vllm.sleep_level"] == 2
 
 
 def test_the_reference_of_full_fine_tuning_stays():

@@ -76,6 +76,18 @@ class RecipeDraft:
             self.set(key, value, remark=f"{self.launch.framework}'s default of --{flag}")
 
     @property
+    def tree(self) -> dict[str, Any]:
+        """Return the values as a recipe's sections."""
+        tree: dict[str, Any] = {}
+        for key, value in self.values.items():
+            branch = tree
+            *sections, leaf = key.split(".")
+            for name in sections:
+                branch = branch.setdefault(name, {})
+            branch[leaf] = value
+        return tree
+
+    @property
     def model_name(self) -> str:
         """Return the checkpoint's path or id in small letters."""
         return str(self.values.get("model.path", "")).lower()

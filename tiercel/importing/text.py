@@ -28,13 +28,7 @@ def recipe_text(draft: RecipeDraft) -> str:
             lines += ["#", f"# {heading}"]
             lines += [f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes]
     lines.append("")
-    tree: dict[str, Any] = {}
-    for key, value in draft.values.items():
-        branch = tree
-        *sections, leaf = key.split(".")
-        for name in sections:
-            branch = branch.setdefault(name, {})
-        branch[leaf] = value
+    tree = draft.tree
     for section in sorted(tree, key=lambda name: _place(draft, name)):
         lines += _lines(section, tree[section], section, draft, 0)
     return "\n".join(lines) + "\n"
