@@ -21,7 +21,7 @@ from benchmarks.peers import machine
 from benchmarks.rollout import ENVIRONMENT, PORT, ROOT, server_for
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import load_recipe
-from tiercel.demo.command import CARELESSNESS, PRACTICE_SCENES, START, WARMUP_SCENES
+from tiercel.demo.command import PRACTICE, START, WARMUP
 from tiercel.demo.scenes import write_scenes
 from tiercel.rollout.serving import new_key, server_environment
 
@@ -42,8 +42,8 @@ def tiercel(*words: str, key: str = "") -> None:
 def prepare(work: Path) -> None:
     """Scenes and the warmed-up model."""
     data = work / "data"
-    write_scenes(data, "warmup", WARMUP_SCENES, 1, (1,), use_held_out=False, jitter=CARELESSNESS)
-    write_scenes(data, "practice", PRACTICE_SCENES, 2, (1,), use_held_out=False)
+    write_scenes(data, WARMUP)
+    write_scenes(data, PRACTICE)
     tiercel(
         "sft",
         str(RECIPES / "demo-sft.yaml"),

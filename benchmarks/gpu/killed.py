@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import ROOT, Setup
-from tiercel.demo.command import CARELESSNESS, START
+from tiercel.demo.command import PRACTICE, START, WARMUP
 from tiercel.demo.scenes import write_scenes
 from tiercel.runs.directory import read_metrics
 
@@ -75,8 +75,8 @@ class DemoRuns:
     def __init__(self, folder: Path, sizes: Sizes):
         self.folder, self.sizes = folder, sizes
         count = sizes.prompts * sizes.steps
-        write_scenes(folder, "warmup", max(count, 48 * sizes.warmup), 1, (1,), use_held_out=False, jitter=CARELESSNESS)
-        write_scenes(folder, "practice", count, 2, (1,), use_held_out=False)
+        write_scenes(folder, replace(WARMUP, count=max(count, 48 * sizes.warmup)))
+        write_scenes(folder, replace(PRACTICE, count=count))
 
     def words(self, kind: str, model: Path, output: str, **changes: object) -> list[str]:
         """`tiercel sft` or `grpo` with the demo's recipe, but short, saved often, and without evaluation."""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.test_loops import grpo_recipe
+from tests.training.test_loops import grpo_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.config import recipe_to_yaml
+from tiercel.config.engines import NOT_SERVED
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.loading import load_family
 from tiercel.rollout import serving
@@ -46,6 +49,18 @@ def test_vision_adapters_need_a_flag_and_full_fine_tuning_has_no_adapter(recipe)
     whole = server_arguments(recipe.model_copy(update={"lora": None}), family, 1)
     assert not [word for word in whole if "lora" in word]
     assert shell_line(whole, 8000).startswith("VLLM_SERVER_DEV_MODE=1 VLLM_API_KEY=... vllm serve")
+
+
+@pytest.mark.parametrize(("name", "reason"), NOT_SERVED.items())
+def test_a_family_that_vllm_cannot_sample_for_is_named(name, reason, tiny_checkpoints, tmp_path, capsys):
+    local = grpo_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run")
+    with pytest.raises(EnvironmentProblem, match=f"given with {name}, {reason}; write rollout.engine: local"):
+        server_arguments(local, load_family(local.model), 1)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(local))
+    by_server = ["rollout.engine=vllm-server", "rollout.urls=['http://127.0.0.1:9']"]
+    for command in ("check", "grpo"):
+        assert main([command, str(tmp_path / "recipe.yaml"), *by_server]) == 2
+        assert f"vllm-server given with {name}, {reason}" in capsys.readouterr().err
 
 
 def test_the_line_in_the_documents_has_the_same_flags(recipe):

@@ -19,7 +19,7 @@ from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.loading import load_family
 from tiercel.rollout.vllm_http import Needs, VllmServer
 from tiercel.rollout.vllm_routes import chat_messages
-from tiercel.rollout.vllm_server import ServerSampler
+from tiercel.rollout.vllm_server import ServerPool, ServerSampler
 
 SEEDS = [100, 200, 300]
 POLICY = "policy-run-0-aaaaaaaa"
@@ -59,13 +59,9 @@ def scripted(family, prompts, stack):
 
 
 def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout: float = 1.0, said=None, needs=NEEDS):
-    return ServerSampler(
-        family,
-        [VllmServer(server.url, None, timeout) for server in servers],
-        needs,
-        patience_seconds=patience,
-        say=(lambda text: None) if said is None else said.append,
-    )
+    clients = tuple(VllmServer(server.url, None, timeout) for server in servers)
+    pool = ServerPool(servers=clients, needs=needs, patience_seconds=patience)
+    return ServerSampler(family, pool, say=(lambda text: None) if said is None else said.append)
 
 
 def summary(groups) -> list[list[tuple[list[int], int, str]]]:

@@ -23,6 +23,7 @@ from tiercel.models.loading import load_family
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.reliability.redaction import redact
+from tiercel.rollout.vllm_common import require_served
 from tiercel.rollout.vllm_server import connect
 from tiercel.trackers.opening import require_packages
 from tiercel.training.learners import training_device
@@ -61,6 +62,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         for report in reports:
             require_few_bad(len(report.rejected), report.total, recipe.data, report.rejected)
         if isinstance(recipe, GrpoRecipe):
+            if not recipe.rollout.engine_kind.shares_weights:
+                require_served(family, recipe.rollout.engine)
             dry_run(recipe, family, dialogues, train.rows[0], console)
             _try_own_functions(recipe, console)
             if recipe.rollout.engine_kind.is_served:

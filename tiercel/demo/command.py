@@ -8,15 +8,16 @@ from pathlib import Path
 
 from tiercel.demo.pairs import demo_pairs
 from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, show_command
-from tiercel.demo.scenes import write_scenes
+from tiercel.demo.scenes import SceneSet, write_scenes
 from tiercel.demo.zoom import demo_zoom
 from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
 
 START = Path(__file__).parent / "start"
-WARMUP_SCENES, PRACTICE_SCENES, HELD_OUT_SCENES = 3840, 2400, 1024
-CARELESSNESS = 24  # pixels by which the warm-up's boxes may be off
+WARMUP = SceneSet(name="warmup", count=3840, seed=1, jitter=24)
+PRACTICE = SceneSet(name="practice", count=2400, seed=2)
+HELD_OUT = SceneSet(name="heldout", count=1024, seed=3, is_held_out=True)
 
 
 def run(recipe: None, arguments: Namespace) -> None:
@@ -37,10 +38,10 @@ def demo() -> None:
     if not (data / "heldout.jsonl").exists():
         print(f"1/4 scenes of real handwriting -> {data}", flush=True)
         with writing(data, "start the demo in a copy of tiercel's directory that can be written"):
-            write_scenes(data, "warmup", WARMUP_SCENES, 1, (1,), use_held_out=False, jitter=CARELESSNESS)
-            write_scenes(data, "practice", PRACTICE_SCENES, 2, (1,), use_held_out=False)
+            write_scenes(data, WARMUP)
+            write_scenes(data, PRACTICE)
             shutil.copytree(START, data / "start", dirs_exist_ok=True)
-            write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1,), use_held_out=True)
+            write_scenes(data, HELD_OUT)
     show_command("2/4", "learn to point from carelessly drawn boxes", "sft", str(RECIPES / "demo-sft.yaml"))
     if not Path("runs/demo-sft/model").exists():
         show_command("3/4", "", "export", "runs/demo-sft", "--merge")

@@ -34,6 +34,18 @@ class Scene:
     box: Box
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SceneSet:
+    """Scenes of one file, and what they show."""
+
+    name: str
+    count: int
+    seed: int
+    digit_counts: tuple[int, ...] = (1,)  # digits of a scene, in equal shares of the file
+    is_held_out: bool = False
+    jitter: int = 0  # most pixels by which a written corner is moved
+
+
 def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
     """Load 1,797 grey images (8, 8) in 0..16 and their labels. Raises EnvironmentProblem without scikit-learn."""
     try:
@@ -67,31 +79,23 @@ def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generat
     return Scene(image=picture, digit=shown[target], box=taken[target])
 
 
-def write_scenes(
-    directory: Path,
-    name: str,
-    count: int,
-    seed: int,
-    digit_counts: tuple[int, ...],
-    use_held_out: bool,
-    jitter: int = 0,
-) -> Path:
-    """Write `directory`/`name`.jsonl and its images. `jitter`: the most pixels by which a written corner is moved.
+def write_scenes(directory: Path, scenes: SceneSet) -> Path:
+    """Write the rows of the scenes, `directory`/NAME.jsonl, and their images.
 
     The row's `answer` is always the true box; only the assistant turn, which SFT learns from, is jittered.
     """
     images, labels = load_digit_images()
-    chosen = held_out(len(images)) == use_held_out
-    generator = np.random.default_rng(seed)
+    chosen = held_out(len(images)) == scenes.is_held_out
+    generator = np.random.default_rng(scenes.seed)
     rows = []
-    for number in range(count):
-        digit_count = digit_counts[number * len(digit_counts) // count]
+    for number in range(scenes.count):
+        digit_count = scenes.digit_counts[number * len(scenes.digit_counts) // scenes.count]
         scene = draw_scene(images[chosen], labels[chosen], digit_count, generator)
-        file = save_picture(scene.image, directory, f"{name}-{number:05d}")
-        answer = written(jittered(scene.box, jitter, generator))
-        row = dialogue(f"{name}-{number}", [file], [f"<image>Where is the {DIGIT_NAMES[scene.digit]}?", answer])
+        file = save_picture(scene.image, directory, f"{scenes.name}-{number:05d}")
+        answer = written(jittered(scene.box, scenes.jitter, generator))
+        row = dialogue(f"{scenes.name}-{number}", [file], [f"<image>Where is the {DIGIT_NAMES[scene.digit]}?", answer])
         rows.append({**row, "answer": list(scene.box)})
-    return write_rows(directory / f"{name}.jsonl", rows)
+    return write_rows(directory / f"{scenes.name}.jsonl", rows)
 
 
 def save_picture(image: Image.Image, directory: Path, name: str) -> str:

@@ -24,7 +24,10 @@ class InternVL(Family):
     name = "internvl"
     serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
     special = "a thumbnail beside several tiles, all of the same number of tokens, between `<img>` and `</img>`"
-    vllm = "in `make test-vllm`, in process; tried once by server"
+    vllm = (
+        "in `make test-vllm`, in process, with pictures of one tile; tried once by server. Of several tiles vLLM makes "
+        "another thumbnail ([vllm.md](vllm.md#families-that-vllm-does-not-serve))"
+    )
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),

@@ -30,7 +30,7 @@ class LlavaOnevision(Family):
     name = "llava_onevision"
     serves = "LLaVA-OneVision, such as `llava-hf/llava-onevision-qwen2-0.5b-ov-hf`"
     special = "the picture squashed to one tile, then on a canvas of tiles without its padding; newlines"
-    vllm = "vLLM loads no adapters for it"
+    vllm = "refused by name: its class in vLLM has no adapters, and transformers' own gets another view of a picture"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),

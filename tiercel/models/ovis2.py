@@ -29,7 +29,7 @@ class Ovis2(Family):
     name = "ovis2"
     serves = "Ovis2 in transformers' own form, such as `thisisiron/Ovis2-2B-hf`"
     special = "a visual vocabulary; tokens around and between tiles whose embeddings the vision part gives"
-    vllm = "transformers' form of the checkpoint does not start in vLLM"
+    vllm = "refused by name: transformers' form of the checkpoint does not start in vLLM"
     coordinate_space: ClassVar[CoordinateSpace] = "unit"
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),

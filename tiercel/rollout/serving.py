@@ -17,14 +17,15 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tiercel.config.engines import VISION_ADAPTERS
 from tiercel.config.parts import adapted_parts
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.family import Family
 from tiercel.rollout.vllm_common import (
-    VISION_ADAPTERS,
     lora_rank_limit,
     pixel_limits,
+    require_served,
     require_vision_adapters,
     scheduling,
 )
@@ -38,7 +39,9 @@ DEFAULT_PORT = 8000
 
 
 def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
-    """Make the command line of a server for the recipe, without its address."""
+    """Make the command line of a server for the recipe, without its address. Raises EnvironmentProblem where vLLM
+    cannot sample for it."""
+    require_served(family, "vllm-server")
     arguments = {
         "--model": family.checkpoint.path,
         "--dtype": recipe.model.dtype,

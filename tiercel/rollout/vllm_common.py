@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import brief
 from tiercel.models.delta_net import BRANCHING_MODELS
@@ -22,8 +23,6 @@ from tiercel.types import Completion, EncodedPrompt
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
 BATCHED_TOKENS = 4096  # of one pass on a CPU
 ROUNDING = 1e-4  # largest error of a logprob that should be 0: a float32 sum over 1e5 words
-# Families of which vLLM was seen to apply adapters on vision tower and projector exactly (docs/vllm.md).
-VISION_ADAPTERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 UNKNOWN = -9999.0  # what vLLM writes for a logprob that is unknown or minus infinity
 
 
@@ -68,6 +67,14 @@ def scheduling(family: Family, row_tokens: int) -> dict[str, Any]:
 def lora_rank_limit(rank: int) -> int:
     """Return the smallest `max_lora_rank` of vLLM that is not below the recipe's rank."""
     return next((limit for limit in LORA_RANKS if limit >= rank), rank)
+
+
+def require_served(family: Family, engine: str) -> None:
+    """Raise EnvironmentProblem where vLLM does not compute this family as the trainer does."""
+    if family.name in NOT_SERVED:
+        raise EnvironmentProblem(
+            f"rollout.engine: {engine} given with {family.name}, {NOT_SERVED[family.name]}; write rollout.engine: local"
+        )
 
 
 def require_vision_adapters(family: Family, engine: str) -> None:

@@ -48,6 +48,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ServerPool:
+    """Holds the servers that a run samples from, and how they are used."""
+
+    servers: tuple[VllmServer, ...]
+    needs: Needs
+    patience_seconds: float  # without any answer, before the run ends
+    route: Route = CHATS
+    takes_adapters: bool = True  # else it takes all weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedPolicy:
     """Names the policy to sample from."""
 
@@ -74,7 +85,7 @@ class _ServerState:
 
 class ServerSampler:
     """Samples from servers; each prompt goes to the server with the fewest requests. Raises TrainingError when none has
-    answered for `patience_seconds`.
+    answered for the pool's `patience_seconds`.
 
     All requests run in one event loop, in a separate thread. The states of the servers are changed only there.
     """
@@ -82,23 +93,11 @@ class ServerSampler:
     shares_weights = False
 
     def __init__(
-        self,
-        family: Family,
-        servers: Sequence[VllmServer],
-        needs: Needs,
-        *,
-        route: Route = CHATS,
-        patience_seconds: float,
-        takes_adapters: bool = True,
-        ranks: Ranks = ALONE,
-        say: Callable[[str], None] = lambda text: None,
+        self, family: Family, pool: ServerPool, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
     ):
         self.family = family
-        self.route = route
-        self.servers = [_ServerState(server=server, faults=Faults()) for server in servers]
-        self.needs = needs
-        self.patience_seconds = patience_seconds
-        self.takes_adapters = takes_adapters
+        self.pool = pool
+        self.servers = [_ServerState(server=server, faults=Faults()) for server in pool.servers]
         self.ranks = ranks
         self.say = say
         self.policy: LoadedPolicy | None = None
@@ -126,7 +125,7 @@ class ServerSampler:
         before = self.policy
         directory = adapter_directory.absolute()
         self.policy = LoadedPolicy(
-            version=version, name=directory.name, directory=directory, is_whole=not self.takes_adapters
+            version=version, name=directory.name, directory=directory, is_whole=not self.pool.takes_adapters
         )
         if before is not None and before.name == self.policy.name:
             return
@@ -252,7 +251,7 @@ class ServerSampler:
         body = body | {"model": await self._served_name(state)}
         state.in_flight += 1
         try:
-            answer = await state.server.complete(self.route.path, body, _most_bytes(prompt, params))
+            answer = await state.server.complete(self.pool.route.path, body, _most_bytes(prompt, params))
             completions = self._completions(prompt, params, seed, answer, state)
         finally:
             state.in_flight -= 1
@@ -266,7 +265,7 @@ class ServerSampler:
 
     async def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any) -> dict[str, Any]:
         assert self.policy is not None
-        return await self.route.body(self.family, self.policy.name, prompt, params, seed, **fields)
+        return await self.pool.route.body(self.family, self.policy.name, prompt, params, seed, **fields)
 
     def _completions(
         self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: Completions, state: _ServerState
@@ -283,12 +282,12 @@ class ServerSampler:
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if (numbers := [choice.index for choice in choices]) != list(range(params.group_size)):
             raise Nonsense(
-                f"{self.route.path}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for"
+                f"{self.pool.route.path}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for"
             )
         return tuple(self._completion(choice, seed + choice.index, params) for choice in choices)
 
     def _completion(self, choice: Choice, seed: int, params: SamplingParams) -> Completion:
-        field = f"{self.route.path}: choices[{choice.index}]"
+        field = f"{self.pool.route.path}: choices[{choice.index}]"
         if choice.finish_reason not in ("stop", "length"):
             raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
         token_ids = choice.token_ids or ()
@@ -312,7 +311,7 @@ class ServerSampler:
                 raise TrainingError(self._useless())
             now = time.monotonic()
             since = self._last_answer if first_fault is None else first_fault
-            if now - since > self.patience_seconds and (first_fault is not None or not self._good_servers()):
+            if now - since > self.pool.patience_seconds and (first_fault is not None or not self._good_servers()):
                 raise TrainingError(self._lost(prompt))
             due = next((s for s in self.servers if s.fault and not s.is_tried and s.next_try <= now), None)
             if due is not None:
@@ -327,9 +326,9 @@ class ServerSampler:
 
     def _lost(self, prompt: EncodedPrompt) -> str:
         return (
-            f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience ({self.patience_seconds:g} s): "
-            f"{self._reasons()}; start the servers again and give the same command, which goes on from the newest "
-            "checkpoint"
+            f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience "
+            f"({self.pool.patience_seconds:g} s): {self._reasons()}; start the servers again and give the same "
+            "command, which goes on from the newest checkpoint"
         )
 
     def _useless(self) -> str:
@@ -418,12 +417,12 @@ class ServerSampler:
         await asyncio.gather(*(on(state) for state in self._good_servers()))
 
     async def _require_fit(self, state: _ServerState) -> None:
-        state.base = (await state.server.fitting(self.needs)).id
+        state.base = (await state.server.fitting(self.pool.needs)).id
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
         body = await self._request(prompt, SamplingParams(max_new_tokens=1), 0, allowed_token_ids=[only], min_tokens=0)
-        answer = await state.server.complete(self.route.path, body | {"model": await self._served_name(state)})
+        answer = await state.server.complete(self.pool.route.path, body | {"model": await self._served_name(state)})
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
             raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
@@ -451,19 +450,17 @@ def connect(
     server that answers was started with another model or too short a context."""
     rollout = recipe.rollout
     key = servers_key()
-    sampler = ServerSampler(
-        family,
-        [VllmServer(url, key, rollout.request_timeout) for url in rollout.urls],
-        Needs(
+    pool = ServerPool(
+        servers=tuple(VllmServer(url, key, rollout.request_timeout) for url in rollout.urls),
+        needs=Needs(
             model_names=(recipe.model.path, family.checkpoint.path),
             row_tokens=recipe.data.max_prompt_tokens + rollout.longest,
         ),
-        route=TokenRoute() if rollout.has_turns else CHATS,
         patience_seconds=rollout.patience,
+        route=TokenRoute() if rollout.has_turns else CHATS,
         takes_adapters=recipe.lora is not None,
-        ranks=ranks,
-        say=say,
     )
+    sampler = ServerSampler(family, pool, ranks, say)
     ranks.on_first(sampler.require_fit)
     return sampler
 

@@ -13,7 +13,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.models.saving import save_adapter, save_model
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import Sampler
-from tiercel.rollout.vllm_common import require_vision_adapters
+from tiercel.rollout.vllm_common import require_served, require_vision_adapters
 from tiercel.rollout.vllm_process import ProcessSampler
 from tiercel.rollout.vllm_server import connect
 from tiercel.rollout.vllm_weights import CheckpointForm, read_weights
@@ -98,12 +98,14 @@ def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Calla
 
 
 def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    require_served(trainer.policy.family, recipe.rollout.engine)
     adapts_vision = _adapts_vision(recipe, trainer)
     images = images_per_completion(recipe, rows)
     return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images, adapts_vision=adapts_vision)
 
 
 def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    require_served(trainer.policy.family, recipe.rollout.engine)
     _adapts_vision(recipe, trainer)
     return connect(recipe, trainer.policy.family, trainer.ranks, say)
 

@@ -8,12 +8,13 @@ from safetensors.torch import load_file, save_file
 
 from tiercel.demo import command, zoom
 from tiercel.demo.running import run_command
-from tiercel.demo.scenes import write_scenes
+from tiercel.demo.scenes import SceneSet, write_scenes
 from tools.demo.checkpoint import WORDS, ZOOM_WORDS, save_random_checkpoint
 from tools.demo.tokenizer import TOOL_TEMPLATE, make_tokenizer
 from tools.demo.zoom_lessons import write_lessons
 
-SCENES, HELD_OUT_SCENES = 24_000, 1024
+SCENES = SceneSet(name="scenes", count=24_000, seed=11, digit_counts=(1, 1, 2, 3, 3))
+HELD_OUT = SceneSet(name="heldout", count=1024, seed=3, digit_counts=(1, 2, 3), is_held_out=True)
 LARGE_SCENES, HELD_OUT_LARGE_SCENES = 3_000, 40
 
 
@@ -21,8 +22,8 @@ def make_start() -> None:
     """Train a random checkpoint on scenes and export it."""
     data = Path("runs/start-data")
     if not (data / "random/config.json").exists():
-        write_scenes(data, "scenes", SCENES, 11, (1, 1, 2, 3, 3), use_held_out=False)
-        write_scenes(data, "heldout", HELD_OUT_SCENES, 3, (1, 2, 3), use_held_out=True)
+        write_scenes(data, SCENES)
+        write_scenes(data, HELD_OUT)
         save_random_checkpoint(data / "random", make_tokenizer(WORDS), seed=0)
     _train("demo-start", command.START)
 
