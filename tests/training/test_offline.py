@@ -1,6 +1,7 @@
 """Whole runs that learn from pairs and labels: killed and resumed, with the reference computed before, evaluated."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -219,5 +220,11 @@ def test_every_verb_learns_on_4_bits_and_goes_on_from_its_checkpoint(write, name
     again = run_offline(write(name, "short", **changes, model={"quantize": "nf4"}, train={"steps": 2}))
     assert bytes_of(run_offline(write(name, "short", **changes, model={"quantize": "nf4"}))) == bytes_of(run)
     assert last(again).name == "step-000004"
-    assert main(["eval", str(run)]) == 0 and main(["export", str(run), "--merge"]) == 0
+    assert (last(run) / "reference.safetensors").is_file() == recipe.has_reference
+    capsys.readouterr()
+    assert main(["eval", str(run)]) == 0
+    said = re.findall(r"loss ([0-9.]+)", capsys.readouterr().out)
+    of_run = [row["eval/loss"] for row in read_metrics(run) if "eval/loss" in row]
+    assert said == [f"{of_run[0]:.4f}", f"{of_run[-1]:.4f}"]  # against what the run starts from, with its adapter
+    assert main(["export", str(run), "--merge"]) == 0
     assert "merged into the nf4 weights" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import yaml
 
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.demo.scenes import write_scenes
+from tiercel.demo.scenes import SceneSet, write_scenes
 from tiercel.runs.directory import read_metrics
 
 pytest.importorskip("bitsandbytes")
@@ -26,8 +26,7 @@ STEPS, SEEDS = 20, (0, 1, 2)
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> Path:
     """Boxes of handwritten digits: rows of the demo."""
-    directory = tmp_path_factory.mktemp("scenes")
-    return write_scenes(directory, "practice", 240, seed=5, digit_counts=(1,), use_held_out=False)
+    return write_scenes(tmp_path_factory.mktemp("scenes"), SceneSet(name="practice", count=240, seed=5))
 
 
 def model_of(path: Path, kind: str | None) -> dict:

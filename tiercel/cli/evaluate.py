@@ -1,16 +1,18 @@
 """`tiercel eval`: score held-out rows with the prompt and parser of training: GRPO's greedy score, SFT's loss."""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tiercel.config import DpoRecipe, OfflineRecipe, Recipe
-from tiercel.config.schema import BaseRecipe, Model
+import torch
+
+from tiercel.config import OfflineRecipe, Recipe
+from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
 from tiercel.learner.proof import prove_where_needed
-from tiercel.models.policy import load_for_inference
+from tiercel.models.policy import Policy, load_for_inference, load_start
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
@@ -25,6 +27,8 @@ from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
 from tiercel.training.turns import Completer, open_dialogues
 
+Load = Callable[[Recipe, torch.device], Policy]
+
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
     """Evaluate the model of a recipe, with an adapter where one is given; or a run, before and after its training.
@@ -32,13 +36,14 @@ def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
     target, adapter = Path(arguments.target), arguments.adapter
     if not target.is_dir():
         with launched_ranks(recipe, pulse) as ranks:
-            _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, adapter, ranks, {})}")
+            load = partial(load_for_inference, adapter=adapter)
+            _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, load, ranks, {})}")
         return
-    start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
     with launched_ranks(recipe, pulse) as ranks:
-        _say(ranks, f"before: {_score(recipe, recipe.model.path, start, ranks, {})}")
+        _say(ranks, f"before: {_score(recipe, recipe.model.path, load_start, ranks, {})}")
         model, trained, state = (recipe.model.path, adapter, {}) if adapter else trained_weights(target, recipe)
-        _say(ranks, f"after:  {_score(recipe, model, trained, ranks, state)}")
+        load = partial(load_for_inference, adapter=trained)
+        _say(ranks, f"after:  {_score(recipe, model, load, ranks, state)}")
 
 
 def _say(ranks: Ranks, text: str) -> None:
@@ -58,25 +63,23 @@ def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None, Ma
     return recipe.model.path, found.path / "adapter", state
 
 
-def _reference(recipe: OfflineRecipe, model: Model, ranks: Ranks) -> Known | None:
+def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
     """Compute the reference of the held-out rows by the model that the run starts from; None where no loss needs it."""
-    recipe = recipe.model_copy(update={"model": model})
-    if not (recipe.needs_reference or (isinstance(recipe, DpoRecipe) and recipe.dpo.has_reference)):
+    if not recipe.has_reference:
         return None
-    start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
-    policy, rows = load_for_inference(recipe, training_device(), start), heldout_rows(recipe, ranks)
+    policy, rows = load_start(recipe, training_device()), heldout_rows(recipe, ranks)
     assert rows is not None
     return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
 
 
-def _score(recipe: Recipe, model: str, adapter: Path | None, ranks: Ranks, state: Mapping[str, float]) -> str:
+def _score(recipe: Recipe, model: str, load: Load, ranks: Ranks, state: Mapping[str, float]) -> str:
     """Return one line on the model's held-out rows. `state`: what the run's loss keeps of earlier steps."""
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
     fetch(chosen, ranks)
     ranks.pulse.begin("load", 0)
-    known = _reference(chosen, recipe.model, ranks) if isinstance(chosen, OfflineRecipe) else None
-    policy = load_for_inference(chosen, training_device(), adapter)
+    known = _reference(recipe, ranks) if isinstance(recipe, OfflineRecipe) else None
+    policy = load(chosen, training_device())
     prove_where_needed(policy)
     ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, OfflineRecipe):

@@ -173,16 +173,16 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
     reference_adapter = None
     peft = None
     moves = isinstance(recipe, GrpoRecipe) and recipe.algorithm.kl.sync_every is not None
+    saves_reference = moves or (recipe.lora is not None and recipe.lora.start is not None and recipe.has_reference)
     if recipe.lora is not None:
         peft = _add_adapter(family, model, recipe.lora, recipe.train.seed)
         if recipe.lora.start is not None:
             with torch.random.fork_rng():
                 torch.manual_seed(recipe.train.seed)
                 start_at_rounding(family, model, DTYPES[recipe.model.dtype])
-        if (moves and recipe.lora.init is None) or recipe.lora.start is not None:
+        if recipe.lora.init is None and saves_reference:
             _add_copy(peft)
-        starts_elsewhere = recipe.lora.init is not None or recipe.lora.start is not None
-        reference_adapter = REFERENCE if moves or starts_elsewhere else None
+        reference_adapter = REFERENCE if saves_reference or recipe.lora.init is not None else None
     _unfreeze(family, model, recipe)
     words, states = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if isinstance(recipe, RewardRecipe) and words is not states:
@@ -193,7 +193,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
         model=model,
         peft=peft,
         reference_adapter=reference_adapter,
-        saves_reference=moves or (recipe.lora is not None and recipe.lora.start is not None),
+        saves_reference=saves_reference,
         compute_dtype=DTYPES[recipe.model.dtype],
         device=device,
     )
@@ -210,6 +210,16 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
         is_valued=isinstance(recipe, RewardRecipe),
         quantize=recipe.model.quantize,
     )
+
+
+def load_start(recipe: BaseRecipe, device: torch.device) -> Policy:
+    """Load what a run of the recipe starts from, for evaluation. No parameter is trainable."""
+    lora = recipe.lora
+    if lora is None or lora.start is None:
+        return load_for_inference(recipe, device, None if lora is None or lora.init is None else Path(lora.init))
+    policy = build_policy(recipe, device)  # its adapter makes up for the rounding of the weights
+    policy.model.requires_grad_(False)
+    return policy
 
 
 def frozen_policy(
