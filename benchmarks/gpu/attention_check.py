@@ -82,7 +82,7 @@ def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float
         mask = layout.dense_mask(query.device)[:, :, first:]
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=SIZE**-0.5, enable_gqa=True)
 
-    flex = FlexAttention(layout, setup.device, first)
+    flex = FlexAttention(layout, setup.device, layout.after(first))
     inputs = [tensor.to(setup.device) for tensor in _inputs(layout, dtype, first, seed)]
     right = results(dense, exact_inputs)
     found = _relative(results(lambda q, k, v: flex(Layer(index=0, scale=SIZE**-0.5), q, k, v), inputs), right)

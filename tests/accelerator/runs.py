@@ -109,7 +109,8 @@ def test_parts_that_share_a_pass_over_their_prompt_do_not_wait(tiny_checkpoints,
 @pytest.mark.parametrize("first_query", (0, 150))
 def test_a_block_mask_is_made_without_a_wait(first_query):
     groups = (GroupSpans(prompt=(0, 150), completions=((150, 180), (180, 300))),)
-    mask = FlexAttention(PrefixLayout(groups=groups, length=300), DEVICE, first_query).masks.of(FULL)
+    layout = PrefixLayout(groups=groups, length=300)
+    mask = FlexAttention(layout, DEVICE, layout.after(first_query)).masks.of(FULL)
     assert mask.kv_indices.device.type == mask.q_indices.device.type == DEVICE.type
 
 

@@ -72,6 +72,11 @@ WRONG = [
     grpo("train.shard_size=8", "train.shard_size", "write train.strategy: fsdp2"),
     grpo("train.shard_size=8 & train.strategy=ddp", "train.shard_size", "write train.strategy: fsdp2"),
     grpo("train.shard_size=0 & train.strategy=fsdp2", "train.shard_size", "above 0"),
+    grpo("train.context_parallel=0", "train.context_parallel", "above 0"),
+    sft("train.context_parallel=2 & train.strategy=single", "train.context_parallel", "write auto, or remove it"),
+    grpo("train.context_parallel=2 & learner.form=split", "train.context_parallel", "write learner.form: auto"),
+    of("dpo", "train.context_parallel=2 & learner.form=repeated", "train.context_parallel", "write learner.form: auto"),
+    sft("train.sequence_parallel_size=2", "train.sequence_parallel_size", "write train.context_parallel"),
     # unknown keys: spelling, another section
     grpo("optim.learnign_rate=1e-5", "optim.learnign_rate", "write optim.lr"),
     grpo("rollout.group_sise=4", "rollout.group_sise", "write rollout.group_size"),

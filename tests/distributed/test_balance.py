@@ -33,6 +33,13 @@ def test_moves_by_hand(costs, moves):
     assert balancing_moves(costs) == moves
 
 
+def test_ranks_that_compute_together_count_as_one():
+    """Ranks 0 and 1 hold 12 and 1, ranks 2 and 3 nothing: the 7 of rank 0 goes to the first of the others."""
+    moves = balancing_moves([[7, 5], [1], [], []], together=2)
+    assert moves == [Move(item=0, sender=0, receiver=2)]
+    assert balancing_moves([[7, 5], []], together=2) == []
+
+
 def test_any_costs_end_balanced_and_nothing_is_lost():
     draws = random.Random(0)
     for _ in range(200):

@@ -15,6 +15,7 @@ from tests.training.test_loops import write_rows
 pytestmark = pytest.mark.scale
 
 WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("hsdp", 4), ("zero3", 2), ("zero3-offload", 2))
+WORLDS += (("context 2", 2), ("context 4", 4))
 
 
 def run_ranks(count: int, *arguments: str, timeout: float = 400) -> str:
@@ -79,6 +80,10 @@ FULL = (
     ("ddp", "adapter, tower whole"),
     ("ddp", "adapter on 4 bits"),
     ("ddp", "lengths too"),
+    ("context 2", "all"),
+    ("context 2, fsdp2", "all"),
+    ("context 2, fsdp2", "adapter, recomputed in part"),
+    ("context 2, zero3", "language"),
     ("fsdp2", "adapter, tower whole"),
     ("fsdp2", "adapter, recomputed in part"),
     ("zero3", "adapter, recomputed in part"),

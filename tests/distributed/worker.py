@@ -51,6 +51,10 @@ STRATEGIES = {
     "ddp": {"strategy": "ddp"},
     "fsdp2": {"strategy": "fsdp2"},
     "hsdp": {"strategy": "fsdp2", "shard_size": 2},
+    "context 2": {"strategy": "ddp", "context_parallel": 2},
+    "context 4": {"strategy": "ddp", "context_parallel": 4},
+    "context 2, fsdp2": {"strategy": "fsdp2", "context_parallel": 2},
+    "context 2, zero3": {"strategy": "deepspeed", "context_parallel": 2},
     "zero2": {"strategy": "deepspeed", "deepspeed": {"stage": 2}},
     "zero3": {"strategy": "deepspeed"},
     "zero3-offload": {
@@ -64,10 +68,17 @@ OFFLINE = {
     "kto": (KtoRecipe, {"kto": {"beta": 0.5}}),
     "reward": (RewardRecipe, {"ranking": {"centre_coef": 0.1}}),
 }
+VIDEOS = {"max_prompt_tokens": 400, "video": {"min_pixels": 3136, "max_pixels": 7000}}
 TRAINED = {
     "adapter": {},
     "adapter, recomputed in part": {
         "learner": {"gradient_checkpointing": "selective", "max_tokens_per_microbatch": 150}
+    },
+    "adapter, videos": {"data": VIDEOS, "learner": {"max_tokens_per_microbatch": 500}},
+    "adapter of the tower, videos": {
+        "data": VIDEOS,
+        "learner": {"max_tokens_per_microbatch": 500},
+        "lora": {"rank": 4, "alpha": 8, "targets": "vision"},
     },
     "adapter of the tower": {"lora": {"rank": 4, "alpha": 8, "targets": "vision"}},
     "adapter on 4 bits": {"model": {"quantize": "nf4"}, "lora": {"rank": 4, "alpha": 8, "start": "loftq"}},

@@ -10,9 +10,9 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from tests.learner.test_attention import layout_of
-from tiercel.learner.block_mask import _sees, block_mask
+from tiercel.learner.block_mask import BLOCK, _sees, block_mask
 from tiercel.learner.layout import PrefixLayout
-from tiercel.models.sight import FULL, Sight
+from tiercel.models.sight import FULL, Sight, Span
 
 CPU = torch.device("cpu")
 
@@ -42,9 +42,13 @@ def with_pictures(layout: PrefixLayout, generator: torch.Generator) -> PrefixLay
 
 
 def require_equal(layout: PrefixLayout, first_query: int, sight: Sight = FULL) -> None:
-    found = block_mask(layout, CPU, first_query, sight)
-    sees = _sees(layout.seen_keys(sight), CPU, first_query)
-    expected = create_block_mask(sees, None, None, layout.length - first_query, layout.length, device="cpu")
+    require_equal_for(layout, layout.after(first_query), sight)
+
+
+def require_equal_for(layout: PrefixLayout, queries: tuple[Span, ...], sight: Sight = FULL) -> None:
+    found = block_mask(layout, CPU, queries, sight)
+    seen_4S = layout.seen_keys(sight).of(queries)
+    expected = create_block_mask(_sees(seen_4S, CPU), None, None, seen_4S.shape[1], layout.length, device="cpu")
     assert found.shape == expected.shape and found.seq_lengths == expected.seq_lengths
     for name in ("kv", "full_kv", "q", "full_q"):
         counts, right_counts = getattr(found, f"{name}_num_blocks"), getattr(expected, f"{name}_num_blocks")
@@ -74,6 +78,18 @@ def test_it_equals_pytorchs_own_after_a_prompt_that_was_run_before(lengths):
 def test_it_equals_pytorchs_own_with_padding(front, back):
     require_equal(layout_of((9, 1, 17, 4, 40), (200, 130)).padded(front, back), first_query=0)
     require_equal(layout_of((9, 1, 170, 4, 40)).padded(front, back), first_query=front + 9)
+
+
+def test_it_equals_pytorchs_own_for_the_chunks_of_a_rank():
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        layout = with_pictures(random_layout(generator), generator)
+        layout = layout.padded(0, -layout.length % (4 * BLOCK))
+        chunk = layout.length // 4
+        for first in range(2):
+            queries = ((first * chunk, (first + 1) * chunk), ((3 - first) * chunk, (4 - first) * chunk))
+            for window in (None, int(torch.randint(1, 600, (), generator=generator))):
+                require_equal_for(layout, queries, Sight(window=window))
 
 
 def test_blocks_seen_by_hand():

@@ -1,6 +1,7 @@
 """FlexAttention's graphs: traced as on a GPU, but run on a CPU operation by operation (`aot_eager`)."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from torch.nn.attention import flex_attention as pytorchs
 
 from tests.learner.test_attention import CPU, LAYER, LAYOUTS, SIGHTS, dense, inputs_of, layout_of, output_and_gradients
 from tests.learner.test_block_mask import random_layout
+from tiercel.distributed.context import ContextGroup
 from tiercel.errors import TrainingError
+from tiercel.learner.block_mask import BLOCK
+from tiercel.learner.context import part_of
 from tiercel.learner.flex import GRAPHS, FlexAttention, Padding, compiled_flex
 from tiercel.learner.layout import PrefixLayout
 from tiercel.models.sight import FULL, Sight
@@ -36,7 +40,7 @@ def require_equal_to_dense(
     layout: PrefixLayout, first_query: int = 0, without_gradient: tuple[int, ...] = (), sight: Sight = FULL
 ) -> None:
     inputs = inputs_of(layout, first_query=first_query)
-    flex = FlexAttention(layout, CPU, first_query, compiled_flex("aot_eager"))
+    flex = FlexAttention(layout, CPU, layout.after(first_query), compiled_flex("aot_eager"))
     for place in without_gradient:
         inputs[place].requires_grad_(False)
     trained = [tensor for tensor in inputs if tensor.requires_grad]
@@ -79,6 +83,26 @@ def test_two_graphs_serve_all_layouts_forward_and_backward():
     assert graphs() == GRAPHS
 
 
+@pytest.mark.parametrize("size", (2, 3))
+def test_each_rank_s_part_of_a_row_is_that_of_the_whole_row(size):
+    """What ranks of a group compute, side by side."""
+    layout = LAYOUTS["ragged"]
+    batch = SimpleNamespace(layout=layout, scoring_N=torch.arange(layout.length))
+    groups = [ContextGroup(place=place, size=size, processes=None) for place in range(size)]
+    parts = [part_of(batch, group, BLOCK) for group in groups]
+    padded = parts[0].layout
+    for sight in (FULL, Sight(window=7)):
+        query, key, value = inputs_of(padded)
+        whole = dense(query, key, value, padded, sight=sight)
+        for part in parts:
+            flex = FlexAttention(padded, CPU, part.spans, compiled_flex("aot_eager"))
+            own = torch.cat([query[:, :, start:stop] for start, stop in part.spans], dim=2)
+            expected = torch.cat([whole[:, :, start:stop] for start, stop in part.spans], dim=2)
+            torch.testing.assert_close(
+                flex(replace(LAYER, sight=sight), own, key, value), expected, rtol=1e-5, atol=1e-5
+            )
+
+
 def test_a_graph_too_many_is_an_error_and_never_runs_uncompiled():
     layout = LAYOUTS["ragged"]
     inputs = inputs_of(layout)
@@ -90,11 +114,11 @@ def test_a_graph_too_many_is_an_error_and_never_runs_uncompiled():
 
 
 def test_padding_by_hand():
-    assert Padding.of(layout_of((5, 3)), 0) == Padding(front=0, back=248)
-    assert Padding.of(layout_of((256, 128)), 0) == Padding(front=0, back=0)
-    assert Padding.of(layout_of((300, 100)), 0) == Padding(front=0, back=112)
+    assert Padding.of(((0, 8),)) == Padding(front=0, back=248)
+    assert Padding.of(((0, 384),)) == Padding(front=0, back=0)
+    assert Padding.of(((0, 400),)) == Padding(front=0, back=112)
     # The 300 keys of an earlier pass fill three blocks, the 100 queries two.
-    assert Padding.of(layout_of((300, 100)), 300) == Padding(front=84, back=156)
+    assert Padding.of(((300, 400),)) == Padding(front=84, back=156)
 
 
 def test_padding_never_reaches_a_result():
@@ -102,7 +126,8 @@ def test_padding_never_reaches_a_result():
     layout = layout_of((300, 100))
     inputs = inputs_of(layout, first_query=300)
     values = output_and_gradients(
-        lambda q, k, v: FlexAttention(layout, CPU, 300, compiled_flex("aot_eager"))(LAYER, q, k, v), inputs
+        lambda q, k, v: FlexAttention(layout, CPU, layout.after(300), compiled_flex("aot_eager"))(LAYER, q, k, v),
+        inputs,
     )
     assert all(bool(value.isfinite().all()) for value in values)
     padded = layout.padded(2, 3)

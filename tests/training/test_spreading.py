@@ -74,10 +74,10 @@ class Four(Ranks):
 
 def test_the_only_group_of_four_ranks_is_cut_in_four():
     (group,) = learnable_groups([scored_group(prompt([1, 2]), [([3, 4], 0.0), ([5], 1.0), ([6], 2.0), ([7, 8], 4.0)])])
-    parts = cut_for_all(Four(rank=0, world_size=4), [group])
+    parts = cut_for_all(Four(rank=0, world_size=4), [group], learners=4)
     assert [part.advantages_G.tolist() for part in parts] == [[value] for value in group.advantages_G.tolist()]
     assert all(part.item.prompt is group.item.prompt for part in parts)
-    assert cut_for_all(ALONE, [group]) == [group]
+    assert cut_for_all(ALONE, [group], learners=1) == [group]
 
 
 class LastOfTwo(Ranks):

@@ -15,18 +15,21 @@ class Move:
     receiver: int
 
 
-def balancing_moves(costs_of_ranks: Sequence[Sequence[int]]) -> list[Move]:
+def balancing_moves(costs_of_ranks: Sequence[Sequence[int]], together: int = 1) -> list[Move]:
     """Choose moves, each from the rank with the most work to the rank with the least, until no such move helps.
 
     `costs_of_ranks`: for each rank the tokens of its items. Every rank computes the same moves from it. Few items move,
-    because each starts at its own rank.
+    because each starts at its own rank. `together`: how many consecutive ranks compute their items together; these
+    count as one, and the first of them receives.
     """
-    held = [[(cost, rank, item) for item, cost in enumerate(costs)] for rank, costs in enumerate(costs_of_ranks)]
-    loads = [sum(costs) for costs in costs_of_ranks]
+    items = [(cost, rank, item) for rank, costs in enumerate(costs_of_ranks) for item, cost in enumerate(costs)]
+    learners = range(len(costs_of_ranks) // together)
+    held = [[entry for entry in items if entry[1] // together == learner] for learner in learners]
+    loads = [sum(cost for cost, _, _ in entries) for entries in held]
     slack = TOLERANCE * sum(loads) / max(1, len(loads))
     while True:
-        fullest = max(range(len(loads)), key=lambda rank: (loads[rank], -rank))
-        emptiest = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
+        fullest = max(learners, key=lambda learner: (loads[learner], -learner))
+        emptiest = min(learners, key=lambda learner: (loads[learner], learner))
         gap = loads[fullest] - loads[emptiest]
         movable = [entry for entry in held[fullest] if 0 < entry[0] < gap]
         if gap <= slack or not movable:
@@ -37,9 +40,9 @@ def balancing_moves(costs_of_ranks: Sequence[Sequence[int]]) -> list[Move]:
         loads[fullest] -= best[0]
         loads[emptiest] += best[0]
     moves = [
-        Move(item=item, sender=home, receiver=rank)
-        for rank, entries in enumerate(held)
+        Move(item=item, sender=home, receiver=learner * together)
+        for learner, entries in enumerate(held)
         for _, home, item in entries
-        if home != rank
+        if home // together != learner
     ]
     return sorted(moves, key=lambda move: (move.sender, move.receiver, move.item))

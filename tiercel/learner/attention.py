@@ -156,9 +156,11 @@ def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> B
 class SplitAttention:
     """Computes three kinds of attention without a mask: prompts over themselves, completions over their prompt, and
     completions over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et
-    al. 2022)."""
+    al. 2022). `queries`: one span, to the end of the pack."""
 
-    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+    def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
+        (first_query, _), *more = queries or layout.after(0)
+        assert not more  # forms.py refuses
         self.plans = BySight(layout, lambda sight: split_plan(layout, device, first_query, sight))
 
     def prepare(self, sight: Sight) -> None:
@@ -255,10 +257,10 @@ def _flat(tensor_RAL: Tensor) -> Tensor:
 
 
 class DenseAttention:
-    """Computes attention with one dense (T, T) mask."""
+    """Computes attention with one dense (S, T) mask. `queries`: spans of the tokens that have queries; None: all."""
 
-    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight)[:, :, first_query:])
+    def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
+        self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight, queries))
 
     def prepare(self, sight: Sight) -> None:
         self.masks_11ST.of(sight)

@@ -2,25 +2,29 @@
 which takes 48 GB for 110,000 tokens; from spans the largest tensors have a number for each pair of blocks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiercel.learner.layout import PrefixLayout, SeenKeys
+from tiercel.learner.layout import PrefixLayout
 from tiercel.models.sight import FULL, Sight, Span
 
 BLOCK = 128  # tokens; FlexAttention's own size
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, query, key
 
 
-def block_mask(layout: PrefixLayout, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> Any:
-    """Make the BlockMask of a packed row. `first_query`: how many tokens at the start have keys but no queries."""
+def block_mask(
+    layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None, sight: Sight = FULL
+) -> Any:
+    """Make the BlockMask of a packed row. `queries`: spans of the tokens that have queries, each but the last of whole
+    blocks; None: all."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    seen = layout.seen_keys(sight)
-    touched, full = seen_blocks(layout, seen, first_query)
+    queries = queries or layout.after(0)
+    seen_4S = layout.seen_keys(sight).of(queries)
+    touched, full = seen_blocks(layout, seen_4S, queries)
     partial_counts, partial_places = _ordered((touched & ~full).to(device, non_blocking=True))
     full_counts, full_places = _ordered(full.to(device, non_blocking=True))
     return BlockMask.from_kv_blocks(
@@ -29,23 +33,25 @@ def block_mask(layout: PrefixLayout, device: torch.device, first_query: int = 0,
         full_counts,
         full_places,
         BLOCK_SIZE=BLOCK,
-        mask_mod=_sees(seen, device, first_query),
-        seq_lengths=(layout.length - first_query, layout.length),
+        mask_mod=_sees(seen_4S, device),
+        seq_lengths=(seen_4S.shape[1], layout.length),
     )
 
 
-def seen_blocks(layout: PrefixLayout, seen: SeenKeys, first_query: int) -> tuple[Tensor, Tensor]:
+def seen_blocks(layout: PrefixLayout, seen_4S: Tensor, queries: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """Compute two tensors, bool (blocks of queries, blocks of keys): whether some query of a block sees some key of the
-    other, and whether each query sees every key. A block that the row's end cuts is never seen whole."""
-    queries = layout.length - first_query
-    shape = (-(-queries // BLOCK), -(-layout.length // BLOCK))
+    other, and whether each query sees every key. A block that the row's end cuts is never seen whole. `seen_4S`: of
+    SeenKeys, for the queries."""
+    count = seen_4S.shape[1]
+    shape = (-(-count // BLOCK), -(-layout.length // BLOCK))
     touched, full = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
-    if queries % BLOCK:
+    if count % BLOCK:
         full[-1] = False
-    spans_T4 = torch.stack([seen.prompt_start_T, seen.prompt_stop_T, seen.own_start_T, seen.own_stop_T], dim=1).tolist()
-    for block, (start, stop) in _pieces(layout, first_query):
+    seen_S4 = seen_4S.T.tolist()
+    for start, stop in _pieces(layout, queries):
+        block = start // BLOCK
         # Spans of later queries never start or stop earlier.
-        (prompt_start, prompt_stop, own_start, own_stop), last = spans_T4[start], spans_T4[stop - 1]
+        (prompt_start, prompt_stop, own_start, own_stop), last = seen_S4[start], seen_S4[stop - 1]
         for first, end in ((prompt_start, prompt_stop), (own_start, last[3])):
             if first < end:
                 touched[block, first // BLOCK : -(-end // BLOCK)] = True
@@ -59,25 +65,25 @@ def seen_blocks(layout: PrefixLayout, seen: SeenKeys, first_query: int) -> tuple
     return touched, full
 
 
-def _pieces(layout: PrefixLayout, first_query: int) -> Iterator[tuple[int, Span]]:
-    """Yield each run of queries that is in one block and in one prompt or completion: the block, and the places of the
-    run."""
-    for group in layout.groups:
-        for own in (group.prompt, *group.completions):
-            start = max(own[0], first_query)
-            while start < own[1]:
-                block = (start - first_query) // BLOCK
-                stop = min(own[1], (block + 1) * BLOCK + first_query)
-                yield block, (start, stop)
-                start = stop
+def _pieces(layout: PrefixLayout, queries: Sequence[Span]) -> Iterator[Span]:
+    """Yield each run of queries that is in one block and in one prompt or completion, counted among the queries."""
+    offset = 0  # from a place in the pack to one among the queries
+    for first, end in queries:
+        offset -= first
+        for group in layout.groups:
+            for own in (group.prompt, *group.completions):
+                start, stop = max(own[0], first) + offset, min(own[1], end) + offset
+                while start < stop:
+                    cut = min(stop, (start // BLOCK + 1) * BLOCK)
+                    yield start, cut
+                    start = cut
+        offset += end
 
 
-def _sees(seen: SeenKeys, device: torch.device, first_query: int) -> Sees:
+def _sees(seen_4S: Tensor, device: torch.device) -> Sees:
     """Make the mask function. It closes over tensors and no number: a number of its own would be compiled into the
     kernel, or would make PyTorch compile anew where it is 0."""
-    spans = (seen.prompt_start_T, seen.prompt_stop_T, seen.own_start_T, seen.own_stop_T)
-    columns = torch.stack([places[first_query:] for places in spans]).to(torch.int32)
-    prompt_start_S, prompt_stop_S, own_start_S, own_stop_S = columns.to(device, non_blocking=True)
+    prompt_start_S, prompt_stop_S, own_start_S, own_stop_S = seen_4S.to(torch.int32).to(device, non_blocking=True)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_prompt = (key >= prompt_start_S[query]) & (key < prompt_stop_S[query])

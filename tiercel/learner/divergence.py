@@ -4,7 +4,7 @@ Shape suffixes: docs/shapes.md. Here M are the tokens of a chunk, K the words th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class TeacherTokens:
     words_NK: Tensor | None = None  # int64; the most likely ones
     logprobs_NK: Tensor | None = None  # fp32, of these words
 
-    def __getitem__(self, tokens: slice) -> "TeacherTokens":
+    def __getitem__(self, tokens: slice | Tensor) -> "TeacherTokens":
         """Return what it says of some of the tokens."""
         return _each(lambda parts: parts[0][tokens], [self])
 
@@ -54,6 +54,10 @@ class Target:
     tokens: TeacherTokens
     distribution: Callable[[Tensor], Tensor] | None  # logprobs (M, V) of the teacher's states; None: it gives none
     measure: Callable[[Tensor, Tensor], Tensor]  # a divergence (M,) of the policy's logprobs from the teacher's
+
+    def of_tokens(self, places_M: Tensor) -> "Target":
+        """Return the target of some of the tokens."""
+        return replace(self, tokens=self.tokens[places_M])
 
     def of(self, logprobs_MV: Tensor, chunk: slice) -> Tensor:
         """Compute the divergence (M,) at a chunk of tokens, from the policy's logprobs."""

@@ -6,7 +6,7 @@ Rows of all lengths and layouts use the same few compiled graphs. Uncompiled, Fl
 Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from tiercel.learner.block_mask import BLOCK, block_mask
 from tiercel.learner.compiling import default_backend, few_graphs
 from tiercel.learner.layout import BySight, PrefixLayout
 from tiercel.models.attention import Layer
-from tiercel.models.sight import Sight
+from tiercel.models.sight import Sight, Span
 
 GRAPHS = 2  # of one model and dtype: with a gradient and without
 GRAPH_LIMIT = 32  # of one process: a few models, dtypes and numbers of heads
@@ -34,11 +34,16 @@ class Padding:
     back: int  # queries and keys
 
     @classmethod
-    def of(cls, layout: PrefixLayout, first_query: int) -> "Padding":
-        """Choose the least padding. `first_query`: how many tokens at the start have keys but no queries."""
-        queries = layout.length - first_query
-        blocks = max(LEAST_BLOCKS, -(-queries // BLOCK))
-        return cls(front=-first_query % BLOCK, back=blocks * BLOCK - queries)
+    def of(cls, queries: Sequence[Span]) -> "Padding":
+        """Choose the least padding for queries in these spans: one to the end of the row, or whole blocks."""
+        count = sum(stop - start for start, stop in queries)
+        blocks = max(LEAST_BLOCKS, -(-count // BLOCK))
+        return cls(front=-queries[0][0] % BLOCK, back=blocks * BLOCK - count)
+
+    def filled(self, queries: Sequence[Span]) -> tuple[Span, ...]:
+        """Return the spans of the queries in the filled row, with what fills their end."""
+        *others, (start, stop) = [(start + self.front, stop + self.front) for start, stop in queries]
+        return (*others, (start, stop + self.back))
 
 
 def _filled(tensor_BATE: Tensor, front: int, back: int) -> Tensor:
@@ -48,13 +53,21 @@ def _filled(tensor_BATE: Tensor, front: int, back: int) -> Tensor:
 
 
 class FlexAttention:
-    """Computes the attention of a packed row with FlexAttention. `attend`: the compiled function; by default that of
-    the device. On a CPU, where PyTorch's kernel has no backward pass, graphs run operation by operation."""
+    """Computes the attention of a packed row with FlexAttention. `queries`: as in Padding; None: all. `attend`: the
+    compiled function; by default that of the device. On a CPU, where PyTorch's kernel has no backward pass, graphs run
+    operation by operation."""
 
-    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0, attend: Attend | None = None):
-        self.padding = Padding.of(layout, first_query)
-        padded = layout.padded(self.padding.front, self.padding.back)
-        self.masks = BySight(padded, lambda sight: block_mask(padded, device, first_query + self.padding.front, sight))
+    def __init__(
+        self,
+        layout: PrefixLayout,
+        device: torch.device,
+        queries: Sequence[Span] | None = None,
+        attend: Attend | None = None,
+    ):
+        queries = queries or layout.after(0)
+        self.padding = Padding.of(queries)
+        padded, filled = layout.padded(self.padding.front, self.padding.back), self.padding.filled(queries)
+        self.masks = BySight(padded, lambda sight: block_mask(padded, device, filled, sight))
         self.attend = attend or compiled_flex(default_backend(device))
 
     def prepare(self, sight: Sight) -> None:

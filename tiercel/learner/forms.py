@@ -7,11 +7,17 @@ from tiercel.learner.layout import PackItem
 
 AUTO = {"cpu": "split", "cuda": "flex"}
 CONTINUES_A_PREFIX = ("split", "flex")  # forms that can run completions after a separate pass of their prompt
+COMPUTES_PARTS = ("flex", "dense")  # forms that ranks can compute together, each for its part of the tokens
 
 
-def chosen_form(asked: str, device: torch.device, obstacle: str | None) -> str:
+def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_parts: bool = False) -> str:
     """Choose the form to run. `obstacle`: why the model cannot share prompts (see `shared_prefix_obstacle`); `auto` is
-    then `repeated`. Raises ModelError for a form that this device or model cannot compute."""
+    then `repeated`. `in_parts`: ranks compute a pack together. Raises ModelError for a form that this device or model
+    cannot compute."""
+    if in_parts and obstacle:
+        raise ModelError(f"train.context_parallel: ranks cannot compute a row together, {obstacle}; remove it")
+    if asked == "auto" and in_parts:
+        return "flex" if device.type == "cuda" else "dense"
     if asked == "auto":
         return "repeated" if obstacle else AUTO.get(device.type, "dense")
     if asked != "repeated" and obstacle:

@@ -40,11 +40,18 @@ class SeenKeys:
     own_start_T: Tensor  # int64
     own_stop_T: Tensor  # int64
 
-    def mask(self) -> Tensor:
-        """Return the mask, bool (T, T): true where the token of the row sees that of the column."""
+    def of(self, queries: Sequence[Span]) -> Tensor:
+        """Return start and stop of the first span, then of the second, of the tokens in these spans: (4, S)."""
+        spans_4T = torch.stack([self.prompt_start_T, self.prompt_stop_T, self.own_start_T, self.own_stop_T])
+        return torch.cat([spans_4T[:, start:stop] for start, stop in queries], dim=1)
+
+    def mask(self, queries: Sequence[Span]) -> Tensor:
+        """Return the mask, bool (S, T): true where the token of the row, of those in these spans, sees that of the
+        column."""
         order_T = torch.arange(len(self.own_start_T))
-        in_prompt_TT = (order_T >= self.prompt_start_T[:, None]) & (order_T < self.prompt_stop_T[:, None])
-        return in_prompt_TT | (order_T >= self.own_start_T[:, None]) & (order_T < self.own_stop_T[:, None])
+        prompt_start, prompt_stop, own_start, own_stop = self.of(queries)[..., None]
+        in_prompt_ST = (order_T >= prompt_start) & (order_T < prompt_stop)
+        return in_prompt_ST | (order_T >= own_start) & (order_T < own_stop)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +103,15 @@ class PrefixLayout:
         pictures = tuple((start + front, stop + front) for start, stop in self.picture_spans)
         return PrefixLayout(groups=(*moved, *padding), length=length, picture_spans=pictures)
 
-    def dense_mask(self, device: torch.device, sight: Sight = FULL) -> Tensor:
-        """Return the mask, bool (1, 1, T, T): true where the token of the row attends to the token of the column."""
-        return self.seen_keys(sight).mask()[None, None].to(device, non_blocking=True)
+    def after(self, first: int) -> tuple[Span, ...]:
+        """Return the spans of the tokens from this one on."""
+        return ((first, self.length),)
+
+    def dense_mask(self, device: torch.device, sight: Sight = FULL, queries: Sequence[Span] | None = None) -> Tensor:
+        """Return the mask, bool (1, 1, S, T): true where the token of the row attends to the token of the column.
+        `queries`: the spans of the rows' tokens; None: all."""
+        mask_ST = self.seen_keys(sight).mask(queries or self.after(0))
+        return mask_ST[None, None].to(device, non_blocking=True)
 
 
 class BySight(Generic[Made]):

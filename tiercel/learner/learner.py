@@ -4,7 +4,7 @@ All weights are used inside `Learner.forward`. The exception is `Learner.run_pre
 the module whole may call. Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tiercel.config.schema import Checkpointing
+from tiercel.distributed.context import ContextGroup
 from tiercel.learner.attention import DenseAttention, SplitAttention
+from tiercel.learner.block_mask import BLOCK
 from tiercel.learner.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.learner.compiling import compiled_layers, like_later_inputs
+from tiercel.learner.context import GatheredAttention, Part, PartForm, joined, part_of
 from tiercel.learner.divergence import Target
 from tiercel.learner.flex import FlexAttention
 from tiercel.learner.head import TokenHead, TokenScores
@@ -25,23 +28,36 @@ from tiercel.models.attention import AttentionForm, PackAttend, form_inputs, pos
 from tiercel.models.experts import ExpertLoad
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
-from tiercel.models.sight import sequence_masks
+from tiercel.models.sight import Span, sequence_masks
 from tiercel.models.value_head import value_head
 
-ATTENTIONS: dict[str, Callable[[PrefixLayout, torch.device, int], PackAttend]] = {  # by learner.form
+MakeAttention = Callable[[PrefixLayout, torch.device, Sequence[Span]], PackAttend]  # the spans have queries
+ATTENTIONS: dict[str, MakeAttention] = {  # by learner.form
     "split": SplitAttention,
     "flex": FlexAttention,
     "dense": DenseAttention,
 }
 
 
+CHUNK_MULTIPLES = {"flex": BLOCK}  # what divides the tokens of a rank's chunks
+
+
 class Learner(nn.Module):
     """Computes logprobs of the scored tokens of packed groups under the current policy. `form`: a result of
-    forms.chosen_form; `backend`: of compiling.chosen_backend."""
+    forms.chosen_form; `backend`: of compiling.chosen_backend; `context`: the ranks that compute each pack together, all
+    of which are given the same packs."""
 
-    def __init__(self, policy: Policy, form: str, checkpointing: Checkpointing, backend: str | None = None):
+    def __init__(
+        self,
+        policy: Policy,
+        form: str,
+        checkpointing: Checkpointing,
+        backend: str | None = None,
+        context: ContextGroup | None = None,
+    ):
         super().__init__()
         self.form = form
+        self.context = context
         self.family = policy.family
         self.autocast = policy.autocast
         self.trains_vision = not policy.vision_is_frozen
@@ -75,12 +91,29 @@ class Learner(nn.Module):
         batch's only group, where it was run before; then `batch.images` are those after the prompt.
         `entropy_gradient`: the entropy has a gradient too. `target`: a teacher's distribution at these tokens, from
         which the divergence is computed."""
-        hidden_NH = self.scoring_states(batch, features_KH, prefix)
+        if self.context is None:
+            hidden_NH = self.scoring_states(batch, features_KH, prefix)
+            return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target)
+        assert prefix is None  # no rank has the whole prompt
+        part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
+        hidden_MH = self._part_states(batch, features_KH, part, self.context)
+        target = None if target is None else target.of_tokens(part.scored_M)
+        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, entropy_gradient, target)
+        return joined(scores, part, self.context)
+
+    def _scores(
+        self,
+        hidden_NH: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+        target: Target | None,
+    ) -> TokenScores:
         if self.value_head is not None:
             none = hidden_NH.new_empty(0, dtype=torch.float32)
             return TokenScores(logprobs_N=none, entropy_N=none, values_N=self.value_head(hidden_NH))
         with self.head_autocast():
-            targets_N = batch.targets_N.to(self.device, non_blocking=True)
+            targets_N = targets_N.to(self.device, non_blocking=True)
             return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient, target=target)
 
     def scoring_states(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass | None) -> Tensor:
@@ -94,6 +127,21 @@ class Learner(nn.Module):
             hidden_TH = self._states(embeddings_TH, batch.positions_DT, self._form(batch))
             return hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
 
+    def _part_states(
+        self, batch: PackedTokens, features_KH: Tensor | None, part: Part, context: ContextGroup
+    ) -> Tensor:
+        """Compute the hidden states (M, H) of this rank's tokens that predict the scored tokens."""
+        is_vision_T = self.family.is_placeholder(batch.token_ids_T)
+        feature_S = part.of(is_vision_T.cumsum(0) * is_vision_T) - 1  # -1: no token of a picture
+        if features_KH is not None:
+            features_KH = features_KH[feature_S[feature_S >= 0].to(self.device, non_blocking=True)]
+        attend: PackAttend = ATTENTIONS[self.form](part.layout, self.device, part.spans)
+        form = PartForm(self._kept(GatheredAttention(attend, context)), batch, part, context, self.device)
+        with self.autocast():
+            embeddings_SH = self._embedded(part.of(batch.token_ids_T), features_KH, feature_S >= 0)
+            hidden_SH = self._states(embeddings_SH, part.of(batch.positions_DT), form)
+            return hidden_SH[part.states_M.to(self.device, non_blocking=True)]
+
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
         """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""
         recording = RecordingAttention(self._form(prompt))
@@ -102,22 +150,25 @@ class Learner(nn.Module):
             hidden_PH = self._states(embeddings_PH, prompt.positions_DT, recording)
         return PrefixPass(recording.kept, hidden_PH[-1])
 
-    def _embedded(self, token_ids_T: Tensor, features_KH: Tensor | None) -> Tensor:
+    def _embedded(self, token_ids_T: Tensor, features_KH: Tensor | None, is_vision_T: Tensor | None = None) -> Tensor:
+        """`is_vision_T`: the tokens that features replace; None: all placeholders."""
         token_ids_T = token_ids_T.to(self.device, non_blocking=True)
         embeddings_TH = self.embedding(token_ids_T)
         if self.trains_vision and torch.is_grad_enabled() and not embeddings_TH.requires_grad:
             embeddings_TH.requires_grad_()  # so that a pass without images has a backward pass too
         if features_KH is None:
             return embeddings_TH
-        is_vision_T = self.family.is_placeholder(token_ids_T)
-        return self.family.with_features(embeddings_TH, is_vision_T, features_KH)
+        if is_vision_T is None:
+            is_vision_T = self.family.is_placeholder(token_ids_T)
+        return self.family.with_features(embeddings_TH, is_vision_T.to(self.device, non_blocking=True), features_KH)
 
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
         """Make the form of a pass over the pack, or over what follows its first `first_query` tokens."""
-        attend: PackAttend = ATTENTIONS[self.form](batch.layout, self.device, first_query)
-        if self.checkpointing == "selective":
-            attend = KeptAttention(attend)
-        return PackedForm(attend, batch.layout, self.device, first_query)
+        attend: PackAttend = ATTENTIONS[self.form](batch.layout, self.device, batch.layout.after(first_query))
+        return PackedForm(self._kept(attend), batch.layout, self.device, first_query)
+
+    def _kept(self, attend: PackAttend) -> PackAttend:
+        return KeptAttention(attend) if self.checkpointing == "selective" else attend
 
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
         return self._decoded(embeddings_TH[None], positions_DT[:, None], **form_inputs(attention))[0]

@@ -234,7 +234,7 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
         base=base,
         gathered=gathered,
         moments=moments,
-        passes=_with_vision(sizes, measured, layout.tokens),
+        passes=_with_vision(recipe, sizes, measured, layout.tokens),
         step=step,
         buffer=0 if kind.is_alone or is_divided else 4 * sizes.trained,
         offloaded_weights=offloaded_weights,
@@ -242,14 +242,24 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
     )
 
 
-def _with_vision(sizes: ModelSizes, measured: Measured, tokens: int) -> int:
-    """Return the peak of a microbatch's passes with that of its images through the tower. A frozen tower's pass ends
-    before the learner begins; a trained one keeps its tensors until its own backward pass."""
-    passes, vision = measured.learn.at(sizes.layers, tokens), measured.vision
+def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, tokens: int) -> int:
+    """Return the peak of a microbatch's passes with that of its images through the tower, which no ranks share. A
+    frozen tower's pass ends before the learner begins; a trained one keeps its tensors until its own backward pass."""
+    own = -(-tokens // recipe.train.context_parallel)
+    passes, vision = measured.learn.at(sizes.layers, own) + _gathered_keys(recipe, sizes, tokens), measured.vision
     seen = round(measured.vision_share * tokens)
     if not sizes.trained_vision:
         return max(passes, vision.frozen.at(0, seen))
     return max(passes + vision.kept.at(0, seen), vision.trained.at(0, seen))
+
+
+def _gathered_keys(recipe: BaseRecipe, sizes: ModelSizes, tokens: int) -> int:
+    """Return the bytes of the keys and values that ranks gather from each other; a layer that is recomputed whole keeps
+    them for its own pass only."""
+    if recipe.train.context_parallel == 1:
+        return 0
+    layers = 1 if recipe.learner.gradient_checkpointing == "full" else sizes.cached_layers
+    return tokens * layers * cache_token_bytes(recipe, sizes, 1) // max(1, sizes.cached_layers)
 
 
 def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
@@ -267,7 +277,8 @@ def _block_mask(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> int:
     in part, and of those that are seen whole."""
     is_flex = recipe.learner.form == "flex" or (recipe.learner.form == "auto" and not sizes.obstacle)
     blocks = -(-layout.tokens // BLOCK)
-    return 4 * BYTES["float32"] * (blocks + 1) * blocks if layout.on_gpu and is_flex else 0
+    own = -(-blocks // recipe.train.context_parallel)
+    return 4 * BYTES["float32"] * (blocks + 1) * own if layout.on_gpu and is_flex else 0
 
 
 def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:

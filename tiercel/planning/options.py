@@ -66,8 +66,10 @@ class Subject:
         )
 
     def learnt_tokens(self, machine: Machine) -> int:
-        """Return the tokens that the rank with the most rows learns from in a step, prompts once per group."""
-        return -(-self.recipe.optim.prompts_per_step // machine.ranks) * self.composition.group_tokens
+        """Return the tokens that the rank with the most rows learns from in a step, prompts once per group; or those of
+        the ranks that learn them together."""
+        learners = max(1, machine.ranks // self.recipe.train.context_parallel)
+        return -(-self.recipe.optim.prompts_per_step // learners) * self.composition.group_tokens
 
     def auto_tokens(self, machine: Machine, most: int) -> int:
         """Return what `learner.max_tokens_per_microbatch: auto` takes where at most `most` tokens fit: less than that,

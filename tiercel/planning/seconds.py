@@ -23,14 +23,16 @@ def phase_seconds(
     recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad | None, device: Device, layout: Layout, packed: int
 ) -> Mapping[str, float]:
     """Estimate the seconds of one step by phase, on the rank with the most prompts: rollout, learning, and
-    communication that does not overlap with learning. `packed`: tokens that the rank learns from."""
+    communication that does not overlap with learning. `packed`: tokens that the rank learns from, with others where
+    ranks compute them together."""
     flops = device.reached_flops * device.flops
+    together = recipe.train.context_parallel
     passes = 2.0 if recipe.lora is not None else 3.0  # a frozen weight's gradient is not computed
     passes += CHECKPOINTED_PASSES[recipe.learner.gradient_checkpointing]
-    learn = 2 * packed * (passes * sizes.active_weights + 3 * sizes.adapter) / flops
+    learn = 2 * packed / together * (passes * sizes.active_weights + 3 * sizes.adapter) / flops
     seconds = {} if rollout is None else {"rollout": rollout_seconds(recipe, sizes, rollout, device)}
     if rollout is not None and rollout.teacher.elements:
-        seconds["teaching"] = 2 * packed * rollout.teacher.elements / flops
+        seconds["teaching"] = 2 * packed / together * rollout.teacher.elements / flops
     microbatches = max(1, -(-packed // layout.tokens))
     dequantising = sizes.dequantising_bytes(BYTES[recipe.model.dtype]) / (device.reached_bandwidth * device.bandwidth)
     seconds["learn"] = learn + microbatches * passes * dequantising
@@ -49,6 +51,9 @@ def phase_seconds(
         seconds["waiting for weights"] = max(0.0, 2 * microbatches * gathering - learn)
         if rollout is not None and rollout.engine.shares_weights:
             seconds["rollout"] += gathering
+    if together > 1:  # keys and values in each forward pass; backward their gradients, in float32
+        width = cache_token_bytes(recipe, sizes, 1) * (passes - 1 + BYTES["float32"] / BYTES[recipe.model.dtype])
+        seconds["gathering keys"] = packed * width * (together - 1) / together / link_speed(device, together)
     if layout.ranks > 1:
         seconds["summing gradients"] = 2 * 4 * sizes.trained * share / speed
     if zero.offload_optimizer:  # gradients there, weights back

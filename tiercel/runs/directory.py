@@ -40,7 +40,8 @@ _MAY_DIFFER_IN = {
 }
 MAY_DIFFER = (
     *(f"{section}.{key}" for section, keys in _MAY_DIFFER_IN.items() for key in keys),
-    *("train.strategy", "train.shard_size", "train.profile", "teacher.url", "algorithm.teacher.url"),
+    *("train.strategy", "train.shard_size", "train.context_parallel", "train.profile"),
+    *("teacher.url", "algorithm.teacher.url"),
     *("trackers", "output"),
 )
 LOCK_PATIENCE_SECONDS = 5.0

@@ -8,6 +8,7 @@ import torch
 from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.distributed.context import context_group
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.sharded import mesh_of
 from tiercel.distributed.strategy import Strategy, build_strategy
@@ -51,9 +52,10 @@ def build_trainer(
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
             restore_reference(policy, found.path)
-        learner = new_learner(policy, recipe, device, say, kind)
+        learner = new_learner(policy, recipe, device, say, kind, context)
         return policy, build_strategy(kind.name, recipe, ranks, policy, learner, start)
 
+    context = context_group(ranks, recipe.train.context_parallel, device)
     if kind.loads_in_turns:
         mesh_of(recipe, ranks, device)  # its process groups, which all ranks make at once
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
@@ -66,7 +68,8 @@ def build_trainer(
         learner=strategy.learner,
         vision=VisionStore(policy, recipe.model.vision_cache_bytes),
         ranks=ranks,
-        passes_are_private=strategy.passes_are_private,
+        passes_are_private=strategy.passes_are_private and context is None,
+        context=context,
         temperature=learning_temperature(recipe),
         max_tokens=choice.tokens,
         strategy=strategy,

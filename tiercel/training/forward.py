@@ -3,14 +3,16 @@
 N scored tokens of a microbatch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from tiercel.algorithms import Totals
+from tiercel.distributed.context import ContextGroup, exchanged
 from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import AdvantageGroup, PolicyUnit, empty_item, filled_bins, policy_units
 from tiercel.learner.batch import empty_unit as unit_of
@@ -25,6 +27,7 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.types import Example
 
+T = TypeVar("T")
 NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # of passes that have no loss
 
 
@@ -53,6 +56,22 @@ class Passes:
     passes_are_private: bool
     temperature: float
     max_tokens: int  # of a microbatch
+    context: ContextGroup | None = None  # the ranks that compute each pass together; all have the same passes
+
+    @property
+    def learners(self) -> int:
+        """Count the ranks, or the groups of ranks, that make passes of their own."""
+        return self.ranks.world_size // (1 if self.context is None else self.context.size)
+
+    @property
+    def weight(self) -> float:
+        """Return the part of a pass's sums that this rank adds to those of all ranks."""
+        return 1.0 if self.context is None else 1.0 / self.context.size
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether rows of a pass are listed by this rank; another may have the same pass."""
+        return self.context is None or self.context.place == 0
 
     @property
     def family(self) -> Family:
@@ -70,7 +89,9 @@ class Passes:
         return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
 
     def example_passes(self, made: Sequence[Bundle]) -> list[ExamplePass]:
-        """Pack bundles into passes, in their order; at the end empty passes, as in `units`."""
+        """Pack bundles into passes, in their order, with those of the ranks that compute them too; at the end empty
+        passes, as in `units`."""
+        made = self.with_partners(made, lambda bundle: bundle.items)
         lengths = [(bundle.examples[0].row.id, bundle.length(self.learner.form)) for bundle in made]
         bins = self.ranks.together(lambda: filled_bins(lengths, self.max_tokens))
         passes = []
@@ -79,6 +100,19 @@ class Passes:
             examples = tuple(example for bundle in chosen for example in bundle.examples)
             passes.append(ExamplePass(packed=pack(all_items(chosen)), examples=examples))
         return passes + [self.empty_pass()] * self._missing(len(passes))
+
+    def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
+        """Return the items of all ranks that compute passes together, in their order. A frozen tower's features of
+        their pictures come along, so that each picture is computed once."""
+        if self.context is None:
+            return list(items)
+        images = tuple(image for item in items for each in packed(item) for image in each.images)
+        if self.vision.is_frozen:
+            self.vision.features(images)
+        every = exchanged(self.ranks, self.context, (list(items), self.vision.held(images)))
+        for _, features in every:
+            self.vision.adopt(features)
+        return [item for of_rank, _ in every for item in of_rank]
 
     def empty_pass(self) -> ExamplePass:
         """Make a pass without a scored token."""

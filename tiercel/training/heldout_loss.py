@@ -39,9 +39,9 @@ def heldout_loss(
                 ranks.pulse.work_on(each.row_ids)
                 scores = passes.learner(each.packed, passes.vision.features(each.packed.images), 1.0)
                 shares.append(share := objective.share(each, scores, plan))
-                if share.values_B2 is not None:
+                if share.values_B2 is not None and passes.is_counted:
                     pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
-        found = ranks.sum(_added(shares))
+        found = ranks.sum({name: passes.weight * value for name, value in _added(shares).items()})
         own = plan.tokens if recipe.purpose == "sft" else plan.examples
         loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
         sums.update(found)

@@ -6,6 +6,7 @@ import torch
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
+from tiercel.distributed.context import ContextGroup
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.learner.compiling import chosen_backend
 from tiercel.learner.forms import chosen_form
@@ -42,17 +43,19 @@ def new_learner(
     device: torch.device,
     say: Say = lambda text: None,
     strategy: StrategyKind = STRATEGY_KINDS["single"],
+    context: ContextGroup | None = None,
 ) -> Learner:
-    """Make the learner of the recipe's form, or of the one that the policy and the device admit."""
+    """Make the learner of the recipe's form, or of the one that the policy and the device admit. `context`: the ranks
+    that compute its packs together."""
     language_model = policy.family.language_model(policy.model)
     obstacle = policy.family.sharing_obstacle(language_model.config)
     if rule := rule_in_use(language_model, device):
         say(f"delta nets: computed by {rule}")
-    form = chosen_form(recipe.learner.form, device, obstacle)
+    form = chosen_form(recipe.learner.form, device, obstacle, in_parts=context is not None)
     if obstacle:
         say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
     backend = chosen_backend(recipe, strategy, form, device, say)
-    return Learner(policy, form, recipe.learner.gradient_checkpointing, backend)
+    return Learner(policy, form, recipe.learner.gradient_checkpointing, backend, context)
 
 
 def learning_temperature(recipe: BaseRecipe) -> float:

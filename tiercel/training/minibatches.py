@@ -37,9 +37,13 @@ def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Grpo
 def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Minibatch:
     ranks = trainer.ranks
     totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
-    parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe))
-    learnt = balanced(trainer, parts, lambda group: (group.item,))
+    parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe), trainer.learners)
+    learnt = trainer.with_partners(balanced(trainer, parts, _packed), _packed)
     return Minibatch(totals=totals, units=trainer.units(learnt, totals))
+
+
+def _packed(group: AdvantageGroup) -> tuple[PackItem]:
+    return (group.item,)
 
 
 def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
@@ -95,7 +99,8 @@ def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[
     ranks, vision = passes.ranks, passes.vision
     if ranks.world_size == 1:
         return list(items)
-    moves = balancing_moves(ranks.gather([sum(map(passes.length, packed(item))) for item in items]))
+    costs = ranks.gather([sum(map(passes.length, packed(item))) for item in items])
+    moves = balancing_moves(costs, ranks.world_size // passes.learners)
     parcels = {
         number: _Parcel(item=items[move.item], features=vision.held(_images(packed(items[move.item]))))
         for number, move in enumerate(moves)

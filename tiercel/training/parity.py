@@ -213,12 +213,15 @@ def _sampled(
 
 def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
     """Compute for each group the logprobs (N,) of its completions' tokens, one completion after the other."""
-    whole = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
+    own = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
+    whole = trainer.with_partners(own, lambda group: (group.item,))
     units = trainer.units(whole, NO_TOTALS)
     found = [scores.logprobs_N.cpu() for unit in units for scores in trainer.scores(unit)]
     trainer.vision.end_step()
     lengths = [sum(len(logprobs) for logprobs in group.sampler_logprobs) for group in whole]
-    return list(torch.cat([*found, torch.empty(0)]).split(lengths)) if lengths else []
+    every = torch.cat([*found, torch.empty(0)]).split(lengths) if lengths else []
+    by_index = {group.item.prompt.index: logprobs_N for group, logprobs_N in zip(whole, every, strict=True)}
+    return [by_index[group.prompt.index] for group in groups]
 
 
 def _gap(

@@ -95,7 +95,7 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
     if kl is None or kl.in_loss:
         return NO_PENALTIES
     every = [[0.0 if each.total is not None else None for each in group.completions] for group in scored]
-    groups = advantage_groups(scored, every)
+    groups = trainer.with_partners(advantage_groups(scored, every), lambda group: (group.item,))
     units = trainer.units(groups, NO_TOTALS)
     policy = [trainer.scores(unit) for unit in units]
     references = trainer.reference_logprobs(units)

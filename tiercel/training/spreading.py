@@ -69,14 +69,14 @@ def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int
     return tuple(joined(place, prompt) for place, prompt in enumerate(prompts))
 
 
-def cut_for_all(ranks: Ranks, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-    """Return this rank's groups; where all ranks have fewer groups than ranks, in parts that can be balanced, each with
-    the prompt."""
+def cut_for_all(ranks: Ranks, groups: Sequence[AdvantageGroup], learners: int) -> list[AdvantageGroup]:
+    """Return this rank's groups; where all ranks have fewer groups than there are learners, in parts that can be
+    balanced, each with the prompt. `learners`: ranks, or groups of ranks that compute packs together."""
     total = sum(ranks.gather(len(groups)))
-    if not 0 < total < ranks.world_size:
+    if not 0 < total < learners:
         return list(groups)
     return [
         group.part(part.start, part.stop)
         for group in groups
-        for part in even_ranges(len(group.sampler_logprobs), -(-ranks.world_size // total))
+        for part in even_ranges(len(group.sampler_logprobs), -(-learners // total))
     ]

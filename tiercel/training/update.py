@@ -266,8 +266,8 @@ def _apply(
             sums.add(part, loss.detach())
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
-    in_loss, in_pass, largest = sums.read()
-    in_loss, in_pass = trainer.ranks.sum(in_loss), trainer.ranks.sum(in_pass)
+    *own, largest = sums.read()
+    in_loss, in_pass = (trainer.ranks.sum({k: trainer.weight * value for k, value in each.items()}) for each in own)
     largest_of_all = trainer.ranks.maxima(largest)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or trainer.policy.compute_dtype == torch.float16):
         raise non_finite(trainer, in_loss["loss"], norm, trace)
