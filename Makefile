@@ -13,6 +13,7 @@
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
 # make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
+# make test-ray        two trainer ranks and two vLLM servers that Ray places on two raylets, killed and replaced
 # make faults          crashes, full disks, damaged files, hostile input: how many cases end as they must; faults-short
 # make docs            what is generated in docs/
 # make bench-exact     every form of the learner against plain transformers in float64
@@ -30,6 +31,7 @@ NEWEST_TRANSFORMERS := 5.23.0
 NEWEST_PILLOW := 13.0.0
 GPU_PYTHON ?= python3
 DEEPSPEED := 0.19.8
+RAY := 2.60.0
 UV := 0.13.9
 WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.
@@ -37,7 +39,7 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-quantized test-families test-generic test-lowest test-scale vllm-env test-vllm faults \
+.PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-quantized test-families test-generic test-lowest test-scale vllm-env test-vllm test-ray faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
@@ -153,6 +155,14 @@ test-vllm: vllm-env
 	.venv-vllm/bin/python benchmarks/environments/declare_torchvision_operators.py
 	touch $@
 
+test-ray: vllm-env .venv-ray/.made
+	.venv-ray/bin/python -m pytest -m ray tests/ray
+
+.venv-ray/.made: .venv/.made
+	$(call LAYER_OF,.venv-ray)
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ray==$(RAY)
+	touch $@
+
 bench-exact: venv
 	.venv/bin/python -m benchmarks.exact
 	.venv/bin/python -m benchmarks.trajectories
@@ -191,4 +201,4 @@ gpu-toy: venv
 	.venv/bin/python -m benchmarks.gpu --toy --again
 
 clean:
-	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-families-oldest .venv-families-newest .venv-generic .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families-oldest .venv-families-newest .venv-generic .venv-trl .venv-swift runs build dist *.egg-info
