@@ -20,6 +20,7 @@
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
+# make bench-long-rows  one long row computed by 1, 2 and 4 ranks together: gradient, memory
 # make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 # make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
@@ -40,7 +41,7 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 TORCHVISION := 0.28.0
 
 .PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-quantized test-families test-generic test-lowest test-scale vllm-env test-vllm test-ray faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-peers gpu-proof gpu-toy clean
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
 
@@ -151,6 +152,8 @@ test-vllm: vllm-env
 .venv-vllm/.made: benchmarks/environments/vllm.txt benchmarks/environments/declare_torchvision_operators.py
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	DS_BUILD_OPS=0 .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation deepspeed==$(DEEPSPEED)
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	.venv-vllm/bin/python benchmarks/environments/declare_torchvision_operators.py
 	touch $@
@@ -180,6 +183,9 @@ bench-rollout: vllm-env
 
 bench-pairs: venv .venv-trl/.made
 	.venv/bin/python -m benchmarks.pairs
+
+bench-long-rows: venv
+	.venv/bin/python -m benchmarks.long_rows
 
 bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv/bin/python -m benchmarks.peers

@@ -146,6 +146,18 @@ WRONG = [
     grpo("rollout.engine=vllm-server & rollout.urls=[http://a:b]", "rollout.urls.0", "no address"),
     grpo("rollout.engine=vllm-server & rollout.urls=[http://me:pw@a:1]", "rollout.urls.0", "a key goes into"),
     grpo("rollout.lookahead=1", "rollout.lookahead", "write rollout.lookahead: 0, or rollout.engine: vllm-server"),
+    grpo("rollout.max_staleness=0", "rollout.max_staleness", "above 0"),
+    grpo(
+        "rollout={engine: vllm-server, urls: [http://a:1], lookahead: 2} & algorithm.correction.level=token",
+        "rollout.lookahead",
+        "write max_staleness: 2, or a lower lookahead",
+    ),
+    grpo(
+        "rollout={engine: vllm-server, urls: [http://a:1], lookahead: 2, max_staleness: 2} & lora=null & "
+        "algorithm.correction.level=token",
+        "rollout.lookahead",
+        "write lookahead: 1, or add the section lora",
+    ),
     grpo("rollout.tools=[look]", "rollout.tools.0", "built in are zoom, crop, mark"),
     grpo("rollout.environment=Game", "rollout.environment", "write a class of yours as file.py"),
     grpo("rewards.0={name: environment}", "rewards.0.name", "given without rollout.environment"),
@@ -176,7 +188,6 @@ WRONG = [
         "rollout.top_p",
         "an engine's probabilities are those after the cut",
     ),
-    grpo("rollout.engine=vllm & lora=null & train.strategy=deepspeed", "train.strategy", "write train.strategy: fsdp2"),
     grpo(
         "rollout={engine: vllm, vllm: {sleep_level: 2}} & lora=null",
         "rollout.vllm.sleep_level",

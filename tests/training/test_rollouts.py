@@ -24,7 +24,8 @@ class Counting(ServerSampler):
         self.policy = SimpleNamespace(version=0)
 
     def begin(self, prompts, params, seeds):
-        self.asked.append([prompt.index for prompt in prompts])
+        if prompts:
+            self.asked.append([prompt.index for prompt in prompts])
         future: Future = Future()
         future.set_result(tuple(group_of(prompt, seed, 0) for prompt, seed in zip(prompts, seeds, strict=True)))
         return future
@@ -48,7 +49,10 @@ def prompts(tiny_checkpoints):
 
 def rollouts(sampler, tmp_path, lookahead, restored=None) -> Rollouts:
     recipe = grpo_recipe(
-        tmp_path, tmp_path / "rows.jsonl", tmp_path, rollout={"engine": "vllm-server", "lookahead": lookahead}
+        tmp_path,
+        tmp_path / "rows.jsonl",
+        tmp_path,
+        rollout={"engine": "vllm-server", "lookahead": lookahead, "max_staleness": 2},
     )
     return Rollouts(recipe, ALONE, SimpleNamespace(sampler=sampler), None, restored=restored)
 
@@ -56,7 +60,7 @@ def rollouts(sampler, tmp_path, lookahead, restored=None) -> Rollouts:
 def test_without_lookahead_a_steps_prompts_are_asked_for_when_it_is_their_turn(prompts, tmp_path):
     sampler = Counting()
     source = rollouts(sampler, tmp_path, 0)
-    assert not source.are_ahead
+    assert source.steps_ahead == 0
     for number, prompt in enumerate(prompts):
         (group,) = source.of([prompt])
         source.begin(())
@@ -69,14 +73,29 @@ def test_without_lookahead_a_steps_prompts_are_asked_for_when_it_is_their_turn(p
 def test_with_lookahead_each_prompt_is_asked_for_once_one_step_ahead(prompts, tmp_path):
     sampler = Counting()
     source = rollouts(sampler, tmp_path, 1)
-    assert source.are_ahead
+    assert source.steps_ahead == 1
     for number, prompt in enumerate(prompts):
         (group,) = source.of([prompt])
-        source.begin(prompts[number + 1 : number + 2])
+        source.begin([prompts[number + 1 : number + 2]])
         assert len(sampler.asked) == min(3, number + 2)
         source.finish()
         assert group.prompt is prompt
         assert [kept.index for kept in source.pending()] == ([number + 1] if number < 2 else [])
+    assert sampler.asked == [[0], [1], [2]]
+
+
+def test_two_steps_ahead_only_the_next_step_is_waited_for(prompts, tmp_path):
+    sampler = Counting()
+    source = rollouts(sampler, tmp_path, 2)
+    source.of(prompts[:1])
+    source.begin([prompts[1:2], prompts[2:]])
+    assert sampler.asked == [[0], [1], [2]]
+    source.finish()
+    assert [kept.index for kept in source.pending()] == [1]
+    assert [group.prompt.index for group in source.of(prompts[1:2])] == [1]
+    source.begin([])
+    source.finish()
+    assert [group.prompt.index for group in source.of(prompts[2:])] == [2] and source.pending() == []
     assert sampler.asked == [[0], [1], [2]]
 
 

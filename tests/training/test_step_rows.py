@@ -36,11 +36,15 @@ def indices(prompts):
     return [prompt.index for prompt in prompts]
 
 
-@pytest.mark.parametrize("ahead", (False, True))
-def test_each_step_has_its_rows_and_those_of_the_next_where_they_are_wanted(tmp_path, ahead):
+@pytest.mark.parametrize(
+    ("ahead", "following"), ((0, [[], [], []]), (1, [[[3, 4]], [[6, 7]], []]), (2, [[[3, 4], [6, 7]], [], []]))
+)
+def test_each_step_has_its_rows_and_those_of_later_ones_where_they_are_wanted(tmp_path, ahead, following):
     with opened_rows(recipe(tmp_path)) as rows:
-        steps = [(step.number, indices(step.prompts), indices(step.upcoming)) for step in rows.steps(ahead=ahead)]
-    following = [[3, 4], [6, 7], []] if ahead else [[], [], []]
+        steps = [
+            (step.number, indices(step.prompts), [indices(prompts) for prompts in step.upcoming])
+            for step in rows.steps(ahead=ahead)
+        ]
     assert steps == [(number, [3 * number, 3 * number + 1], following[number]) for number in range(3)]
     recorded = [json.loads(line)["id"] for line in (tmp_path / "run" / "bad_rows.jsonl").read_text().splitlines()]
     assert recorded == ["row-2", "row-5", "row-8"]

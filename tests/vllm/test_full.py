@@ -44,7 +44,7 @@ def test_ten_steps_in_process(model, write_recipe):
     assert [row["policy_version"] for row in read_metrics(run) if "loss" in row] == list(range(10))
 
 
-@pytest.mark.parametrize("strategy", ("ddp", "fsdp2"))
+@pytest.mark.parametrize("strategy", ("ddp", "fsdp2", "deepspeed"))  # ZeRO-3
 def test_three_steps_of_two_ranks(strategy, write_recipe):
     recipe = whole(write_recipe, "qwen2_vl", IN_PROCESS, train={"steps": 3, "strategy": strategy})
     run = finished(recipe, "--nproc", 2)

@@ -8,13 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.cli.test_proved_models import text_rows
 from tests.vllm.conftest import MODELS, MODELS_IN_BFLOAT16, MODELS_IN_PROCESS, TEXT_ONLY
 from tests.vllm.servers import run_tiercel, start_tiercel
+from tiercel.config import GrpoRecipe, load_recipe
+from tiercel.data.encoding import prompt_encoder
+from tiercel.data.reading import read_rows
+from tiercel.models.policy import load_for_inference
 from tiercel.rollout.pending import load_pending
 from tiercel.runs.directory import read_metrics
+from tiercel.training.learners import passes_for_inference
+from tiercel.training.parity import trainer_logprobs
 
 pytestmark = pytest.mark.vllm
 GAP = 1e-3
@@ -126,6 +133,44 @@ def test_three_steps_tensor_parallel_over_two_ranks_after_a_run_that_was_killed(
     require_small_gaps(run, 3)
     require_whole(run, 3)
     assert not list(left.parent.glob("*tp:*-cpushm_*"))
+
+
+def test_two_steps_ahead_every_completion_is_of_the_version_that_is_recorded(server_of, write_recipe):
+    """Checkpoints keep the next step's completions, two updates old: their logprobs are those of that policy."""
+    server = server_of("qwen2_5_vl").wait()
+    recipe = write_recipe(
+        "qwen2_5_vl",
+        rollout=by_server(server.url, lookahead=2, max_staleness=2, group_size=8),
+        algorithm={"correction": {"level": "token"}},
+        optim={"lr": 3e-2},
+        train={"steps": 6, "save_every": 1, "keep": 10},
+    )
+    run = finished(recipe)
+    rows = [row for row in read_metrics(run) if "loss" in row]
+    assert [row["sampler/staleness"] for row in rows] == [0, 1, 2, 2, 2, 2]
+    require_whole(run, 6, group_size=8)
+    for step in (3, 4):
+        right, other = (gap_of_kept(run, load_recipe("grpo", recipe), step, by) for by in (step - 2, step - 1))
+        print(f"step {step}: gap {right:.1e} by the recorded version, {other:.1e} by the next")
+        assert right < GAP < other
+
+
+def gap_of_kept(run: Path, recipe: GrpoRecipe, step: int, version: int) -> float:
+    """The largest gap of the completions that the checkpoint of a step keeps, by the adapter of a version."""
+    checkpoints = run / "checkpoints"
+    policy = load_for_inference(recipe, torch.device("cpu"), checkpoints / f"step-{version:06d}" / "adapter")
+    kept = load_pending(checkpoints / f"step-{step:06d}")
+    assert {group.policy_version for group in kept.values()} == {step - 2} and len(kept) == 4
+    encode = prompt_encoder(policy.family, recipe.data)
+    by_id = {row.id: row for row in read_rows(str(recipe.data.train), recipe.data, "grpo").rows}
+    learnt = map(json.loads, (run / "rollouts" / f"step-{step + 1:06d}.jsonl").read_text().splitlines())
+    groups = [kept[line["index"]].with_prompt(encode(by_id[line["id"]], line["index"])) for line in learnt]
+    found = trainer_logprobs(passes_for_inference(policy, recipe), groups)
+    gaps = [
+        (mine - torch.cat([completion.logprobs_L for completion in group.completions])).abs()
+        for mine, group in zip(found, groups, strict=True)
+    ]
+    return float(torch.cat(gaps).nan_to_num(0.0).max())
 
 
 def test_completions_sampled_ahead_are_kept_by_a_checkpoint_and_learnt_from_after_it(server_of, write_recipe, tmp_path):

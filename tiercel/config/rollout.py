@@ -40,9 +40,12 @@ class Rollout(Section):
     parity_action: Literal["stop", "warn"] = "stop"
     """What happens when at a later step many of an engine's logprobs are far beyond the tolerance: stop ends the run
     before the update, warn logs it and continues."""
-    lookahead: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
-    """1: vllm-server samples the next step's prompts while the learner works, from the policy that the learner starts
-    from, so that completions are one version old; needs algorithm.correction."""
+    lookahead: NonNegativeInt = 0
+    """Steps whose prompts vllm-server samples ahead, while the learner works; each from the policy that the learner
+    starts from then, so that completions are so many versions old. Needs algorithm.correction."""
+    max_staleness: PositiveInt = 1
+    """Versions by which completions may be older than the policy that learns from them; bounds lookahead. The tokens of
+    a completion are always of one version, which the rollouts record."""
     prepacked_bytes: NonNegativeInt = 2_000_000_000
     """Memory on a CPU for copies of weights in the order that decoding reads fastest (local, float32); layers beyond it
     are decoded more slowly."""
@@ -78,6 +81,11 @@ class Rollout(Section):
     def has_turns(self) -> bool:
         """Say whether tools or an environment answer the policy."""
         return self.environment is not None or bool(self.tools)
+
+    @property
+    def versions(self) -> int:
+        """Return how many versions of the policy completions are drawn from at a time."""
+        return max(1, self.lookahead)
 
     @property
     def longest(self) -> int:

@@ -289,11 +289,15 @@ def _engine(recipe: GrpoRecipe) -> Problems:
             f"{rollout.lookahead} given with rollout.engine {engine.name}, which has no processors of its own "
             f"to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: {able}"
         )
-    strategy = recipe.train.strategy_kind
-    if not engine.shares_weights and recipe.lora is None and strategy is not None and strategy.divides_adapters:
-        yield Keys("train.strategy", "rollout.engine", "lora").problem(
-            f"{strategy.name} given with rollout.engine {engine.name} and without lora, which was not tried; "
-            "write train.strategy: fsdp2, or rollout.engine: local, or add the section lora"
+    if rollout.lookahead > rollout.max_staleness:
+        yield Keys("rollout.lookahead", "rollout.max_staleness").problem(
+            f"{rollout.lookahead} given, above rollout.max_staleness ({rollout.max_staleness}): completions would be "
+            f"{rollout.lookahead} versions old; write max_staleness: {rollout.lookahead}, or a lower lookahead"
+        )
+    if rollout.lookahead > 1 and recipe.lora is None:
+        yield Keys("rollout.lookahead", "lora").problem(
+            f"{rollout.lookahead} given without lora: a server's new weights would replace those that it is still "
+            "sampling from; write lookahead: 1, or add the section lora, whose versions lie side by side"
         )
     if engine.is_beside and recipe.lora is None and rollout.vllm.sleep_level == 2:
         yield Keys("rollout.vllm.sleep_level", "lora").problem(

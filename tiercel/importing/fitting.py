@@ -94,19 +94,17 @@ def _reference(draft: RecipeDraft) -> None:
 
 def _sharding(draft: RecipeDraft) -> None:
     """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
-    a copy of the start or a moving reference, or send all weights to an engine, and a trained vision part would wait
-    for all ranks at each picture."""
+    a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
-    is_refused = any(problem.key == "train.strategy" for problem in _engine_problems(draft))
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
-    if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft) or is_refused):
+    if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
         return
     labels = draft.origins["train.strategy"].labels
     draft.drop(*[key for key in draft.values if key.startswith("train.deepspeed.")])
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
     draft.note(
         "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
-        "part, keeps no copy of the start as the reference, and sends vLLM no whole weights",
+        "part, and keeps no copy of the start as the reference",
         *labels,
     )
 

@@ -51,7 +51,8 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
         "--limit-mm-per-prompt": json.dumps({"image": max(1, images_per_prompt), "video": 0}),
     }
     if recipe.lora is not None:
-        arguments |= {"--max-loras": str(ADAPTERS), "--max-lora-rank": str(lora_rank_limit(recipe.lora.rank))}
+        adapters = max(ADAPTERS, recipe.rollout.versions)
+        arguments |= {"--max-loras": str(adapters), "--max-lora-rank": str(lora_rank_limit(recipe.lora.rank))}
     if limits := pixel_limits(family):
         arguments["--mm-processor-kwargs"] = json.dumps(limits)
     if recipe.data.template is not None:

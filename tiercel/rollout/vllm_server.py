@@ -56,6 +56,7 @@ class ServerPool:
     patience_seconds: float  # without any answer, before the run ends
     route: Route = CHATS
     takes_adapters: bool = True  # else it takes all weights
+    versions: int = 1  # of the policy that completions are drawn from at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,16 @@ class LoadedPolicy:
     name: str
     directory: Path
     is_whole: bool = False  # a model, whose weights replace those of the server's own, rather than an adapter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """Describes the request for a group, which goes to one server after the other."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    seed: int
+    policy: LoadedPolicy
 
 
 @dataclass(kw_only=True, slots=True)
@@ -101,6 +112,7 @@ class ServerSampler:
         self.ranks = ranks
         self.say = say
         self.policy: LoadedPolicy | None = None
+        self._loaded: list[LoadedPolicy] = []  # it and those before it from which completions are still drawn
         self._last_answer = time.monotonic()
         self._probe: EncodedPrompt | None = None  # the prompt that checks a server that is back
         self._retries = 0  # requests that were sent again
@@ -114,24 +126,27 @@ class ServerSampler:
 
     def close(self) -> None:
         """Unload the policy from the servers and close all connections."""
-        if self.policy is not None and self.ranks.is_first:
-            self._run(self._unload(self.policy))
+        if self.ranks.is_first:
+            self._run(self._unload(self._loaded))
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Load the version into every server that answers. The others get it when they are back."""
+        """Load the version into every server that answers. The others get it when they are back. Older ones are
+        unloaded from which no completion is drawn any more."""
         assert adapter_directory is not None
-        before = self.policy
         directory = adapter_directory.absolute()
-        self.policy = LoadedPolicy(
+        policy = LoadedPolicy(
             version=version, name=directory.name, directory=directory, is_whole=not self.pool.takes_adapters
         )
-        if before is not None and before.name == self.policy.name:
-            return
-        self.ranks.on_first(lambda: self._run(self._on_good_servers(self._load)))
-        if before is not None:
-            self.ranks.on_first(lambda: self._run(self._unload(before)))
+        before = [each for each in self._loaded if each.name != policy.name]
+        self.policy, is_new = policy, len(before) == len(self._loaded)
+        kept = self.pool.versions - 1
+        self._loaded = [*before[len(before) - kept :], policy] if kept else [policy]
+        if is_new:
+            self.ranks.on_first(lambda: self._run(self._on_good_servers(lambda state: self._load(state, policy))))
+        gone = [each for each in before if each not in self._loaded]
+        self.ranks.on_first(lambda: self._run(self._unload(gone)))
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -154,8 +169,9 @@ class ServerSampler:
     def begin(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> "Future[tuple[Group, ...]]":
-        """Sample without waiting. The policy must not be changed before the result is there."""
-        return asyncio.run_coroutine_threadsafe(self._sample(prompts, params, seeds), self._loop)
+        """Sample from the policy as it is now, without waiting. The result must be there before so many further
+        policies are loaded as the pool has versions."""
+        return asyncio.run_coroutine_threadsafe(self._sample(self._asked(prompts, params, seeds)), self._loop)
 
     def metrics(self) -> dict[str, float]:
         retries, self._retries = self._retries, 0
@@ -179,17 +195,22 @@ class ServerSampler:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _sample(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
-    ) -> tuple[Group, ...]:
+    def _asked(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]) -> list[_Asked]:
+        assert self.policy is not None
+        return [
+            _Asked(prompt=prompt, params=params, seed=seed, policy=self.policy)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+    async def _sample(self, every: Sequence[_Asked]) -> tuple[Group, ...]:
         self._last_answer = time.monotonic()
         room = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
 
-        async def one(prompt: EncodedPrompt, seed: int) -> Group:
+        async def one(asked: _Asked) -> Group:
             async with room:
-                return await self._group(prompt, params, seed)
+                return await self._group(asked)
 
-        return await together(one(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True))
+        return await together(map(one, every))
 
     async def _sample_trajectories(
         self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
@@ -197,19 +218,21 @@ class ServerSampler:
         """Sample all trajectories side by side; none waits for the answers of another."""
         assert self.policy is not None
         self._last_answer = time.monotonic()
-        room, version = asyncio.Semaphore(REQUESTS_IN_FLIGHT), self.policy.version
+        room, policy = asyncio.Semaphore(REQUESTS_IN_FLIGHT), self.policy
 
         async def one(builder: TrajectoryBuilder) -> Completion:
             while True:
+                turn = turn_params(params, builder)
+                asked = _Asked(prompt=builder.so_far(), params=turn, seed=turn_seed(builder), policy=policy)
                 async with room:
-                    group = await self._group(builder.so_far(), turn_params(params, builder), turn_seed(builder))
+                    group = await self._group(asked)
                 reply = add_sampled(builder, group.completions[0])
                 if reply is None or not builder.add_reply(await asyncio.wrap_future(reply)):
                     return await asyncio.to_thread(builder.completion)
 
         async def of_prompt(builders: Sequence[TrajectoryBuilder]) -> Group:
             completions = await asyncio.gather(*map(one, builders))
-            return Group(prompt=builders[0].prompt, completions=tuple(completions), policy_version=version)
+            return Group(prompt=builders[0].prompt, completions=tuple(completions), policy_version=policy.version)
 
         return await together(map(of_prompt, begun))
 
@@ -220,39 +243,34 @@ class ServerSampler:
         groups: list[Group] = []
 
         async def ask(state: _ServerState) -> None:
-            for prompt, seed in zip(prompts, seeds, strict=True):
-                body = await self._request(prompt, params, seed)
-                groups.append(await self._ask(state, prompt, params, seed, body))
+            for asked in self._asked(prompts, params, seeds):
+                groups.append(await self._ask(state, asked, await self._request(asked)))
 
         while not groups and prompts:
             await self._pick(prompts[0], None)  # wait until a server answers
             await self._on_good_servers(ask)
         return tuple(groups)
 
-    async def _group(self, prompt: EncodedPrompt, params: SamplingParams, seed: int) -> Group:
+    async def _group(self, asked: _Asked) -> Group:
         """Request a group until a server has given a complete answer. Raises as `_pick`."""
         faults = Faults()
-        body = await self._request(prompt, params, seed)
+        body = await self._request(asked)
         while True:
-            state = await self._pick(prompt, faults.first)
+            state = await self._pick(asked.prompt, faults.first)
             try:
-                return await self._ask(state, prompt, params, seed, body)
+                return await self._ask(state, asked, body)
             except ServerFault as fault:
                 faults.add(fault)
                 self._retries += 1
                 self._leave(state, fault)
 
-    async def _ask(
-        self, state: _ServerState, prompt: EncodedPrompt, params: SamplingParams, seed: int, body: dict[str, Any]
-    ) -> Group:
+    async def _ask(self, state: _ServerState, asked: _Asked, body: dict[str, Any]) -> Group:
         """Request a group from one server. Raises ServerFault where it gives no complete answer."""
-        assert self.policy is not None
-        version = self.policy.version
-        body = body | {"model": await self._served_name(state)}
+        body = body | {"model": await self._served_name(state, asked.policy)}
         state.in_flight += 1
         try:
-            answer = await state.server.complete(self.pool.route.path, body, _most_bytes(prompt, params))
-            completions = self._completions(prompt, params, seed, answer, state)
+            answer = await state.server.complete(self.pool.route.path, body, _most_bytes(asked))
+            completions = self._completions(asked, answer, state)
         finally:
             state.in_flight -= 1
         state.faults.in_a_row = 0
@@ -261,30 +279,29 @@ class ServerSampler:
             state.faults.nonsense = 0
         self._last_answer = time.monotonic()
         self.ranks.pulse.beat()
-        return Group(prompt=prompt, completions=completions, policy_version=version)
+        return Group(prompt=asked.prompt, completions=completions, policy_version=asked.policy.version)
 
-    async def _request(self, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any) -> dict[str, Any]:
-        assert self.policy is not None
-        return await self.pool.route.body(self.family, self.policy.name, prompt, params, seed, **fields)
+    async def _request(self, asked: _Asked, **fields: Any) -> dict[str, Any]:
+        return await self.pool.route.body(
+            self.family, asked.policy.name, asked.prompt, asked.params, asked.seed, **fields
+        )
 
-    def _completions(
-        self, prompt: EncodedPrompt, params: SamplingParams, seed: int, answer: Completions, state: _ServerState
-    ) -> tuple[Completion, ...]:
+    def _completions(self, asked: _Asked, answer: Completions, state: _ServerState) -> tuple[Completion, ...]:
         """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
         and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
-        assert self.policy is not None
-        url, name = state.server.url, state.base if self.policy.is_whole else self.policy.name
+        url, name = state.server.url, state.base if asked.policy.is_whole else asked.policy.name
         if answer.model != name:
             raise AdapterMissing(f"it answered with {brief(answer.model)}; {name} was requested")
         if answer.prompt_token_ids is None:
             raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
-        require_same_prompt(self.family, prompt, answer.prompt_token_ids, url)
+        require_same_prompt(self.family, asked.prompt, answer.prompt_token_ids, url)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
-        if (numbers := [choice.index for choice in choices]) != list(range(params.group_size)):
+        if (numbers := [choice.index for choice in choices]) != list(range(asked.params.group_size)):
             raise Nonsense(
-                f"{self.pool.route.path}: choices: {brief(numbers)} came as indices; {params.group_size} were asked for"
+                f"{self.pool.route.path}: choices: {brief(numbers)} came as indices; {asked.params.group_size} were "
+                "asked for"
             )
-        return tuple(self._completion(choice, seed + choice.index, params) for choice in choices)
+        return tuple(self._completion(choice, asked.seed + choice.index, asked.params) for choice in choices)
 
     def _completion(self, choice: Choice, seed: int, params: SamplingParams) -> Completion:
         field = f"{self.pool.route.path}: choices[{choice.index}]"
@@ -349,7 +366,8 @@ class ServerSampler:
             if not await state.server.is_healthy():
                 raise ServerFault(state.fault or "it does not answer /health")
             await self._require_fit(state)
-            await self._load(state)
+            for policy in self._loaded:
+                await self._load(state, policy)
             if self._probe is not None:
                 await self._require_processed_logprobs(state, self._probe)
         except ServerFault as fault:
@@ -374,29 +392,27 @@ class ServerSampler:
         elif is_news:
             self.say(f"{state.server.url} failed ({fault}); its prompts are tried again")
 
-    async def _load(self, state: _ServerState) -> None:
-        """Load the policy into a server."""
-        assert self.policy is not None
-        if self.policy.is_whole:
-            await state.server.load_weights(self.policy.directory)
+    async def _load(self, state: _ServerState, policy: LoadedPolicy) -> None:
+        """Load a policy into a server."""
+        if policy.is_whole:
+            await state.server.load_weights(policy.directory)
         else:
-            await state.server.load(self.policy.name, self.policy.directory)
+            await state.server.load(policy.name, policy.directory)
 
-    async def _served_name(self, state: _ServerState) -> str:
-        """Return the policy's name at a server: an adapter's, or that of the server's own model."""
-        assert self.policy is not None
-        if self.policy.is_whole and not state.base:
+    async def _served_name(self, state: _ServerState, policy: LoadedPolicy) -> str:
+        """Return a policy's name at a server: an adapter's, or that of the server's own model."""
+        if policy.is_whole and not state.base:
             await self._require_fit(state)
-        return state.base if self.policy.is_whole else self.policy.name
+        return state.base if policy.is_whole else policy.name
 
-    async def _unload(self, policy: LoadedPolicy) -> None:
-        async def unload(server: VllmServer) -> None:
+    async def _unload(self, policies: Sequence[LoadedPolicy]) -> None:
+        async def unload(server: VllmServer, policy: LoadedPolicy) -> None:
             with suppress(ServerFault):  # a server that has ended does not have it any more
                 await server.unload(policy.name)
 
-        if policy.is_whole:
-            return  # the next version replaces it
-        await asyncio.gather(*(unload(state.server) for state in self._good_servers()))
+        adapters = [policy for policy in policies if not policy.is_whole]  # the next version replaces a whole one
+        good = self._good_servers()
+        await asyncio.gather(*(unload(state.server, policy) for state in good for policy in adapters))
 
     async def _close(self) -> None:
         """Cancel the requests that are left, which closes their connections, and close all clients."""
@@ -421,8 +437,10 @@ class ServerSampler:
 
     async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
-        body = await self._request(prompt, SamplingParams(max_new_tokens=1), 0, allowed_token_ids=[only], min_tokens=0)
-        answer = await state.server.complete(self.pool.route.path, body | {"model": await self._served_name(state)})
+        (asked,) = self._asked([prompt], SamplingParams(max_new_tokens=1), [0])
+        body = await self._request(asked, allowed_token_ids=[only], min_tokens=0)
+        body |= {"model": await self._served_name(state, asked.policy)}
+        answer = await state.server.complete(self.pool.route.path, body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
             raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
@@ -459,12 +477,14 @@ def connect(
         patience_seconds=rollout.patience,
         route=TokenRoute() if rollout.has_turns else CHATS,
         takes_adapters=recipe.lora is not None,
+        versions=rollout.versions,
     )
     sampler = ServerSampler(family, pool, ranks, say)
     ranks.on_first(sampler.require_fit)
     return sampler
 
 
-def _most_bytes(prompt: EncodedPrompt, params: SamplingParams) -> int:
+def _most_bytes(asked: _Asked) -> int:
     """Limit the bytes of an answer to this request."""
-    return SHORT_ANSWER + BYTES_PER_TOKEN * (len(prompt.token_ids_P) + params.group_size * params.max_new_tokens)
+    tokens = len(asked.prompt.token_ids_P) + asked.params.group_size * asked.params.max_new_tokens
+    return SHORT_ANSWER + BYTES_PER_TOKEN * tokens

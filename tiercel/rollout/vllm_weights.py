@@ -39,7 +39,7 @@ class CheckpointForm:
             )
         names = saved_names(family, model)
         tensors = saved_tensors(model)
-        given = {names[name]: tuple(tensors[name].shape) for name in tensors if name in names}
+        given = {names[name]: tuple(_whole_shape(tensors[name])) for name in tensors if name in names}
         require_same(given, checkpoint_shapes(Path(family.checkpoint.path)), _left_out(model))
         return cls(names=names)
 
@@ -60,12 +60,18 @@ def read_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
 def saved_names(family: Family, model: HuggingFaceModel) -> dict[str, str]:
     """Return the name that each tensor is saved under, by its name in the model: a number is saved in its place."""
     tensors = saved_tensors(model)
-    numbers = {name: torch.full((1,) * tensor.dim(), place) for place, (name, tensor) in enumerate(tensors.items())}
+    shapes = {name: _whole_shape(tensor) for name, tensor in tensors.items()}
+    numbers = {name: torch.full((1,) * len(shape), place) for place, (name, shape) in enumerate(shapes.items())}
     with TemporaryDirectory() as directory:
         family.save(model, Path(directory), numbers)
         saved = load_file(Path(directory) / WEIGHTS)
     own = list(tensors)
     return {own[int(number.flatten()[0])]: name for name, number in saved.items()}
+
+
+def _whole_shape(tensor: Tensor) -> torch.Size:
+    """Return the shape of a tensor; DeepSpeed leaves nothing of it in a parameter that it has partitioned."""
+    return getattr(tensor, "ds_shape", tensor.shape)
 
 
 def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

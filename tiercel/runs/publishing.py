@@ -7,7 +7,7 @@ that has loaded the name has the right weights.
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tiercel.runs.files import file_sha256
@@ -42,11 +42,10 @@ class Publisher:
                 unfinished.rename(directory)
         return directory
 
-    def keep_only(self, directory: Path) -> None:
+    def keep_only(self, directories: Iterable[Path]) -> None:
         """Remove the run's other versions."""
-        for other in self.root.glob(f"policy-{self.run_name}-*"):
-            if other != directory:
-                shutil.rmtree(other, ignore_errors=True)
+        for other in set(self.root.glob(f"policy-{self.run_name}-*")) - set(directories):
+            shutil.rmtree(other, ignore_errors=True)
 
     def close(self) -> None:
         """Remove all versions of the run."""

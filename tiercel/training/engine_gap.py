@@ -8,11 +8,11 @@ can do (EXTREME). An engine is wrong where a SHARE of the tokens is far off, and
 where one is extremely off. At most one in a hundred of the gate's tokens was beyond one tolerance; four tolerances at
 5 % of the tokens is another engine.
 
-What else sets the two apart in a healthy run is allowed for. With rollout.lookahead the completions are an update
-old, and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top. With rollout.top_p or
-rollout.top_k vLLM gives the logprob among the tokens that were left, which is above the policy's own, so that only
-one below it counts. Groups that the learner leaves out, for their advantages are all 0, are not compared: nothing is
-learnt from them.
+What else sets the two apart in a healthy run is allowed for. With rollout.lookahead the completions are so many
+updates old, and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top for each. With
+rollout.top_p or rollout.top_k vLLM gives the logprob among the tokens that were left, which is above the policy's own,
+so that only one below it counts. Groups that the learner leaves out, for their advantages are all 0, are not compared:
+nothing is learnt from them.
 
 Shape suffix: N scored tokens of a microbatch.
 """
@@ -48,7 +48,7 @@ def gap_limits(recipe: GrpoRecipe) -> GapLimits:
     """Compute the limits as the text at the top of this file explains."""
     rollout = recipe.rollout
     has_dropout = recipe.lora is not None and recipe.lora.dropout > 0
-    expected = parity_tolerance(recipe) + (DRIFT if rollout.lookahead or has_dropout else 0.0)
+    expected = parity_tolerance(recipe) + DRIFT * max(rollout.lookahead, has_dropout)
     is_cut = not rollout.engine_kind.shares_weights and (rollout.top_p < 1 or rollout.top_k > 0)
     return GapLimits(far=FAR * expected, extreme=EXTREME * expected, is_cut=is_cut)
 

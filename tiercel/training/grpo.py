@@ -41,7 +41,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
             rollouts.sync.load(session.start)
             if session.start == 0:
                 session.open_with(evaluate_policy(session, trainer, rollouts, 0))
-            for step in rows.steps(ahead=rollouts.are_ahead):
+            for step in rows.steps(ahead=rollouts.steps_ahead):
                 if step.number == session.start:
                     with step.aside("parity"):
                         check_parity(rollouts.sync, trainer, recipe, step, session.say)

@@ -25,7 +25,7 @@ from tiercel.models.turns import second_turn
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
 from tiercel.training.engine_gap import engine_name, parity_tolerance
-from tiercel.training.forward import NO_TOTALS
+from tiercel.training.forward import NO_TOTALS, Passes
 from tiercel.training.sampling import PROBE, PolicySync
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
@@ -211,7 +211,7 @@ def _sampled(
         return trainer.ranks.together(lambda: sampler.sample_everywhere(prompts, params, seeds))
 
 
-def trainer_logprobs(trainer: Trainer, groups: Sequence[Group]) -> list[Tensor]:
+def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
     """Compute for each group the logprobs (N,) of its completions' tokens, one completion after the other."""
     own = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
     whole = trainer.with_partners(own, lambda group: (group.item,))

@@ -1,6 +1,7 @@
-"""Completions of one step after the other, with their rewards; with `rollout.lookahead: 1` the next step's are sampled
-while the learner works, from the policy that the learner starts from."""
+"""Completions of one step after the other, with their rewards; with `rollout.lookahead` those of later steps are
+sampled while the learner works, from the policy that the learner starts from."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class Rollouts:
         engine, shared = recipe.rollout.engine_kind, recipe.rollout.vllm.tensor_parallel > 1
         self._has_engine_per_rank = engine.shares_weights or (engine.is_beside and not shared)
         self._restored = dict(restored or {})
-        self._begun: Future[tuple[Group, ...]] | None = None
+        self._begun = deque[Future[tuple[Group, ...]]]()  # of this rank's prompts of the next steps, in their order
         self._ready: dict[int, Group] = {}
 
     @property
@@ -78,9 +79,9 @@ class Rollouts:
         return self.sync.sampler
 
     @property
-    def are_ahead(self) -> bool:
-        """Whether the next step's prompts are sampled while the learner works."""
-        return self._ahead is not None
+    def steps_ahead(self) -> int:
+        """Return how many later steps are sampled while the learner works."""
+        return 0 if self._ahead is None else self.recipe.rollout.lookahead
 
     def of(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """Give the groups of a step's prompts, sampled now where they were not before."""
@@ -93,9 +94,7 @@ class Rollouts:
             with self.sampler.awake():
                 sampled = self._sampled(missing)
             self._ready |= {group.prompt.index: group for group in sampled}
-        groups = tuple(self._ready[prompt.index] for prompt in prompts)
-        self._ready.clear()
-        return groups
+        return tuple(self._ready.pop(prompt.index) for prompt in prompts)
 
     def take(self, groups: Sequence[Group]) -> None:
         """Take groups of the next step that need no sampling."""
@@ -108,16 +107,19 @@ class Rollouts:
         if self.recipe.rollout.has_turns:
             self.ranks.together(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
 
-    def begin(self, prompts: Sequence[EncodedPrompt]) -> None:
-        """Sample the next step's groups in the background, where the recipe says so."""
-        if self._ahead is not None and prompts:
-            self._begun = self._ahead.begin(prompts, self._params, self._seeds(prompts))
-
-    def finish(self) -> None:
-        """Wait for the groups that were begun; then the policy may change."""
+    def begin(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
+        """Sample the groups of later steps in the background. `upcoming`: the prompts of each."""
         if self._ahead is None:
             return
-        begun, self._begun = self._begun, None
+        for prompts in upcoming:
+            prompts = [prompt for prompt in prompts if prompt.index not in self._restored]
+            self._begun.append(self._ahead.begin(prompts, self._params, self._seeds(prompts)))
+
+    def finish(self) -> None:
+        """Wait for the groups of the next step; then the policy may change."""
+        if self._ahead is None:
+            return
+        begun = self._begun.popleft() if self._begun else None
         groups = self.ranks.together(lambda: () if begun is None else begun.result())
         self._ready |= {group.prompt.index: group for group in groups}
 

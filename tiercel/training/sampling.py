@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,12 +31,14 @@ Build = Callable[[GrpoRecipe, Trainer, Sequence[Row], Callable[[str], None]], Sa
 
 
 class PolicySync:
-    """Brings an engine to a version of the policy. All ranks call it together."""
+    """Brings an engine to a version of the policy. All ranks call it together. `versions`: how many are sampled from at
+    a time."""
 
-    def __init__(self, sampler: Sampler, trainer: Trainer, run: RunDirectory):
+    def __init__(self, sampler: Sampler, trainer: Trainer, run: RunDirectory, versions: int = 1):
         self.sampler = sampler
         self._trainer = trainer
         self._form: CheckpointForm | None = None  # made at the first load of whole weights
+        self._directories = deque[Path](maxlen=versions)  # those that are sampled from
         in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
@@ -63,7 +66,8 @@ class PolicySync:
             self.sampler.load_weights(version, read_weights(directory))
         else:
             self.sampler.load_policy(version, directory)
-        ranks.on_first(lambda: publisher.keep_only(directory))
+        self._directories.append(directory)
+        ranks.on_first(lambda: publisher.keep_only(self._directories))
 
     def close(self) -> None:
         self.sampler.close()
@@ -78,7 +82,7 @@ def open_sampler(
     """Open the engine that the recipe names; what is yielded keeps it at the policy's version."""
     trainer.ranks.pulse.begin("engine", trainer.ranks.pulse.doing.step)
     sampler = SAMPLERS[recipe.rollout.engine](recipe, trainer, rows, say)
-    sync = PolicySync(sampler, trainer, run)
+    sync = PolicySync(sampler, trainer, run, recipe.rollout.versions)
     try:
         yield sync
     finally:

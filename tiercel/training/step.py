@@ -17,7 +17,7 @@ class Step:
     def __init__(self, number: int, pulse: Pulse):
         self.number = number
         self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
-        self.upcoming: Sequence = ()  # prompts of the next step, where they are sampled ahead
+        self.upcoming: Sequence[Sequence] = ()  # prompts of later steps, of each one, whose sampling begins now
         self.row: dict[str, float] = {}  # of metrics.jsonl
         self._pulse = pulse
         self._started = time.perf_counter()

@@ -1,5 +1,6 @@
 """The training rows step by step, encoded on each rank ahead of time; those that cannot be encoded are recorded."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Generic
@@ -41,18 +42,20 @@ class StepRows(Generic[Encoded]):
     def __exit__(self, *_: object) -> None:
         self._loader.close()
 
-    def steps(self, *, ahead: bool = False) -> Iterator[Step]:
-        """Yield each step with its rows; `ahead`: and with the prompts of the next. Raises DataError where too many
-        rows of the run were rejected, or all of a step."""
+    def steps(self, *, ahead: int = 0) -> Iterator[Step]:
+        """Yield each step with its rows; `ahead`: and, once, with the prompts of so many later steps. Raises DataError
+        where too many rows of the run were rejected, or all of a step."""
         session = self._session
-        following: StepBatch[Encoded] | None = None
+        following = deque[StepBatch[Encoded]]()
         for number in range(session.start, session.length.steps):
             step = Step(number, session.ranks.pulse)
             with step.phase("data"):
-                batch = following or next_batch(self._loader, session.ranks)
-                following = next_batch(self._loader, session.ranks) if ahead and self._loader.steps_left else None
-                self._check(batch)
-            step.batch, step.upcoming = batch, () if following is None else following.prompts
+                step.batch = following.popleft() if following else next_batch(self._loader, session.ranks)
+                more = min(ahead - len(following), self._loader.steps_left)
+                upcoming = [next_batch(self._loader, session.ranks) for _ in range(more)]
+                self._check(step.batch)
+            following += upcoming
+            step.upcoming = [batch.prompts for batch in upcoming]
             yield step
 
     def further(self, step: int, indices: Sequence[int]) -> StepBatch[Encoded]:
