@@ -50,10 +50,14 @@ def context_group(ranks: Ranks, size: int, device: torch.device) -> ContextGroup
 
 def exchanged(ranks: Ranks, context: ContextGroup, value: T) -> Sequence[T]:
     """Return the value of each rank of the group, in their order."""
-    found: list[T | None] = [None] * context.size
-    with ranks.pulse.collective("gather of what ranks compute together"):
-        dist.all_gather_object(found, value, group=context.processes)
-    return found  # type: ignore[return-value]
+    found: list[T] = []
+    with ranks.pulse.collective("exchange of what ranks compute together"):
+        for place in range(context.size):
+            # One after the other: a gather would make room for the largest value of all, once for each rank.
+            slot = [value] if place == context.place else [None]
+            dist.broadcast_object_list(slot, group=context.processes, group_src=place, device=torch.device("cpu"))
+            found.append(value if place == context.place else slot[0])  # type: ignore[arg-type]
+    return found
 
 
 class _Gathered(torch.autograd.Function):

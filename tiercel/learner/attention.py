@@ -9,6 +9,7 @@ Shape suffixes: docs/shapes.md. Here R are the completions of a bucket, padded t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -261,10 +262,16 @@ class DenseAttention:
 
     def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
         self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight, queries))
+        self.biases = cache(lambda dtype: BySight(layout, lambda sight: self._bias(sight, dtype)))
 
     def prepare(self, sight: Sight) -> None:
         self.masks_11ST.of(sight)
 
-    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        mask = self.masks_11ST.of(layer.sight)
-        return scaled_dot_product_attention(query_BATE, key_BJTE, value_BJTE, mask, scale=layer.scale, enable_gqa=True)
+    def __call__(self, layer: Layer, query_BASE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        bias = self.biases(query_BASE.dtype).of(layer.sight)
+        return scaled_dot_product_attention(query_BASE, key_BJTE, value_BJTE, bias, scale=layer.scale, enable_gqa=True)
+
+    def _bias(self, sight: Sight, dtype: torch.dtype) -> Tensor:
+        """Convert a mask to what PyTorch adds to the scores: else it does so in each layer, and keeps the result."""
+        mask_11ST = self.masks_11ST.of(sight)
+        return torch.zeros_like(mask_11ST, dtype=dtype).masked_fill(~mask_11ST, -torch.inf)
