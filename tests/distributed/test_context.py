@@ -14,6 +14,8 @@ from tests.distributed.test_strategies import run_ranks
 from tests.training.test_loops import write_rows
 
 pytestmark = pytest.mark.scale
+KL = {"coef": 0.1, "place": "reward", "estimator": "k1"}  # computed before the advantages, of each rank's own groups
+COMPARED = {"loss", "grad_norm", "reward/mean", "entropy/mean", "eval/reward/mean", "tokens/packed", "kl/mean"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def test_gradients_of_rows_with_videos_are_those_of_one_process(trained, shared,
 def test_a_killed_rank_costs_nothing_and_one_process_goes_on(tiny_checkpoints, tmp_path):
     together = ("--nproc", "2", "train.strategy=ddp", "train.context_parallel=2")
     for name in ("whole", "killed", "other"):
-        make_recipe(tiny_checkpoints, tmp_path, name, data={"eval": str(tmp_path / "rows.jsonl"), "workers": 1})
+        changes = {"data": {"eval": str(tmp_path / "rows.jsonl"), "workers": 1}, "algorithm": {"kl": KL}}
+        make_recipe(tiny_checkpoints, tmp_path, name, **changes)
     run(tmp_path / "whole.yaml", *together)
     process = subprocess.Popen(
         command(tmp_path / "killed.yaml", *together, "--max-restarts", "1"), env=ENVIRONMENT, stderr=subprocess.DEVNULL
@@ -68,7 +71,7 @@ def test_a_killed_rank_costs_nothing_and_one_process_goes_on(tiny_checkpoints, t
     assert list(mine) == list(right)
     for step, row in mine.items():
         assert set(row) <= set(right[step])  # the shorter run evaluated at its end too
-        for key in {"loss", "grad_norm", "reward/mean", "entropy/mean", "eval/reward/mean", "tokens/packed"} & set(row):
+        for key in COMPARED & set(row):
             assert row[key] == pytest.approx(right[step][key], rel=1e-3, abs=1e-4), (step, key)
 
 

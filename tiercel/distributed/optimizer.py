@@ -123,4 +123,4 @@ def _restore_own(optimizer: Any, parameters: Mapping[str, nn.Parameter], tensors
 def require_known_states(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise RunError where a checkpoint has the state of a parameter that is not trained here."""
     if unknown := sorted(name for name in tensors if name.rpartition(".")[0] not in parameters):
-        raise RunError(f"optimizer.safetensors has state of unknown parameters, such as {unknown[0]}")
+        raise RunError(f"the checkpoint has the optimiser's state of unknown parameters, such as {unknown[0]}")

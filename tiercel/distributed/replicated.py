@@ -18,6 +18,7 @@ from tiercel.distributed.optimizer import (
     set_learning_rate,
 )
 from tiercel.distributed.ranks import Ranks
+from tiercel.distributed.shards import SavedTensors
 from tiercel.models.policy import Policy
 
 FIRST_LOSS_SCALE = 2.0**16
@@ -92,7 +93,7 @@ class Replicated:
     def scaler_state(self) -> dict[str, Any]:
         return self.scaler.state_dict()
 
-    def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
+    def restore(self, tensors: SavedTensors, scaler_state: Mapping[str, Any]) -> None:
         restore_optimizer(self.optimizer, self.parameters, tensors)
         self.scaler.load_state_dict(dict(scaler_state))
 

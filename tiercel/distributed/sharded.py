@@ -6,7 +6,7 @@ the model, and the copies' gradients are summed (HSDP). The vision tower is not 
 rank has all of it: otherwise all ranks would have to call it equally often, with or without images.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -18,10 +18,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.distributed.optimizer import restore_optimizer
+from tiercel.distributed.optimizer import optimizer_tensors, restore_optimizer
 from tiercel.distributed.ranks import Ranks, require_group
-from tiercel.distributed.replicated import Replicated, sum_over_ranks
+from tiercel.distributed.replicated import Replicated, saved_tensors, sum_over_ranks
+from tiercel.distributed.shards import Piece, SavedTensors
 from tiercel.errors import EnvironmentProblem
+from tiercel.models.parts import parts_of
 from tiercel.models.policy import Policy
 
 
@@ -70,15 +72,56 @@ class Sharded(Replicated):
         self.learner.reset_iter_state()  # after an evaluation the root is still gathered
         return super().model_weights()
 
-    def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
-        mine = {}
-        for name, tensor in tensors.items():
-            parameter = self.parameters.get(name.rpartition(".")[0])
-            if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
-                tensor = _distributed(parameter, tensor.to(self.policy.device))
-            mine[name] = tensor
-        restore_optimizer(self.optimizer, self.parameters, mine)
+    def model_parts(self, most_bytes: int) -> Iterator[dict[str, Tensor]]:
+        """Yield what `model_weights` returns in parts of whole layers, of at most that many bytes where a layer has no
+        more. Every rank goes through all of them, and has one whole tensor at a time; the first has one part."""
+        self.learner.reset_iter_state()
+        tensors = saved_tensors(self.policy.model)
+        for names in parts_of({name: _bytes(tensor) for name, tensor in tensors.items()}, most_bytes):
+            yield self._on_first({name: tensors[name] for name in names})
+
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of a full checkpoint's weights and moments."""
+        moments = optimizer_tensors(self.optimizer, self.parameters)
+        return sum(map(_bytes, (*saved_tensors(self.policy.model).values(), *moments.values())))
+
+    def shares(self) -> dict[str, Tensor]:
+        """Return this rank's part of each trained weight."""
+        return {name: _local(parameter) for name, parameter in self.parameters.items()}
+
+    def moment_pieces(self) -> dict[str, Piece]:
+        """Return what this rank is to write of the result of `optimizer_tensors`: its rows, and some of the tensors
+        that all ranks have. Each row is written by one rank."""
+        copy, share = divmod(self.ranks.rank, self.ranks.world_size // self.copies)
+        shares = self.ranks.world_size // self.copies
+        pieces = {}
+        for number, (name, tensor) in enumerate(optimizer_tensors(self.optimizer, self.parameters).items()):
+            if isinstance(tensor, DTensor):
+                start, stop = _rows(tensor, share)
+                if start < stop:
+                    pieces[name] = Piece(tensor=_local(tensor), start=start)
+            elif number % shares == share:
+                pieces[name] = Piece(tensor=tensor)
+        return pieces if copy == 0 else {}
+
+    def restore(self, tensors: SavedTensors, scaler_state: Mapping[str, Any]) -> None:
+        restore_optimizer(self.optimizer, self.parameters, _Shares(tensors, self._share_of_saved))
         self.scaler.load_state_dict(dict(scaler_state))
+
+    def _share_of_saved(self, saved: SavedTensors, name: str) -> Tensor:
+        """Read a moment as its parameter is sharded: this rank's rows of it."""
+        parameter = self.parameters[name.rpartition(".")[0]]
+        if not isinstance(parameter, DTensor) or name.endswith(".step"):
+            return saved[name]
+        start, stop = _rows(parameter, self.ranks.rank % (self.ranks.world_size // self.copies))
+        return DTensor.from_local(
+            saved.rows(name, start, stop).to(self.policy.device),
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
@@ -133,6 +176,36 @@ def _mesh(device_type: str, copies: int, size: int) -> DeviceMesh:
     if copies == 1:
         return init_device_mesh(device_type, (size,))
     return init_device_mesh(device_type, (copies, size), mesh_dim_names=("copies", "shares"))
+
+
+class _Shares(Mapping[str, Tensor]):
+    """This rank's part of saved tensors, each read when it is asked for."""
+
+    def __init__(self, saved: SavedTensors, read: Callable[[SavedTensors, str], Tensor]):
+        self._saved = saved
+        self._read = read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read(self._saved, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+
+def _rows(tensor: DTensor, share: int) -> tuple[int, int]:
+    """Return the first row of a share, and the one after its last. FSDP2 gives each share equally many rows of a
+    tensor's first dimension; the last ones have fewer, or none."""
+    rows = tensor.shape[0]
+    each = -(-rows // tensor.device_mesh.shape[-1])
+    return min(share * each, rows), min((share + 1) * each, rows)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of the whole tensor."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _distributed(parameter: DTensor, whole: Tensor) -> DTensor:

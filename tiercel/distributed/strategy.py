@@ -14,6 +14,7 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.replicated import Replicated
 from tiercel.distributed.sharded import Sharded
+from tiercel.distributed.shards import SavedTensors
 from tiercel.distributed.zero import Zero
 from tiercel.models.policy import Policy
 
@@ -67,8 +68,8 @@ class Strategy(Protocol):
     def scaler_state(self) -> dict[str, Any]:
         """Return the state of the loss scale, as JSON."""
 
-    def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
-        """Restore the results of `optimizer_tensors` and `scaler_state`. Every rank gives all of them."""
+    def restore(self, tensors: SavedTensors, scaler_state: Mapping[str, Any]) -> None:
+        """Restore the results of `optimizer_tensors`, of which the strategy reads what it needs, and `scaler_state`."""
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
         """Replace each trained weight by `change(weight)`. At the end all weights are restored, bit for bit. Every rank

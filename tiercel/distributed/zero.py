@@ -125,7 +125,7 @@ class Zero:
 
     def restore(self, tensors: Mapping[str, Tensor], scaler_state: Mapping[str, Any]) -> None:
         require_known_states(tensors, self.parameters)
-        steps = [tensor for name, tensor in tensors.items() if name.endswith(".step")]
+        steps = [tensors[name] for name in tensors if name.endswith(".step")]
         if not steps:
             return
         outer = self.learner.optimizer

@@ -54,7 +54,7 @@ def weight_bytes(place: Path) -> int:
 def _sizes(place: Path) -> str:
     """Say how large the files and their largest tensor are; empty where they cannot be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        tensors = [(size, name, file.name) for file in weight_files(place) for name, size in _tensor_bytes(file)]
+        tensors = [(size, name, file.name) for file in weight_files(place) for name, size in tensor_bytes(file)]
         size, name, file_name = max(tensors)
         whole = sum(each for each, _, _ in tensors)
         return (
@@ -63,7 +63,7 @@ def _sizes(place: Path) -> str:
     return ""
 
 
-def _tensor_bytes(file: Path) -> list[tuple[str, int]]:
+def tensor_bytes(file: Path) -> list[tuple[str, int]]:
     """Read the names and sizes in bytes of tensors from the header."""
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(HEADER_SIZE_BYTES), "little")

@@ -3,9 +3,10 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tiercel.errors import RunError
@@ -36,23 +37,43 @@ def save_checkpoint(
     """Save a checkpoint and return its directory. `write` fills a temporary directory; then the state and the manifest
     are added, everything is flushed to disk, and the directory is renamed. A valid checkpoint of the same step stays as
     it is. Raises RunError, before anything is written, where the disk has less than `expected_bytes` free."""
+    temporary = begin_checkpoint(root, step, expected_bytes=expected_bytes)
+    if temporary is None:
+        return directory_of(root, step)
+    write(temporary)
+    return complete_checkpoint(temporary, step, state)
+
+
+def begin_checkpoint(root: Path, step: int, *, expected_bytes: int = 0) -> Path | None:
+    """Make the temporary directory of a checkpoint and return it, for `complete_checkpoint`; None where a valid
+    checkpoint of the step is there already. Raises RunError where the disk has less than `expected_bytes` free."""
     final = directory_of(root, step)
     if final.exists() and problem_with(final) is None:  # replacing it would leave no checkpoint for a moment
-        return final
+        return None
     temporary = root / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     root.mkdir(parents=True, exist_ok=True)
     require_space(root, expected_bytes)
     temporary.mkdir()
-    write(temporary)
+    return temporary
+
+
+def complete_checkpoint(
+    temporary: Path, step: int, state: dict[str, Any], known: Mapping[str, str] = MappingProxyType({})
+) -> Path:
+    """Add the state and the manifest, flush everything to disk, rename the directory and return its new path. `known`:
+    the sha256 of files that the ranks have flushed and hashed, by name."""
     write_atomically(temporary / STATE, json.dumps({"step": step, **state}, indent=1, sort_keys=True))
-    files = sorted(path for path in temporary.rglob("*") if path.is_file())
-    hashes = {path.relative_to(temporary).as_posix(): file_sha256(path) for path in files}
-    for path in files:
-        sync(path)
+    files = {path.relative_to(temporary).as_posix(): path for path in sorted(temporary.rglob("*")) if path.is_file()}
+    assert known.keys() <= files.keys()
+    hashes = {name: known[name] if name in known else file_sha256(path) for name, path in files.items()}
+    for name, path in files.items():
+        if name not in known:
+            sync(path)
     write_atomically(temporary / MANIFEST, json.dumps({"sha256": hashes}, indent=1, sort_keys=True))
     for directory in (temporary, *(path for path in temporary.rglob("*") if path.is_dir())):
         sync(directory)
+    root, final = temporary.parent, directory_of(temporary.parent, step)
     if final.exists():  # a damaged one
         shutil.rmtree(final)
     temporary.rename(final)

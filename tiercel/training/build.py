@@ -11,10 +11,10 @@ from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.distributed.context import context_group
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.sharded import mesh_of
+from tiercel.distributed.shards import saved_moments
 from tiercel.distributed.strategy import Strategy, build_strategy
 from tiercel.learner.compiling import require_compilable
 from tiercel.learner.proof import prove_where_needed
-from tiercel.models.loading import read_tensors
 from tiercel.models.memory_errors import weight_bytes
 from tiercel.models.policy import Policy, build_policy, starting_weights
 from tiercel.models.reference import restore_reference
@@ -62,7 +62,7 @@ def build_trainer(
         # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
         policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
     if found is not None:
-        strategy.restore(read_tensors(found.path / "optimizer.safetensors"), found.state["loss_scaler"])
+        strategy.restore(saved_moments(found.path), found.state["loss_scaler"])
     trainer = Trainer(
         policy=policy,
         learner=strategy.learner,

@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.config.schema import BaseRecipe
+from tiercel.distributed.sharded import Sharded
+from tiercel.distributed.shards import MOMENTS_FILE
 from tiercel.errors import RecipeError
 from tiercel.models.reference import save_reference
 from tiercel.models.saving import save_trained
@@ -18,6 +20,7 @@ from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_bet
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.run_rows import ROWS
+from tiercel.training.sharded_checkpoints import ShardedSave
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
 
@@ -46,9 +49,6 @@ class Checkpoints:
         RunError, as where the disk is full."""
         ranks, strategy = self.run.ranks, trainer.strategy
         ranks.pulse.begin("save", step)
-        weights = strategy.model_weights() if self.recipe.lora is None else strategy.trained_weights()
-        ranks.on_first(lambda: require_finite_weights(weights, step))
-        moments = strategy.optimizer_tensors()
         groups = [group for each in ranks.gather_to_first(list(pending)) for group in each]
         state = {
             "next_index": step * self.recipe.optim.prompts_per_step,
@@ -57,20 +57,33 @@ class Checkpoints:
             OBJECTIVE: dict(objective),
             **self._score(row),
         }
+        if isinstance(strategy, Sharded) and self.recipe.lora is None:
+            ShardedSave(root=self.run.checkpoints, step=step, strategy=strategy).save(
+                state, lambda directory: save_pending(directory, groups)
+            )
+        else:
+            self._save_whole(trainer, step, state, groups)
+        ranks.on_first(lambda: prune(self.run.checkpoints, step, self.recipe.train.keep, self.best(step)))
+
+    def _save_whole(self, trainer: Trainer, step: int, state: dict[str, Any], groups: Sequence[PendingGroup]) -> None:
+        """Save with weights and moments whole on the first rank, which writes."""
+        ranks, strategy = self.run.ranks, trainer.strategy
+        weights = strategy.model_weights() if self.recipe.lora is None else strategy.trained_weights()
+        ranks.on_first(lambda: require_finite_weights(weights, step))
+        moments = strategy.optimizer_tensors()
 
         def write(directory: Path) -> None:
             save_trained(trainer.policy, directory, weights)
             save_reference(trainer.policy, directory)
-            save_file(moments, directory / "optimizer.safetensors")
+            save_file(moments, directory / MOMENTS_FILE)
             save_pending(directory, groups)
 
-        def save_and_prune() -> None:
+        def save() -> None:
             folder, needed = self.run.checkpoints, _byte_count(weights) + _byte_count(moments)
             with writing(f"{folder}: the checkpoint of step {step}", f"{GO_ON} from the newest checkpoint"):
                 save_checkpoint(folder, step, write, state, expected_bytes=needed)
-            prune(folder, step, self.recipe.train.keep, self.best(step))
 
-        ranks.on_first(save_and_prune)
+        ranks.on_first(save)
 
     def best(self, step: int) -> FoundCheckpoint | None:
         """Find the checkpoint, of those up to `step`, that train.keep_best keeps; None without one."""
