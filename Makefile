@@ -133,7 +133,7 @@ test-lowest: .venv-lowest/.made
 	touch $@
 
 test-scale: .venv-scale/.made
-	.venv-scale/bin/python -m pytest -m scale
+	$(call TESTS,.venv-scale) -m scale
 
 # DeepSpeed's own compiled parts stay out: there may be no compiler, and the tests do not need them.
 .venv-scale/.made: .venv/.made

@@ -42,7 +42,7 @@ from tiercel.training.trainer import Trainer
 from tiercel.training.update import example_update
 from tiercel.types import Completion, EncodedPrompt, Example, Group, Row, ScoredCompletion, ScoredGroup
 
-STEPS = 5
+STEPS = 3
 PROMPTS = 4
 TIMEOUT_SECONDS = 180.0  # a hang fails by this; a busy machine does not
 KINDS = {"text": 0, "image": 1, "images": 2}  # row numbers that `write_rows` makes so
