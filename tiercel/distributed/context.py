@@ -79,9 +79,8 @@ class _Gathered(torch.autograd.Function):
             if not is_needed:
                 found.append(None)
                 continue
-            parts = torch.stack(
-                ctx.group.chunks(gradient.float(), ctx.dim)
-            )  # in half precision the sum would be rounded
+            # In half precision the sum would be rounded.
+            parts = torch.stack(ctx.group.chunks(gradient.float(), ctx.dim))
             own = torch.empty_like(parts[:1])
             dist.reduce_scatter_tensor(own, parts, group=ctx.group.processes)
             found.append(own[0].to(gradient.dtype))
