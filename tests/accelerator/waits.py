@@ -17,6 +17,7 @@ ALLOWED: dict[str, str] = {
     "distributed.replicated.Replicated.reduce_gradients: read": "once an update: the norm decides whether it is made",
     "training.update._Sums.read: read": "once an update: whether it is finite and the engine right, and the metrics",
     "training.passes._threshold: read": "once a minibatch: the entropies of all ranks are ranked",
+    "training.token_notes._of_completions: read": "once a step: what is recorded of its first prompts' tokens",
     "training.passes.kl_penalties: read": "twice a step: rewards and old logprobs are made of it on the host",
     "training.finite.Trace.rows_at_fault: read": FAULT,
     "training.finite.faulty_rows: read": FAULT,

@@ -98,6 +98,7 @@ def logprobs_after_prompts(policy: Policy, items: list[PackItem], weights_N: Ten
         counts = [int(each.is_scored_L.sum()) for each in item.continuations]
         group = AdvantageGroup(
             item=item,
+            numbers=tuple(range(len(counts))),
             advantages_G=torch.ones(len(counts)),
             sampler_logprobs=tuple(torch.zeros(count) for count in counts),
         )

@@ -76,6 +76,9 @@ class Rollout(Section):
     max_trajectory_tokens: PositiveInt = 8192
     """Tokens of one completion, with an environment or tools: what the policy writes and what comes back. One that
     would become longer is truncated and counted; max_new_tokens then limits a turn."""
+    record_tokens: NonNegativeInt = 4
+    """Prompts of each step whose tokens are recorded in tokens/, for `tiercel view`: text, logprob, entropy and engine
+    gap of each. 0 records none."""
 
     @property
     def has_turns(self) -> bool:

@@ -17,19 +17,36 @@ from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionName:
+    """Names a completion of a step."""
+
+    row: str  # id of the prompt's row
+    index: int  # of the prompt in the global order
+    number: int  # in its group, from 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageGroup:
     """Holds the completions of a group that have an advantage."""
 
     item: PackItem
+    numbers: tuple[int, ...]  # of the completions in their group
     advantages_G: Tensor  # fp32
     sampler_logprobs: tuple[Tensor, ...]  # fp32 (L,) of each completion, from the engine that sampled it
     old_logprobs: tuple[Tensor, ...] | None = None  # fp32 (L,), from the learner's policy; None: not computed yet
     teacher: tuple[TeacherTokens, ...] | None = None  # of each completion; None without a teacher
 
+    @property
+    def names(self) -> list[CompletionName]:
+        """Name the completions."""
+        prompt = self.item.prompt
+        return [CompletionName(row=prompt.row.id, index=prompt.index, number=number) for number in self.numbers]
+
     def part(self, start: int, stop: int) -> "AdvantageGroup":
         """Return a group of the completions from `start` to before `stop`, with the whole prompt."""
         return AdvantageGroup(
             item=replace(self.item, continuations=self.item.continuations[start:stop]),
+            numbers=self.numbers[start:stop],
             advantages_G=self.advantages_G[start:stop],
             sampler_logprobs=self.sampler_logprobs[start:stop],
             old_logprobs=None if self.old_logprobs is None else self.old_logprobs[start:stop],
@@ -48,7 +65,7 @@ class PolicyBatch:
     teacher: TeacherTokens | None = None  # None without a teacher
     totals: Totals  # of the whole minibatch over all ranks
     prompt_ids: tuple[str, ...]
-    row_of_C: tuple[str, ...]  # id of each completion's row, for messages
+    names_C: tuple[CompletionName, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,15 +94,12 @@ def advantage_groups(
         prompt = group.group.prompt
         old = iter(() if old_logprobs is None else old_logprobs.get(prompt.index, ()))
         old_of = [next(old, None) if each.total is not None else None for each in group.completions]
-        learnt = [
-            (each.completion, value, known)
-            for each, value, known in zip(group.completions, values, old_of, strict=True)
-            if value is not None
-        ]
-        if not learnt:
+        numbers = tuple(number for number, value in enumerate(values) if value is not None)
+        if not numbers:
             continue
-        made = advantage_group(prompt, [completion for completion, _, _ in learnt], [value for _, value, _ in learnt])
-        known_old = tuple(known for _, _, known in learnt if known is not None)
+        completions = [group.completions[number].completion for number in numbers]
+        made = replace(advantage_group(prompt, completions, [values[number] for number in numbers]), numbers=numbers)
+        known_old = tuple(known for number in numbers if (known := old_of[number]) is not None)
         groups.append(made if old_logprobs is None else replace(made, old_logprobs=known_old))
     return groups
 
@@ -96,6 +110,7 @@ def advantage_group(
     """Make a group of completions of a prompt, each with its advantage."""
     return AdvantageGroup(
         item=group_item(prompt, completions),
+        numbers=tuple(range(len(completions))),
         advantages_G=torch.tensor(advantages, dtype=torch.float32),
         sampler_logprobs=tuple(completion.sampled_logprobs for completion in completions),
     )
@@ -193,7 +208,7 @@ def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
         sampler_logprobs_N=torch.empty(0),
         totals=totals,
         prompt_ids=(),
-        row_of_C=(),
+        names_C=(),
     )
     return PolicyUnit(prefix=None, batches=(batch,))
 
@@ -212,7 +227,7 @@ def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBat
         teacher=_teacher(groups),
         totals=totals,
         prompt_ids=tuple(group.item.prompt.row.id for group in groups),
-        row_of_C=tuple(group.item.prompt.row.id for group in groups for _ in group.item.continuations),
+        names_C=tuple(name for group in groups for name in group.names),
     )
 
 

@@ -85,7 +85,7 @@ def faulty_rows(batch: PolicyBatch, logprobs_N: Tensor) -> tuple[str, ...]:
     """Rows with a completion whose logprobs or advantage are not finite; all of the microbatch where none has."""
     bad_C = ~torch.isfinite(batch.advantages_C)
     bad_C[batch.packed.continuation_of_N[~torch.isfinite(logprobs_N.cpu())]] = True
-    found = [row for row, is_bad in zip(batch.row_of_C, bad_C.tolist(), strict=False) if is_bad]
+    found = [name.row for name, is_bad in zip(batch.names_C, bad_C.tolist(), strict=False) if is_bad]
     return tuple(dict.fromkeys(found)) or batch.prompt_ids
 
 

@@ -25,6 +25,7 @@ from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows
 from tiercel.training.teaching import with_gaps
+from tiercel.training.token_notes import noted_tokens
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedPrompt
 
@@ -69,6 +70,10 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
         keep = partial(keep_groups, rollouts=run.rollouts_file(step.updates))
         learnt = learn(trainer, learnable, recipe, partial(session.guard.attempt, trainer, keep=keep))
+        run.record_tokens(
+            step.updates,
+            noted_tokens(ranks, trainer.family, everyone, learnt.seen, recipe.rollout.record_tokens),
+        )
         warn_of_gap(recipe, step.number, *learnt.in_passes(), session.say)
         trainer.vision.end_step()
     with step.phase("rollout", ()):

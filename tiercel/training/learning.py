@@ -12,7 +12,7 @@ from tiercel.training.engine_gap import gap_metrics
 from tiercel.training.minibatches import learnt_groups, minibatches
 from tiercel.training.passes import known_before
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import Update, policy_update
+from tiercel.training.update import TokensSeen, Update, policy_update
 
 Attempt = Callable[[Callable[[], Update]], Update | None]
 
@@ -23,6 +23,11 @@ class Learnt:
 
     updates: Sequence[Update]
     skipped: int  # groups of this rank that the learner did not compute
+
+    @property
+    def seen(self) -> list[TokensSeen]:
+        """Return what the passes on this rank saw, in their order."""
+        return [part for update in self.updates for part in update.seen]
 
     def in_passes(self) -> tuple[dict[str, float], dict[str, float]]:
         """Sums, and largest values, over the tokens that went through the learner."""

@@ -16,7 +16,7 @@ from tiercel.algorithms import LossInput, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_sums, is_near_policy
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import TrainingError
-from tiercel.learner.batch import PolicyBatch, PolicyUnit
+from tiercel.learner.batch import CompletionName, PolicyBatch, PolicyUnit
 from tiercel.learner.head import TokenScores
 from tiercel.learner.prefix import PrefixPass
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
@@ -32,6 +32,16 @@ Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ra
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokensSeen:
+    """What the policy's pass saw in a microbatch, on the device of the pass; without gradient."""
+
+    names_C: tuple[CompletionName, ...]
+    completion_of_N: Tensor  # on the host
+    logprobs_N: Tensor  # of the policy before the step's updates
+    entropy_N: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
     """The result of one optimiser update; sums are over the tokens of all ranks."""
 
@@ -42,6 +52,7 @@ class Update:
     pass_sums: Mapping[str, float]  # over the tokens that went through the learner, whose number is `tokens`
     pass_largest: Mapping[str, float]  # over the same tokens
     was_skipped: bool  # fp16 overflow: the loss scale was lowered instead
+    seen: tuple[TokensSeen, ...] = ()  # on this rank, by an update of GRPO
 
     def token_means(self, prefix: str) -> dict[str, float]:
         """Return the means over the passes' tokens whose names begin with `prefix`."""
@@ -71,6 +82,7 @@ class Contribution:
     row_ids: tuple[str, ...]
     faulty_rows: Callable[[], tuple[str, ...]]  # those at fault where the loss is not finite
     pass_largest: Mapping[str, Tensor] = field(default_factory=dict)
+    seen: TokensSeen | None = None
 
 
 def policy_update(
@@ -113,7 +125,7 @@ def _policy_contribution(
     sampler_N = batch.sampler_logprobs_N.to(device, non_blocking=True)
     advantages_C = batch.advantages_C.to(device, non_blocking=True)
     completion_of_N = batch.packed.continuation_of_N.to(device, non_blocking=True)
-    match = engine_match(base_N, sampler_N, completion_of_N, len(batch.row_of_C), recipe)
+    match = engine_match(base_N, sampler_N, completion_of_N, len(batch.names_C), recipe)
     factors = [match.weights_N, known.is_chosen_N]
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
@@ -146,6 +158,12 @@ def _policy_contribution(
         tokens=len(logprobs_N),
         row_ids=batch.prompt_ids,
         faulty_rows=partial(faulty_rows, batch, detached_N),
+        seen=TokensSeen(
+            names_C=batch.names_C,
+            completion_of_N=batch.packed.continuation_of_N,
+            logprobs_N=base_N,
+            entropy_N=scores.entropy_N.detach(),
+        ),
     )
 
 
@@ -255,6 +273,7 @@ def _apply(
     if pulse.spoil(1.0, "weights") != 1.0:
         first.data.mul_(math.nan)
     sums, trace, parameters = _Sums(), Trace(), list(trainer.policy.trained_parameters().values())
+    seen: list[TokensSeen] = []
     for number, contributions in enumerate(passes):
         for part in contributions:
             loss = pulse.spoil(part.loss, "loss")
@@ -264,6 +283,7 @@ def _apply(
                 TracedPart(row_ids=part.row_ids, loss=loss.detach(), faulty_rows=part.faulty_rows, size=size)
             )
             sums.add(part, loss.detach())
+            seen += [] if part.seen is None else [part.seen]
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
     *own, largest = sums.read()
@@ -283,6 +303,7 @@ def _apply(
         pass_sums=in_pass,
         pass_largest=largest_of_all,
         was_skipped=not was_updated,
+        seen=tuple(seen),
     )
 
 
