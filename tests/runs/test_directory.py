@@ -68,7 +68,17 @@ def test_a_new_run_has_its_files(tmp_path):
     with open_run(recipe) as run:
         assert run.path == tmp_path / "deep" / "run"
     names = {path.name for path in run.path.iterdir()}
-    assert names == {".lock", "config.yaml", "env.json", "rollouts", "evaluations", "tokens", "images", "checkpoints"}
+    assert names == {
+        ".lock",
+        "config.yaml",
+        "end.json",
+        "env.json",
+        "rollouts",
+        "evaluations",
+        "tokens",
+        "images",
+        "checkpoints",
+    }
     assert (run.path / "config.yaml").read_text().startswith("# tiercel grpo\n")
     assert load_run_recipe(run.path) == recipe
     environment = json.loads((run.path / "env.json").read_text())

@@ -24,17 +24,19 @@ from tiercel.models.family import Family
 from tiercel.models.images import picture_image
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
+from tiercel.runs.ending import LOCK, told_ending
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.runs.group_records import Folder, groups_path
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.recording import gathered_groups, group_record, images_of
+from tiercel.runs.token_records import GroupTokens, tokens_path
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, writing
 
 _MAY_DIFFER_IN = {
     "train": ("steps", "epochs", "save_every", "eval_every", "log_every", "keep", "keep_best"),
     "train.profile": ("steps",),
-    "rollout": ("urls", "request_timeout", "patience", "parity_action"),
+    "rollout": ("urls", "request_timeout", "patience", "parity_action", "record_tokens"),
     "rollout.vllm": ("gpu_memory_utilization", "sleep_level"),
     "reliability": tuple(Reliability.model_fields),
 }
@@ -45,7 +47,7 @@ MAY_DIFFER = (
     *("trackers", "output"),
 )
 LOCK_PATIENCE_SECONDS = 5.0
-FOLDERS = ("rollouts", "evaluations", "images", "checkpoints")
+FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")
 # Files that a run may leave where it ends before it has written config.yaml.
 BEGUN, SIGNS = (".lock", "config.yaml.tmp", "stall", "log.txt"), ".signs-"
 
@@ -109,6 +111,17 @@ class RunDirectory:
         self.ranks.on_first(write)
         return [group for group, _ in everyone]
 
+    def record_tokens(self, step: int, groups: Sequence[GroupTokens]) -> None:
+        """Write a step's file of tokens/. `groups`: of the first rank; none writes no file."""
+        file = tokens_path(self.path, step)
+
+        def write() -> None:
+            if groups:
+                with writing(file, GO_ON):
+                    write_atomically(file, "".join(json_line(group.as_json()) for group in groups))
+
+        self.ranks.on_first(write)
+
     def save_image(self, image: EncodedImage) -> None:
         """Save the picture that the model got, under its hash."""
         path = self.path / "images" / f"{image.sha256}.png"
@@ -147,7 +160,9 @@ def _held(recipe: Recipe, path: Path) -> Iterator[None]:
             _require_same(load_run_recipe(path), recipe, config)
         with writing(path, GO_ON):
             _begin(recipe, path)
-        yield
+            os.utime(lock)  # when the last process began
+        with told_ending(path):
+            yield
     finally:
         os.close(lock)
 
@@ -161,7 +176,7 @@ def _opened(path: Path) -> int:
     if is_other and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir()):
         raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
-    return os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+    return os.open(path / LOCK, os.O_RDWR | os.O_CREAT)
 
 
 def _begin(recipe: Recipe, path: Path) -> None:
@@ -201,7 +216,7 @@ def resume_point(
         if run.metrics_file.exists():
             kept = [row for row in read_metrics(run.path) if row["step"] <= step]
             write_atomically(run.metrics_file, "".join(json_line(row) for row in kept))
-        for folder in ("rollouts", "evaluations"):
+        for folder in ("rollouts", "evaluations", "tokens"):
             for file in (run.path / folder).glob("step-*.jsonl"):
                 if int(file.stem.removeprefix("step-")) > step:
                     file.unlink()

@@ -1,0 +1,79 @@
+"""How the last process of a run ended, in its end.json; `tiercel runs` reads it. Imports no torch."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tiercel.errors import EXIT_DONE, EXIT_STALL, EXIT_TERMINATED, TiercelError
+from tiercel.reliability.redaction import redact
+from tiercel.runs.files import write_atomically
+
+FILE, LOCK = "end.json", ".lock"
+EXIT_BUG = 1  # of Python itself, after an error that no one foresaw
+State = Literal["running", "done", "stopped", "stalled", "failed", "killed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """The state of a run, and what stopped it."""
+
+    state: State
+    reason: str = ""  # empty for a run that goes on or is done
+
+
+@contextmanager
+def told_ending(run: Path) -> Iterator[None]:
+    """Write inside `run` how the block ended. A process that is killed leaves no file behind."""
+    (run / FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException as error:
+        is_known = isinstance(error, TiercelError)
+        text = str(error) if is_known else f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # as on a full disk: the error itself says more
+            _write(run, error.exit_code if isinstance(error, TiercelError) else EXIT_BUG, text)
+        raise
+    _write(run, EXIT_DONE, "")
+
+
+def _write(run: Path, code: int, text: str) -> None:
+    write_atomically(run / FILE, json.dumps({"exit_code": code, "reason": redact(text)}))
+
+
+def ending_of(run: Path) -> Ending:
+    """Tell the state of a run directory. Raises OSError where it cannot be read."""
+    if is_held(run / LOCK):
+        return Ending(state="running")
+    with suppress(FileNotFoundError, ValueError, KeyError):
+        end = json.loads((run / FILE).read_text(encoding="utf-8"))
+        return Ending(state=_state(end["exit_code"]), reason=str(end["reason"]))
+    messages = sorted((run / "stall").glob("step-*/message.txt"), key=lambda file: file.stat().st_mtime)
+    lock = run / LOCK
+    if messages and (not lock.exists() or messages[-1].stat().st_mtime >= lock.stat().st_mtime):
+        return Ending(state="stalled", reason=messages[-1].read_text(encoding="utf-8", errors="replace"))
+    return Ending(state="killed", reason="its process ended without a word: it was killed, or the machine went down")
+
+
+def _state(code: int) -> State:
+    known: dict[int, State] = {EXIT_DONE: "done", EXIT_TERMINATED: "stopped", EXIT_STALL: "stalled"}
+    return known.get(code, "failed")
+
+
+def is_held(lock: Path) -> bool:
+    """Tell whether a process holds the lock of a run."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
