@@ -10,7 +10,7 @@ from tiercel.report.numbers import WINDOW, ends, pair, share, short
 from tiercel.report.reading import Run
 from tiercel.runs.group_records import finite
 
-_HELD_OUT = {  # label by key, the most important first
+HELD_OUT = {  # label by key, the most important first
     "eval/accuracy": "held-out accuracy",
     "eval/reward/mean": "held-out reward",
     "eval/loss": "held-out loss",
@@ -84,11 +84,11 @@ def changes(run: Run) -> list[Change]:
 
 
 def _held_out(run: Run) -> Change | None:
-    recorded = [(key, [row for row in run.metrics if finite(row.get(key)) is not None]) for key in _HELD_OUT]
+    recorded = [(key, [row for row in run.metrics if finite(row.get(key)) is not None]) for key in HELD_OUT]
     key, rows = next(((key, rows) for key, rows in recorded if rows), ("", []))
     if not rows:
         return None
-    label, first, last = _HELD_OUT[key], rows[0], rows[-1]
+    label, first, last = HELD_OUT[key], rows[0], rows[-1]
     count = finite(last.get("eval/count"))
     notes = [counted(int(count), "row")] if count is not None else []
     before, after = pair(first[key], last[key])

@@ -1,0 +1,104 @@
+"""The runs below a folder: state, step, best held-out score, and what stopped each."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.errors import RunError
+from tiercel.report.numbers import pair
+from tiercel.report.reading import Run, read_run
+from tiercel.report.verdict import HELD_OUT
+from tiercel.runs.ending import Ending, State, ending_of
+from tiercel.runs.recipe import is_run
+
+DEEPEST = 4  # folders between the one that is given and a run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The best held-out number of a run, and the newest."""
+
+    name: str
+    best: float
+    step: int
+    newest: float
+
+    @property
+    def text(self) -> str:
+        """Return it in words, with the newest where that is another."""
+        best, newest = pair(self.best, self.newest)
+        now = "" if best == newest else f", now {newest}"
+        return f"{self.name} {best} at step {self.step:,}{now}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A run in the list."""
+
+    path: str
+    kind: str  # the verb
+    state: State
+    step: int
+    steps: int | None  # to make; None where the run has not come so far as to know
+    score: Score | None
+    changed: float  # seconds since 1970
+    reason: str  # what stopped it, or why it cannot be read; empty where nothing is wrong
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the run directories at or below a folder, by name; runs inside runs are not looked for."""
+    for root, names, _ in os.walk(folder):
+        path = Path(root)
+        if is_run(path):
+            yield path
+        if is_run(path) or len(path.relative_to(folder).parts) >= DEEPEST:
+            names.clear()
+        names[:] = sorted(name for name in names if not name.startswith("."))
+
+
+def listed(folders: list[Path]) -> list[Entry]:
+    """List the runs below the folders, the one that changed last at the end. Raises RunError where a folder is not
+    there."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder} is no folder; name one that holds runs, or a run")
+    paths = dict.fromkeys(path for folder in folders for path in runs_below(folder))
+    return sorted(map(_entry, paths), key=lambda entry: entry.changed)
+
+
+def _entry(path: Path) -> Entry:
+    changed = max(file.stat().st_mtime for file in (path, *path.glob("*.jsonl"), path / "config.yaml"))
+    try:
+        run, ending = read_run(path), ending_of(path)
+    except (RunError, OSError) as error:
+        return Entry(
+            path=str(path), kind="", state="failed", step=0, steps=None, score=None, changed=changed, reason=str(error)
+        )
+    is_whole = run.total_steps is not None and run.last_step >= run.total_steps and (path / "report.html").exists()
+    if ending.state == "killed" and is_whole:  # a run of an older version, which left no end.json
+        ending = Ending(state="done")
+    return Entry(
+        path=str(path),
+        kind=run.kind,
+        state=ending.state,
+        step=run.last_step,
+        steps=run.total_steps,
+        score=_score(run),
+        changed=changed,
+        reason=ending.reason,
+    )
+
+
+def _score(run: Run) -> Score | None:
+    for key, name in HELD_OUT.items():
+        if points := run.series(key):
+            choose = min if key == "eval/loss" else max
+            step, best = choose(points, key=lambda point: point[1])
+            return Score(name=name.removeprefix("held-out "), best=best, step=step, newest=points[-1][1])
+    return None
