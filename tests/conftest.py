@@ -16,6 +16,7 @@ if not ARE_DECLARED and find_spec("torchvision") is not None and not torch.cuda.
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TIERCEL_LANG"] = "en"  # whatever the locale of the machine
 torch.set_num_threads(1)  # two contend for the cores with the processes that tests start
 
 

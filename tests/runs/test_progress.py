@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tiercel.runs import progress as progress_module
-from tiercel.runs.progress import Progress
+from tiercel.runs.progress import Progress, slow_phase
 
 
 class Terminal(io.StringIO):
@@ -49,6 +49,22 @@ def test_plain_lines_off_a_terminal(tmp_path, capsys, clock):
     assert len(lines) == 7  # every step, whatever log_every says
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
     assert lines[2].endswith("step 1/5  loss +0.2500  reward 0.500  left 0:08")
+
+
+def test_the_trend_of_the_reward_and_a_slow_phase(tmp_path, capsys, clock):
+    """Ten steps of reward 0.25, then ten of 0.5; sampling takes three quarters of a step."""
+    times = {"time/step": 4.0, "time/rollout": 3.0, "time/learn": 1.0}
+    with Progress(tmp_path / "log.txt", total_steps=20, log_every=1) as progress:
+        for step in range(1, 21):
+            progress.step({"step": step, "reward/mean": 0.25 if step <= 10 else 0.5, **times})
+    *_, before, last = capsys.readouterr().err.splitlines()
+    assert before == "step 19/20  reward 0.500  step 4.00s (rollout 75%)  left 0:02"
+    assert last == "step 20/20  reward 0.500 (+0.250 in 10)  step 4.00s (rollout 75%)  left 0:00"
+
+
+def test_no_phase_is_slow_where_none_takes_half(tmp_path):
+    assert slow_phase({"time/step": 4.0, "time/rollout": 1.9, "time/learn": 1.9}) == ""
+    assert slow_phase({"loss": 1.0}) == ""
 
 
 def test_a_long_line_is_not_wrapped(tmp_path, capsys):

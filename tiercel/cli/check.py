@@ -18,6 +18,8 @@ from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write
 from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.learner.proof import prove
+from tiercel.messages import translated
+from tiercel.messages.console import SpeakingConsole
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.policy import load_for_inference
@@ -38,7 +40,7 @@ SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print what was found. Raises TiercelError at the first problem that would end the run."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = SpeakingConsole(highlight=False, soft_wrap=True)
     console.print(f"recipe: {arguments.recipe} is a valid {named(recipe.kind).partition(' ')[2]} recipe")
     require_packages(recipe.trackers)
     require_installed(recipe)
@@ -89,10 +91,10 @@ def _scanned(
         return length(family, row, row_plans(family, recipe.data, row, sizes), recipe.data.system)
 
     doing = "decoded" if decodes else "scanned"
-    with console.status(f"{file}: {len(table.rows):,} rows") as status:
+    with console.status(translated(f"{file}: {len(table.rows):,} rows")) as status:
 
         def progress(done: int, total: int) -> None:
-            status.update(f"{file}: {doing} {done:,} of {total:,} rows")
+            status.update(translated(f"{file}: {doing} {done:,} of {total:,} rows"))
 
         report = scan(table, plan, recipe.data, progress, decoded_size if decodes else open_header)
     rejected = report.rejected
@@ -127,29 +129,31 @@ def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
 def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
     """Show the tokens of a step: with the prompt once per group, and once per completion. Raises DataError where a
     conversation does not fit a microbatch."""
-    table = Table(title="one step", title_justify="left", show_header=False)
+    table = Table(title=translated("one step"), title_justify="left", show_header=False)
     prompts = recipe.optim.prompts_per_step
     middle = report.prompt_token_percentiles.get(50, 0)
-    table.add_row("rows", f"{prompts} of {row_count:,}, {prompts / row_count:.2%} of an epoch")
+    _row(table, "rows", f"{prompts} of {row_count:,}, {prompts / row_count:.2%} of an epoch")
     budget = recipe.learner.max_tokens_per_microbatch
     if isinstance(recipe, GrpoRecipe):
         group, new = recipe.rollout.group_size, recipe.rollout.longest
         shared, repeated = middle + group * new, group * (middle + new)
-        table.add_row("completions", f"{prompts} x {group} = {prompts * group}, up to {new} tokens each")
-        table.add_row("learner tokens, prompt once per group", f"up to {prompts * shared:,} at the median prompt")
-        table.add_row(
-            "the same with repeated prompts", f"{prompts * repeated:,}, {repeated / shared:.1f} times as many"
-        )
-        table.add_row("microbatches", _microbatches(prompts * shared, budget))
+        _row(table, "completions", f"{prompts} x {group} = {prompts * group}, up to {new} tokens each")
+        _row(table, "learner tokens, prompt once per group", f"up to {prompts * shared:,} at the median prompt")
+        _row(table, "the same with repeated prompts", f"{prompts * repeated:,}, {repeated / shared:.1f} times as many")
+        _row(table, "microbatches", _microbatches(prompts * shared, budget))
     else:
-        table.add_row("tokens", f"about {prompts * middle:,} at the median conversation")
-        table.add_row("microbatches", _microbatches(prompts * middle, budget))
+        _row(table, "tokens", f"about {prompts * middle:,} at the median conversation")
+        _row(table, "microbatches", _microbatches(prompts * middle, budget))
         longest = report.prompt_token_percentiles.get(100, 0)
         if budget != "auto" and longest > budget:
             raise DataError(
                 f"the longest conversation has {longest} tokens, more than learner.max_tokens_per_microbatch = {budget}"
             )
     return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    table.add_row(*map(translated, cells))
 
 
 def _microbatches(tokens: int, budget: int | Literal["auto"]) -> str:

@@ -5,12 +5,13 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from tiercel.doctor.examination import examine
 from tiercel.doctor.verdict import Status, Verdict
 from tiercel.errors import EnvironmentProblem
+from tiercel.messages import translated
+from tiercel.messages.console import SpeakingConsole, padded
 
 STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "broken": "bold red", "absent": "dim"}
 MARK_WIDTH, NAME_WIDTH = 9, 20
@@ -18,12 +19,12 @@ MARK_WIDTH, NAME_WIDTH = 9, 20
 
 def run(recipe: None, arguments: Namespace) -> None:
     """Print the verdicts. Raises EnvironmentProblem where something is broken."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = SpeakingConsole(highlight=False, soft_wrap=True)
     verdicts: list[Verdict] = []
     if arguments.json:
         verdicts.extend(examine(Path.cwd()))
     else:
-        with console.status("looking"):
+        with console.status(translated("looking")):
             for verdict in examine(Path.cwd()):
                 verdicts.append(verdict)
                 console.print(as_text(verdict))
@@ -38,11 +39,10 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 def as_text(verdict: Verdict) -> Text:
     """Format a verdict as one line, with a second line for the remedy where there is one."""
-    text = Text.assemble(
-        (verdict.status.ljust(MARK_WIDTH), STYLES[verdict.status]), f"{verdict.name.ljust(NAME_WIDTH)} {verdict.found}"
-    )
+    mark, name = padded(translated(verdict.status), MARK_WIDTH), padded(translated(verdict.name), NAME_WIDTH)
+    text = Text.assemble((mark, STYLES[verdict.status]), f"{name} {translated(verdict.found)}")
     if verdict.remedy:
-        text.append(f"\n{' ' * MARK_WIDTH}-> {verdict.remedy}")
+        text.append(f"\n{' ' * MARK_WIDTH}-> {translated(verdict.remedy)}")
     return text
 
 

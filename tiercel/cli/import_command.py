@@ -10,6 +10,7 @@ from tiercel.importing.conversion import draft_of, refusals
 from tiercel.importing.launches import Foreign, Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
+from tiercel.messages import translated
 from tiercel.writing import write_text
 
 
@@ -32,7 +33,7 @@ def import_command(given: str, output: Path | None) -> None:
         write_text(output, text)
         print(output)
     for problem in problems:
-        print(f"still to do: {problem}", file=sys.stderr)
+        print(translated(f"still to do: {problem}"), file=sys.stderr)
 
 
 def imported(given: str) -> tuple[str, list[str]]:

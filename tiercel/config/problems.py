@@ -111,7 +111,7 @@ def _missing(details: ErrorDetails, path: str, kind: Kind) -> str:
     if key.section is not None:
         required = [name for name, field in key.section.model_fields.items() if field.is_required()]
         return f"missing; write the section with {', '.join(required) or 'its keys'}"
-    meaning = (key.meaning or type_in_words(key.field)).partition(";")[0].rstrip(".")
+    meaning = " ".join((key.meaning or type_in_words(key.field)).split()).partition(";")[0].rstrip(".")
     return f"missing; write it: {meaning[0].lower()}{meaning[1:]}"
 
 

@@ -1,8 +1,10 @@
 """Progress of a run for the user: a live line on a terminal, plain lines elsewhere, and everything in log.txt."""
 
 import os
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tiercel.messages import translated
 from tiercel.reliability.redaction import redact
 from tiercel.writing import GO_ON, writing
 
@@ -26,6 +29,8 @@ SHOWN = (
     ("grad_norm", "grad", "{:.2f}"),
     ("time/step", "step", "{:.2f}s"),
 )
+TREND_STEPS = 10  # of which the mean reward is compared with that of as many before
+SLOW = 0.5  # of a step: a phase that takes as much is named
 
 
 class Progress:
@@ -41,6 +46,7 @@ class Progress:
         with writing(self._log, GO_ON):
             self._file: IO[str] = self._log.open("a", encoding="utf-8")
         self._first: tuple[int, float] | None = None
+        self._rewards = deque[float](maxlen=2 * TREND_STEPS)
 
     def __enter__(self) -> "Progress":
         if self._is_terminal:
@@ -56,13 +62,16 @@ class Progress:
         """Print a line that stays."""
         text = redact(text)
         self._write(text)
-        self._console.print(Text(text))
+        self._console.print(Text(translated(text)))
 
     def step(self, row: Mapping[str, float]) -> None:
         """Show a finished step: the live line on a terminal, a line every `log_every` steps elsewhere."""
         step = int(row["step"])
+        remarks = {"reward/mean": self._trend(row), "time/step": slow_phase(row)}
         line = f"step {step}/{self.total_steps}  " + "  ".join(
-            f"{label} {form.format(row[key])}" for key, label, form in SHOWN if row.get(key) is not None
+            f"{label} {form.format(row[key])}{remarks.get(key, '')}"
+            for key, label, form in SHOWN
+            if row.get(key) is not None
         )
         if (left := self._time_left(step)) is not None:
             line += f"  left {left}"
@@ -73,6 +82,16 @@ class Progress:
             self._live.update(Text("━" * filled + "╌" * (24 - filled) + "  " + line), refresh=True)
         elif is_due:
             self._console.print(Text(line))
+
+    def _trend(self, row: Mapping[str, float]) -> str:
+        """Say how much the mean reward has changed; nothing before there are steps to compare."""
+        if "reward/mean" in row:
+            self._rewards.append(row["reward/mean"])
+        if len(self._rewards) < 2 * TREND_STEPS:
+            return ""
+        values = list(self._rewards)
+        change = statistics.fmean(values[TREND_STEPS:]) - statistics.fmean(values[:TREND_STEPS])
+        return f" ({change:+.3f} in {TREND_STEPS})"
 
     def _time_left(self, step: int) -> str | None:
         now = time.monotonic()
@@ -88,3 +107,11 @@ class Progress:
         with writing(self._log, GO_ON):
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
             self._file.flush()
+
+
+def slow_phase(row: Mapping[str, float]) -> str:
+    """Name the phase that takes most of a step, with its share; nothing where none takes half of it."""
+    phases = {key.removeprefix("time/"): value for key, value in row.items() if key.startswith("time/")}
+    whole = phases.pop("step", 0.0)
+    name, seconds = max(phases.items(), key=lambda phase: phase[1], default=("", 0.0))
+    return f" ({name} {seconds / whole:.0%})" if whole > 0 and seconds >= SLOW * whole else ""

@@ -16,6 +16,7 @@ from tiercel.algorithms.surrogates import SURROGATES
 from tiercel.algorithms.teacher import DIVERGENCES
 from tiercel.config.schema import Optim, Rollout
 from tiercel.sections import Section
+from tools.docs.recipe import Say
 
 HEADER = """\
 # Algorithms
@@ -218,40 +219,51 @@ HEAD = ("name", "formula", "source", "when to use")
 
 def render() -> str:
     """Write the text of docs/algorithms.md."""
-    around = [
-        (f"`{key}`", " ".join(section.meanings()[key.rpartition(".")[2]].split()), use)
-        for key, (use, section) in AROUND.items()
-    ]
     return "\n".join(
         [
             HEADER,
             f"## Losses: `algorithm.loss`\n\n{LOSSES_NOTE}\n",
-            _catalogue(LOSSES),
-            *(f"### {title}\n\n{_catalogue(entries)}" for title, entries in PARTS.items()),
+            catalogue(LOSSES),
+            *(f"### {title}\n\n{catalogue(entries)}" for title, entries in PARTS.items()),
             f"## Advantages: `algorithm.advantage`\n\n{ADVANTAGES_NOTE}\n",
-            _catalogue(ADVANTAGES),
+            catalogue(ADVANTAGES),
             f"## Divergence from the reference: `algorithm.kl.estimator`\n\n{KL_NOTE}\n",
-            _catalogue(KL_ESTIMATORS),
+            catalogue(KL_ESTIMATORS),
             "## Around the loss\n",
-            _table(("key", "what it does", "when"), around),
+            around_table(),
             METRICS,
             f"## Pairs: `dpo.loss`\n\n{PAIRS_NOTE}\n",
-            _catalogue(PAIR_LOSSES),
+            catalogue(PAIR_LOSSES),
             f"## Teachers: `teacher.divergence`\n\n{TEACHERS_NOTE}\n",
-            _catalogue(DIVERGENCES),
+            catalogue(DIVERGENCES),
             f"## Labels\n\n{LABELS_NOTE}\n",
-            _table(HEAD, [(f"`{name}`", *texts) for name, texts in LABEL_LOSSES.items()]),
+            losses_table(LABEL_LOSSES),
             f"## Values\n\n{VALUES_NOTE}\n",
-            _table(HEAD, [(f"`{name}`", *texts) for name, texts in VALUE_LOSSES.items()]),
+            losses_table(VALUE_LOSSES),
             OWN_LOSS,
             OWN_ADVANTAGE,
         ]
     )
 
 
-def _catalogue(entries: Mapping[str, Any]) -> str:
-    rows = [(f"`{name}`", each.formula, each.source, each.use) for name, each in entries.items()]
-    return _table(HEAD, rows)
+def catalogue(entries: Mapping[str, Any], say: Say = str) -> str:
+    """List the entries of a table of the code. `say` translates texts; sources stay."""
+    return losses_table({name: (each.formula, each.source, each.use) for name, each in entries.items()}, say)
+
+
+def losses_table(losses: Mapping[str, tuple[str, str, str]], say: Say = str) -> str:
+    """List losses: formula, source and use of each."""
+    rows = [(f"`{name}`", say(formula), source, say(use)) for name, (formula, source, use) in losses.items()]
+    return _table(tuple(map(say, HEAD)), rows)
+
+
+def around_table(say: Say = str) -> str:
+    """List the keys around the loss."""
+    rows = [
+        (f"`{key}`", say(" ".join(section.meanings()[key.rpartition(".")[2]].split())), say(use))
+        for key, (use, section) in AROUND.items()
+    ]
+    return _table(tuple(map(say, ("key", "what it does", "when"))), rows)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

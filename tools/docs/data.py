@@ -4,16 +4,18 @@ import sys
 from pathlib import Path
 
 from tiercel.data.formats import FORMATS
+from tools.docs.recipe import Say
 from tools.docs.tables import write_table
 
 TABLE = "formats"  # its name in the document
 
 
-def table() -> str:
-    """Return the table, in Markdown: one row for each format."""
-    lines = ["| `data.format` | rows | told by the keys | the right answer |", "|---|---|---|---|"]
+def table(say: Say = str) -> str:
+    """Return the table, in Markdown: one row for each format. `say` translates texts."""
+    head = ("rows", "told by the keys", "the right answer")
+    lines = [f"| `data.format` | {' | '.join(map(say, head))} |", "|---|---|---|---|"]
     for name, each in FORMATS.items():
-        lines.append(f"| `{name}` | {each.rows} | {each.marks} | {each.answer} |")
+        lines.append(f"| `{name}` | {say(each.rows)} | {say(each.marks)} | {say(each.answer)} |")
     return "\n".join(lines) + "\n"
 
 

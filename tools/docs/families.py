@@ -8,6 +8,7 @@ from tiercel.models.generic import AnyImageText
 from tiercel.models.loading import FAMILIES, PROVED
 from tiercel.models.text_only import TextOnly
 from tiercel.types import CoordinateSpace
+from tools.docs.recipe import Say
 from tools.docs.tables import write_table
 
 SPACES: dict[CoordinateSpace, str] = {
@@ -16,19 +17,28 @@ SPACES: dict[CoordinateSpace, str] = {
     "unit": "0 to 1 of each side",
 }
 
+ABILITIES = (
+    "name",
+    "models",
+    "pictures",
+    "several pictures",
+    "videos",
+    "completions share their prompt",
+    "boxes that it writes",
+    "vLLM with adapters",
+)
+OWN = ("name", "positions", "size of an image", "what else is its own")
 
-def tables() -> dict[str, str]:
-    """Return the tables in Markdown, by their names in the document: one row of each for each family."""
-    can = [
-        "| name | models | pictures | several pictures | videos | completions share their prompt "
-        "| boxes that it writes | vLLM with adapters |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    own = ["| name | positions | size of an image | what else is its own |", "|---|---|---|---|"]
+
+def tables(say: Say = str) -> dict[str, str]:
+    """Return the tables in Markdown, by their names in the document: one row of each for each family. `say` translates
+    texts."""
+    can = [_line(*map(say, ABILITIES)), "|---|---|---|---|---|---|---|---|"]
+    own = [_line(*map(say, OWN)), "|---|---|---|---|"]
     for family in (*FAMILIES.values(), *PROVED):
         seen = vars(family).get("vllm", Family.vllm)  # of another architecture it would say nothing
-        can.append(_line(f"`{family.name}`", family.serves, *_abilities(family), seen))
-        own.append(_line(f"`{family.name}`", _positions(family), _size(family), family.special))
+        can.append(_line(f"`{family.name}`", *map(say, (family.serves, *_abilities(family), seen))))
+        own.append(_line(f"`{family.name}`", *map(say, (_positions(family), _size(family), family.special))))
     return {name: "\n".join(lines) + "\n" for name, lines in (("families", can), ("sizes", own))}
 
 

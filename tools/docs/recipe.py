@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -10,6 +11,8 @@ from pydantic_core import PydanticUndefined
 from tiercel.config.keys import ENTRY, RECIPES, Key, every_key, type_in_words
 from tiercel.rewards.builtin import BY_NAME, CALL, OPTIONS
 from tiercel.sections import shown
+
+Say = Callable[[str], str]  # a text in the language of the page
 
 HEADER = """\
 # The recipe
@@ -106,36 +109,44 @@ KEYS_ACROSS = """\
 
 def render_reference() -> str:
     """Write the text of docs/recipe.md."""
+    return "\n".join([HEADER, render_keys(), KEYS_ACROSS])
+
+
+def render_keys(say: Say = str, say_type: Say = str) -> str:
+    """Write the tables of all keys. `say` and `say_type` translate texts, and types in words."""
     keys = every_key()
     top = [key for key in keys if not key.parent and _is_value(key)]
-    sections = [key for key in keys if key.section is not None]
-    parts = [HEADER, _table("## Top level", top)]
-    for section in sections:
-        parts.append(_section(section, [key for key in keys if key.parent in (section.path, _entry(section))]))
+    parts = [_table(f"## {say('Top level')}", top, say, say_type)]
+    for section in (key for key in keys if key.section is not None):
+        own = [key for key in keys if key.parent in (section.path, _entry(section)) and _is_value(key)]
+        parts.append(_table(f"## `{section.path}`\n\n{_notes(section, say)}", own, say, say_type))
         if section.path == "rewards":
-            parts.append(_reward_options())
-    return "\n".join([*parts, KEYS_ACROSS])
+            parts.append(_reward_options(say))
+    return "\n".join(parts)
 
 
 def _entry(section: Key) -> str:
     return f"{section.path}.{ENTRY}"
 
 
-def _section(section: Key, keys: list[Key]) -> str:
+def _notes(section: Key, say: Say) -> str:
+    """Say what a section is, and for which verbs."""
     assert section.section is not None
-    notes = [(inspect.getdoc(section.section) or "").strip()]
+    notes = [say((inspect.getdoc(section.section) or "").strip())]
     verbs = {kind: f"`tiercel {kind}`" for kind, recipe in RECIPES.items() if section.path in recipe.model_fields}
-    notes += [f"Only {' and '.join(verbs.values())}."] if 0 < len(verbs) < len(RECIPES) else []
+    notes += [say("Only {0}.").format(f" {say('and')} ".join(verbs.values()))] if 0 < len(verbs) < len(RECIPES) else []
     if section.is_list_of_sections:
-        notes.append("A list; each entry has these keys.")
+        notes.append(say("A list; each entry has these keys."))
     if section.path == "lora":
-        notes.append("Optional: without the section there are no adapters, and every part not in `freeze` is trained.")
+        text = "Optional: without the section there are no adapters, and every part not in `freeze` is trained."
+        notes.append(say(text))
     elif section.field.default is None:
-        notes.append("Optional.")
+        notes.append(say("Optional."))
     elif section.field.is_required():
         needing = [verb for kind, verb in verbs.items() if RECIPES[kind].model_fields[section.path].is_required()]
-        notes.append(f"Required for {' and '.join(needing)}." if len(needing) < len(verbs) else "Required.")
-    return _table(f"## `{section.path}`\n\n{' '.join(notes)}", [key for key in keys if _is_value(key)])
+        some = say("Required for {0}.").format(f" {say('and')} ".join(needing))
+        notes.append(some if len(needing) < len(verbs) else say("Required."))
+    return ("" if say("key") != "key" else " ").join(notes)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -159,28 +170,29 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _table(title: str, keys: list[Key]) -> str:
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|", *(_row(key) for key in keys)]
-    return "\n".join([title, "", *rows, ""])
+def _table(title: str, keys: list[Key], say: Say, say_type: Say) -> str:
+    head = f"| {' | '.join(map(say, ('key', 'type', 'default', 'meaning')))} |"
+    return "\n".join([title, "", head, "|---|---|---|---|", *(_row(key, say, say_type) for key in keys), ""])
 
 
-def _row(key: Key) -> str:
-    meaning = " ".join(key.meaning.split()).replace("|", "\\|").replace("<", "&lt;")
-    return f"| `{key.leaf}` | {type_in_words(key.field)} | {_default(key)} | {meaning} |"
+def _row(key: Key, say: Say, say_type: Say) -> str:
+    meaning = say(" ".join(key.meaning.split())).replace("|", "\\|").replace("<", "&lt;")
+    return f"| `{key.leaf}` | {say_type(type_in_words(key.field))} | {_default(key, say)} | {meaning} |"
 
 
-def _default(key: Key) -> str:
+def _default(key: Key, say: Say) -> str:
     if key.field.default is PydanticUndefined:
-        return "required"
+        return say("required")
     return f"`{shown(key.field.default)}`"
 
 
-def _reward_options() -> str:
+def _reward_options(say: Say) -> str:
     rows = [
         f"| {'`call`' if name == CALL else f'`name: {name}`'} | {', '.join(map('`{}`'.format, options_of(name)))} |"
         for name in BY_NAME
     ]
-    table = "\n".join(["| reward | options it takes, beside `weight` |", "|---|---|", *rows])
+    head = f"| {say('reward')} | {say('options it takes, beside `weight`')} |"
+    table = "\n".join([head, "|---|---|", *rows])
     return f"{table}\n"
 
 

@@ -5,21 +5,22 @@ import sys
 from pathlib import Path
 
 from tiercel.rewards.builtin import BUILTIN
-from tools.docs.recipe import options_of
+from tools.docs.recipe import Say, options_of
 from tools.docs.tables import write_table
 
 TABLE = "built-in rewards"  # its name in the document
 
 
-def table() -> str:
-    """List every built-in reward in a row."""
-    lines = ["| name | what it takes as the answer | value | options | right from |", "|---|---|---|---|---|"]
+def table(say: Say = str) -> str:
+    """List every built-in reward in a row. `say` translates texts."""
+    head = ("name", "what it takes as the answer", "value", "options", "right from")
+    lines = [f"| {' | '.join(map(say, head))} |", "|---|---|---|---|---|"]
     for name, kind in BUILTIN.items():
-        value = (inspect.getdoc(kind) or "").replace("\n", " ").replace("|", "\\|")
-        needs = f"; needs the package {kind.needs}" if kind.needs else ""
+        value = say((inspect.getdoc(kind) or "").replace("\n", " ")).replace("|", "\\|")
+        needs = f"; {say('needs the package {0}').format(kind.needs)}" if kind.needs else ""
         options = ", ".join(f"`{option}`" for option in options_of(name) if option != "correct_at") or "-"
         right = "-" if kind.own_right_from is None else f"{kind.own_right_from:g}"
-        lines.append(f"| `{name}` | {kind.reads} | {value}{needs} | {options} | {right} |")
+        lines.append(f"| `{name}` | {say(kind.reads)} | {value}{needs} | {options} | {right} |")
     return "\n".join(lines) + "\n"
 
 

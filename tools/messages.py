@@ -1,0 +1,197 @@
+"""What tiercel says to a user, collected from its code: `python -m tools.messages` prints what has no Chinese yet.
+
+A message is a text with a space and a word in one of MODULES. The fields of an f-string are numbered: "{0} given". A
+count with its noun (`counted`) gives two, "{0} row" and "{0} rows".
+"""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiercel.config.keys import RECIPES, every_key, named
+from tiercel.messages import LANGUAGES, table
+from tiercel.rewards.builtin import BY_NAME
+from tiercel.rewards.variants import lowered
+
+PACKAGE = Path(__file__).parents[1] / "tiercel"
+
+# What `check` and `doctor` print and refuse, and the stall report; folders stand for all their modules.
+MODULES = (
+    "errors.py",
+    "sections.py",
+    "calls.py",
+    "config",
+    "rewards",
+    "doctor",
+    "reliability/stall.py",
+    "reliability/diagnosis.py",
+    "cli/main.py",
+    "cli/check.py",
+    "cli/doctor.py",
+    "cli/dry_run.py",
+    "cli/import_command.py",
+    "data",
+    "models/loading.py",
+    "models/prompts.py",
+    "models/family.py",
+    "training/packages.py",
+    "trackers/opening.py",
+    "learner/proof.py",
+    "algorithms/trial.py",
+)
+WORD = re.compile(r"[A-Za-z]{2,}")
+KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language
+
+# Texts that the code puts together from pieces, so that no string of it shows them whole.
+PUT_TOGETHER = (
+    "above {0}",
+    "below {0}",
+    "at least {0}",
+    "at most {0}",
+    "importing what `tiercel {0}` needs ...",
+    "matrix product {0}",
+    "attention {0}",
+    "section with {0} or {1}",
+    "{0} or section with {1}",
+    "{0} or section with {1} or {2}",
+    "one of {0} or section with {1} or {2}",
+    "one of {0} or section with {1}",
+    "{0} or `auto`",
+    "nothing given; must be {0}",
+    "list of {0}: each {1}, such as {2}",
+    "least {0}",
+    "median {0}",
+    "most {0}",
+    "rank {0} is in {1}",
+    "rank {0} is in {1}; the others wait for it",
+    "rank {0} is in another collective than the others: {1}",
+    "rank {0} has entered {1}, but is in other code there, {2}; the others wait for it",
+    "rank {0} gives no sign of life: {1}; it was last in {2}",
+    "rank {0} waits in {1}",
+    "rank {0} works in {1}",
+    "ranks {0} wait in {1}",
+    "ranks {0} work in {1}",
+    "{0} and {1} more",
+    "{0} ({1}, process {2})",
+    "{0}, before tiercel's own first line",
+    "phase {0} of {1}",
+    "phase {0} of {1}, rows {2}",
+    "{0}, phase {1} of {2}",
+    "{0}, phase {1} of {2}, rows {3}",
+    *map(named, RECIPES),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A text of the code, with `{0}`, `{1}` for what is put in."""
+
+    text: str
+    place: str  # file and line
+
+
+def messages() -> list[Message]:
+    """Collect the messages of MODULES in the order of the code, each text once."""
+    found = [message for module in MODULES for file in files_of(module) for message in messages_of(file)]
+    found += [Message(text=text, place="tools/messages.py") for text in PUT_TOGETHER]
+    found += [Message(text=text, place="tiercel/config/problems.py") for text in _missing_keys()]
+    return list({message.text: message for message in reversed(found)}.values())[::-1]
+
+
+def _missing_keys() -> Iterator[str]:
+    """Write what is said of a required key that is missing: the beginning of its description."""
+    required = [key.meaning for key in every_key() if key.section is None and key.field.is_required()]
+    for reward in BY_NAME.values():
+        fields = reward.model_fields.items()
+        required += [
+            reward.meanings()[leaf] for leaf, field in fields if field.is_required() and leaf in reward.meanings()
+        ]
+    for meaning in required:
+        yield lowered(" ".join(meaning.split())).partition(";")[0].rstrip(".")
+
+
+def files_of(module: str) -> list[Path]:
+    """List the files of one of MODULES."""
+    path = PACKAGE / module
+    return sorted(path.glob("*.py")) if path.is_dir() else [path]
+
+
+def messages_of(file: Path) -> Iterator[Message]:
+    """Collect the messages of a file of code."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    parts = set(_no_messages(tree))
+    for node in ast.walk(tree):
+        if node in parts:
+            continue
+        for text in _texts(node):
+            bare = re.sub(r"\{\w+\}", "", text)
+            if " " in text.strip() and WORD.search(bare):
+                yield Message(text=text, place=f"{_short(file)}:{getattr(node, 'lineno', 0)}")
+
+
+def _short(file: Path) -> Path:
+    return file.relative_to(PACKAGE.parent) if file.is_relative_to(PACKAGE) else file
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield _template(node)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "counted":
+        nouns = [each.value for each in node.args[1:] if isinstance(each, ast.Constant)]
+        yield from (f"{{0}} {noun}" for noun in (nouns if len(nouns) > 1 else [nouns[0], f"{nouns[0]}s"]))
+
+
+def _template(node: ast.JoinedStr) -> str:
+    number = 0
+    text = ""
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            text += part.value
+        else:
+            text += f"{{{number}}}"
+            number += 1
+    return text
+
+
+def _no_messages(tree: ast.Module) -> Iterator[ast.AST]:
+    """Walk over what holds text but says nothing: docstrings, annotations, patterns, and the pieces of f-strings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield from (part for part in node.values if isinstance(part, ast.Constant))
+            yield from (
+                part.format_spec for part in node.values if isinstance(part, ast.FormattedValue) and part.format_spec
+            )
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("re.compile", "re.fullmatch", "re.search"):
+            yield from ast.walk(node)
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if annotation is not None:
+                yield from ast.walk(annotation)
+
+
+def missing(language: str) -> list[Message]:
+    """List the messages that have no counterpart."""
+    known = {text.strip() for text in table(language)} | set(kept())
+    return [message for message in messages() if message.text.strip() not in known]
+
+
+def kept() -> list[str]:
+    """List the texts that are the same in every language."""
+    return json.loads(KEPT.read_text(encoding="utf-8"))
+
+
+def main(languages: Iterable[str] = LANGUAGES) -> None:
+    """Print what is missing as JSON, to be filled in."""
+    for language in languages:
+        json.dump({message.text: message.place for message in missing(language)}, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()
