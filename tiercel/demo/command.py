@@ -31,13 +31,13 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 
 def demo() -> None:
-    """Run both recipes from the project's root. Raises TiercelError as their commands do."""
+    """Run both recipes in the working directory. Raises TiercelError as their commands do."""
     started = time.monotonic()
     require_recipes("demo-sft.yaml", "demo-grpo.yaml")
     data = Path("runs/demo-data")
     if not (data / "heldout.jsonl").exists():
         print(f"1/4 scenes of real handwriting -> {data}", flush=True)
-        with writing(data, "start the demo in a copy of tiercel's directory that can be written"):
+        with writing(data, "start the demo in a directory that can be written"):
             write_scenes(data, WARMUP)
             write_scenes(data, PRACTICE)
             shutil.copytree(START, data / "start", dirs_exist_ok=True)

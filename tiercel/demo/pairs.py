@@ -25,12 +25,12 @@ RANKER, RANKED = Path("runs/pairs-reward"), Path("runs/pairs-reward-grpo")
 
 
 def demo_pairs() -> None:
-    """Run the recipes from the project's root, after those of `tiercel demo`. Raises TiercelError as its commands
+    """Run the recipes in the working directory, after those of `tiercel demo`. Raises TiercelError as its commands
     do."""
     started = time.monotonic()
     require_recipes(*(f"demo-{name}.yaml" for name in ("dpo", "distill", "reward", "reward-grpo", "grpo")))
     print(f"1/5 pairs of a careful and a careless box -> {DATA}", flush=True)
-    with writing(DATA, "start the demo in a copy of tiercel's directory that can be written"):
+    with writing(DATA, "start the demo in a directory that can be written"):
         for seed, name in enumerate(NAMES):
             write_pairs(DATA, name, seed)
     show_command("2/5", "learn from pairs which box is better", "dpo", str(RECIPES / "demo-dpo.yaml"))

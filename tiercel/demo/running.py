@@ -1,21 +1,30 @@
 """Commands of tiercel that the demos run, each in its own process."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.errors import TrainingError
+from tiercel.writing import writing
 
 RECIPES = Path("recipes")
+SHIPPED = Path(__file__).parent / "recipes"  # in the repository a link to its recipes/
 
 
 def require_recipes(*names: str) -> None:
-    """Raise EnvironmentProblem where a recipe is not in the working directory's recipes/."""
+    """Copy each recipe that is not in the working directory's recipes/ to there, and say where one that is there
+    differs from the shipped one. Raises RunError where the directory cannot be written."""
     for name in names:
-        if not (RECIPES / name).is_file():
-            raise EnvironmentProblem(f"{RECIPES / name} is not here; run the demo in tiercel's own directory")
+        recipe = RECIPES / name
+        if not recipe.is_file():
+            with writing(recipe, "start the demo in a directory that can be written"):
+                RECIPES.mkdir(exist_ok=True)
+                shutil.copyfile(SHIPPED / name, recipe)
+        elif recipe.read_bytes() != (SHIPPED / name).read_bytes():
+            print(f"{recipe} is not the one that this tiercel ships; it is used as it is", flush=True)
 
 
 def run_command(*arguments: str) -> None:

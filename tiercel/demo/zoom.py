@@ -17,13 +17,13 @@ LOOKED = "eval/reward/zoomed_right/mean"
 
 
 def demo_zoom() -> None:
-    """Run the recipe twice from the project's root. Raises TiercelError as its command does."""
+    """Run the recipe twice in the working directory. Raises TiercelError as its command does."""
     started = time.monotonic()
     require_recipes(RECIPE)
     data = Path("runs/zoom-data")
     if not (data / "heldout.jsonl").exists():
         print(f"1/3 large scenes with small handwritten digits -> {data}", flush=True)
-        with writing(data, "start the demo in a copy of tiercel's directory that can be written"):
+        with writing(data, "start the demo in a directory that can be written"):
             write_questions(data, "practice", PRACTICE_SCENES, 21, use_held_out=False)
             shutil.copytree(START, data / "start", dirs_exist_ok=True)
             write_questions(data, "heldout", HELD_OUT_SCENES, 22, use_held_out=True)
