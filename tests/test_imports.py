@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own, and from its own package; never from beside it or from above.
 LAYERS = (
-    {"plurals"},
+    {"plurals", "messages"},
     {"__init__", "errors", "samples"},
     {"geometry", "sections", "calls"},
     {"rewards", "algorithms"},
@@ -25,7 +25,7 @@ LAYERS = (
     {"scoring"},
     {"environments"},
     {"report", "planning", "doctor", "importing"},
-    {"trackers"},
+    {"trackers", "view"},
     {"training"},
     {"demo"},
     {"cli"},
