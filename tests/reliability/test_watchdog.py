@@ -193,3 +193,25 @@ def test_nothing_is_left_after_a_run_that_ended(tmp_path):
         assert len(list((tmp_path / ".signs").iterdir())) >= 1
     assert not (tmp_path / ".signs").exists()
     assert threading.active_count() == 1 or all(t.name != "watchdog" for t in threading.enumerate())
+
+
+def test_an_open_run_shows_what_its_rank_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiercel.reliability.watchdog.SECONDS_BETWEEN_PULSES", 0.0)
+    pulse, ends = Pulse(), Ends()
+    file = tmp_path / "pulse" / "rank-0.json"
+    with watchdog(tmp_path, pulse, ends):
+        with pulse.shown_in(file):
+            pulse.begin("learn", 7, ["row-1"])
+            until = time.monotonic() + 20 * LIMIT
+            while not file.exists() or json.loads(file.read_text())["phase"] != "learn":
+                assert time.monotonic() < until
+                pulse.beat()
+                time.sleep(0.02)
+            sign = json.loads(file.read_text())
+            assert (sign["rank"], sign["step"], sign["rows"], sign["process"]) == (0, 7, ["row-1"], os.getpid())
+            assert sign["quiet_seconds"] < sign["limit_seconds"]
+        assert not file.exists()
+        time.sleep(LIMIT / 4)
+        pulse.beat()
+        assert not file.exists()  # the thread goes on, the file does not come back
+    assert not ends.codes

@@ -1,8 +1,9 @@
 """The command line's commands and flags, each with its help."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from tiercel import __version__
 from tiercel.cli.values import at_least, directory, port, size, words
@@ -10,6 +11,8 @@ from tiercel.config import Kind
 from tiercel.config.schema import Quantization
 from tiercel.planning.devices import DEVICES
 
+SHELLS = ("bash", "zsh", "tcsh")
+PAGE = "--view"
 OVERRIDES_HELP = "any key of the recipe, as in optim.lr=1e-5 or rewards.0.weight=2"
 
 
@@ -31,6 +34,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tiercel grpo recipes/demo-grpo.yaml train.steps=20 output=runs/try",
     )
     parser.add_argument("--version", action="version", version=f"tiercel {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help='print what makes the shell complete commands: eval "$(tiercel --print-completion bash)"',
+    )
     parser.set_defaults(without_command=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
@@ -43,12 +52,36 @@ def build_parser() -> argparse.ArgumentParser:
 
     for kind, text in TRAINING.items():
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
-        _recipe_command(commands, kind, text, example, takes_ranks=True)
+        command = _recipe_command(commands, kind, text, example, takes_ranks=True)
+        command.add_argument(
+            PAGE, action="store_true", help="serve a page of the run beside it; its address is printed"
+        )
 
     for add in (_check_command, _data_command, _plan_command, _doctor_command, _serve_command, _import_command):
         add(commands)
     _commands_after_a_run(commands)
     return parser
+
+
+class PrintCompletion(argparse.Action):
+    """Prints a shell's completion of all commands and options, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: Any, option: str | None = None):
+        import shtab  # for this alone
+
+        for each in _every_action(parser):
+            if each.type in (Path, directory) or each.dest in ("target", "model", "given"):
+                each.complete = shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
+def _every_action(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _every_action(command)
 
 
 def _check_command(commands) -> None:
@@ -185,6 +218,21 @@ def _commands_after_a_run(commands) -> None:
     replay.add_argument("run", type=Path, help="a run directory")
     replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     replay.add_argument("--step", type=at_least(0), metavar="N", help="the step (the last that was not finite)")
+
+    runs = _command(
+        commands, "runs", "list runs: state, step, best held-out score, what stopped each", "tiercel runs runs/"
+    )
+    runs.add_argument(
+        "folders", type=Path, nargs="*", default=[Path("runs")], metavar="FOLDER", help="where to look (runs)"
+    )
+    runs.add_argument("--json", action="store_true", help="the list as JSON")
+
+    view = _command(
+        commands, "view", "show runs on a page of this machine that follows them", "tiercel view runs/demo runs/other"
+    )
+    view.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory, or a folder with several")
+    view.add_argument("--port", type=port, metavar="N", help="on 127.0.0.1 (the first free one from 8420)")
+    view.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # ends with the process that started it
 
     report = _command(commands, "report", "write a run's report.html again", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")

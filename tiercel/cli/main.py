@@ -6,23 +6,26 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from tiercel.cli import recipes
 from tiercel.cli.ahead import read_weights_ahead
-from tiercel.cli.arguments import build_parser, rank_options
+from tiercel.cli.arguments import PAGE, build_parser, rank_options
 from tiercel.config import Recipe
 from tiercel.config.keys import RECIPES
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.notes import note_code, note_error, start_notes
 from tiercel.errors import EXIT_DONE, ElsewhereError, RecipeError, TiercelError
+from tiercel.messages import translated
 from tiercel.reliability.redaction import redact, redact_given
 from tiercel.reliability.tracebacks import redact_tracebacks
 from tiercel.runs.waiting import waiting
 from tiercel.training.watching import watched
+from tiercel.view.beside import page_beside
 
 SECONDS_TO_SPEAK = 2.0  # for the rank at fault: once this rank has ended, the launcher ends the others
 
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except TiercelError as error:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        text = f"tiercel {arguments.command}{rank}: {_told(error)}"
+        text = f"tiercel {arguments.command}{rank}: {translated(_told(error))}"
         print(text, file=sys.stderr)
         note_error(text)
         note_code(error.exit_code)
@@ -77,12 +80,19 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
 
 
 def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace, given: Sequence[str]) -> None:
-    if _wants_ranks(arguments):
-        words = rank_options().parse_known_args(given)[1]
-        launch(words, arguments.nproc, arguments.max_restarts, recipe.reliability.stall_timeout)
-        return
-    with watched(recipe, arguments.command) as pulse:
-        _imported(command, recipe, arguments).run(recipe, arguments, pulse)
+    with _page_of(recipe, arguments):
+        if _wants_ranks(arguments):
+            words = [word for word in rank_options().parse_known_args(given)[1] if word != PAGE]
+            launch(words, arguments.nproc, arguments.max_restarts, recipe.reliability.stall_timeout)
+            return
+        with watched(recipe, arguments.command) as pulse:
+            _imported(command, recipe, arguments).run(recipe, arguments, pulse)
+
+
+def _page_of(recipe: Recipe, arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Return what serves the page of a run where it is wanted: once, whatever the ranks."""
+    is_wanted = getattr(arguments, "view", False) and os.environ.get("RANK", "0") == "0"
+    return page_beside(Path(recipe.output)) if is_wanted else nullcontext()
 
 
 def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Namespace) -> Any:
@@ -107,7 +117,7 @@ def fast_imports() -> Iterator[None]:
 
 def _say_on_stderr(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(text, file=sys.stderr, flush=True)
+        print(translated(text), file=sys.stderr, flush=True)
 
 
 def _wants_ranks(arguments: argparse.Namespace) -> bool:
@@ -156,5 +166,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command(module="tiercel.cli.export", read=recipes.exported_recipe, loads_weights=True),
     "replay": Command(module="tiercel.cli.replay", read=recipes.replayed_recipe, loads_weights=True),
     "import-command": Command(module="tiercel.cli.import_command"),
+    "runs": Command(module="tiercel.cli.runs"),
+    "view": Command(module="tiercel.cli.view"),
     "report": Command(module="tiercel.cli.report"),
 }

@@ -3,13 +3,15 @@ reads it from another thread."""
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from tiercel.reliability.faults import faults
 
 T = TypeVar("T")
+PULSES = "pulse"  # folder of a run: what each rank does now, while the run goes; `tiercel view` shows it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +34,7 @@ class Pulse:
         self.rank = rank
         self.doing = Doing()
         self.moment = time.monotonic()  # of the last progress
+        self.file: Path | None = None  # where the watchdog shows what the rank does, while its run is open
 
     def begin(self, phase: str, step: int, rows: Sequence[str] = ()) -> None:
         """Begin a phase of a step."""
@@ -65,6 +68,18 @@ class Pulse:
         yield  # after an error the name stays: it says where the rank was
         self.doing = replace(self.doing, collective=None)
         self.beat()
+
+    @contextmanager
+    def shown_in(self, file: Path) -> Iterator[None]:
+        """Have the watchdog write to this file what the rank does; at the end the file is removed."""
+        self.file = file
+        try:
+            yield
+        finally:
+            self.file = None
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+                file.parent.rmdir()
 
     @property
     def quiet_seconds(self) -> float:

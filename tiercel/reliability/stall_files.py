@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tiercel.reliability.redaction import redact_values
 from tiercel.reliability.stall import Sign
 
 HAS_STACKS = "has_stacks"
@@ -114,6 +115,15 @@ class SignFiles:
 def _sign(fields: dict[str, Any]) -> Sign:
     path = tuple((file, line) for file, line in fields["path"])
     return Sign(**{**fields, "rows": tuple(fields["rows"]), "path": path})
+
+
+def show_sign(file: Path, sign: Sign) -> None:
+    """Write a sign to a file of the run directory, for people. Where that fails the run goes on."""
+    temporary = file.with_suffix(".tmp")
+    with suppress(OSError):
+        file.parent.mkdir(exist_ok=True)
+        temporary.write_text(json.dumps(redact_values(sign.as_json())), encoding="utf-8")
+        temporary.replace(file)
 
 
 def process_state(sign: Sign) -> str:

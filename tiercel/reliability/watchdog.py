@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiercel.errors import EXIT_STALL
+from tiercel.messages import translated
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.reliability.stall import Sign, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
-from tiercel.reliability.stall_files import SignFiles, read_stack, stack_name, write_stacks
+from tiercel.reliability.stall_files import SignFiles, read_stack, show_sign, stack_name, write_stacks
 from tiercel.reliability.work import Work
 
 SLOWEST_LOOK = 0.5  # seconds
@@ -30,6 +31,7 @@ LOOKS_PER_LIMIT = 20
 LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign does not change for this number of looks is silent
 LONGEST_SILENCE = 3.0  # seconds
 RANKS_OF_A_LOOK = 128  # with more ranks, each looks less often: all write to one file system
+SECONDS_BETWEEN_PULSES = 2.0  # in the run directory, for people
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_THE_MESSAGE = 4.0
 SECONDS_OF_CLOCKS = 10.0  # by which the clocks of two machines may differ
@@ -57,6 +59,7 @@ class Watchdog:
     def __post_init__(self) -> None:
         look = min(SLOWEST_LOOK, min(self.limits.values()) / LOOKS_PER_LIMIT)
         self.look_seconds = look * max(1.0, self.files.world_size / RANKS_OF_A_LOOK)
+        self._looks_between_pulses = max(1, round(SECONDS_BETWEEN_PULSES / self.look_seconds))
         self._next_rank = (self.pulse.rank + 1) % self.files.world_size
         self._has_met_next = False
         self._began = 0.0  # when this process began or was resumed, by the file system's clock
@@ -163,6 +166,10 @@ class Watchdog:
             looks=self._looks,
         )
         self.files.write(sign, has_stacks=self._has_stacks)
+        if (file := self.pulse.file) is not None and self._looks % self._looks_between_pulses == 0:
+            show_sign(file, sign)
+            if self.pulse.file is None:  # the run was closed meanwhile
+                file.unlink(missing_ok=True)
         return sign
 
     def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
@@ -206,7 +213,8 @@ class Watchdog:
                 self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
                 if os.environ.get("LOCAL_RANK") == "0":  # a machine may show its user only the output of its own ranks
                     with suppress(OSError):
-                        print(f"\n{message_file.read_text(encoding='utf-8')}", end="", file=sys.stderr, flush=True)
+                        message = translated(message_file.read_text(encoding="utf-8"))
+                        print(f"\n{message}", end="", file=sys.stderr, flush=True)
         finally:
             self._stopped.set()
             self.end(EXIT_STALL)
@@ -218,7 +226,7 @@ class Watchdog:
             if _is_newer(stall / stack_name(sign.rank), started)  # not one of an earlier stall at this step
         }
         message = redact(stall_message(signs, stacks, stall))
-        print(f"\n{message}", file=sys.stderr, flush=True)
+        print(f"\n{translated(message)}", file=sys.stderr, flush=True)  # files stay in English, for those who help
         with suppress(OSError):
             with (self.directory / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")

@@ -38,6 +38,7 @@ class Chart:
     series: tuple[Series, ...]
     from_zero: bool = False
     last_step: int = 0  # of all the charts beside it
+    has_ends: bool = True  # the first series' first and last value stand beside the title
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ def line_chart(chart: Chart) -> Html:
     note = f"{beyond} beyond the axis, up to {short(max(values))}" if beyond else None
     return element(
         "figure",
-        _caption(chart.title, chart.series[0]),
+        _caption(chart.title, chart.series[0] if chart.has_ends else None),
         _svg(chart.title, frame, ticks, drawn, _hover(chart.series)),
         legend(colours) if len(colours) > 1 else None,
         aside(note),
@@ -99,7 +100,10 @@ def stacked_chart(title: str, labels: Sequence[str], steps: Sequence[int], layer
     )
 
 
-def _caption(title: str, series: Series) -> Html:
+def _caption(title: str, series: Series | None) -> Html:
+    name, readout = element("span", title, class_="title"), element("output", class_="readout")
+    if series is None:
+        return element("figcaption", name, readout)
     points = series.points
     first, last, size = ends(points)
     hint = f"mean of the first {size} and of the last {size} steps"
@@ -108,9 +112,9 @@ def _caption(title: str, series: Series) -> Html:
     text = short(last) if len(points) == 1 else f"{short(first)} → {short(last)}"
     return element(
         "figcaption",
-        element("span", title, class_="title"),
+        name,
         element("span", text, class_="value", title=hint),
-        element("output", class_="readout"),
+        readout,
     )
 
 

@@ -22,7 +22,7 @@ _OF_TURNS = (
 def curves_section(run: Run) -> Html:
     """Draw every chart that has data, and explain its lines."""
     charts = [line_chart(chart) for chart in charts_of(run)]
-    if (time := _time_chart(run)) is not None:
+    if (time := time_chart(run)) is not None:
         charts.append(time)
     if not charts:
         return section("curves", "Curves", element("p", "No step is recorded yet."))
@@ -104,7 +104,7 @@ def _chart(
     return Chart(title=title, series=tuple(each for each in (training, held) if each.points), from_zero=from_zero)
 
 
-def _time_chart(run: Run) -> Html | None:
+def time_chart(run: Run) -> Html | None:
     """Draw the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
     rows = [row for row in run.metrics if finite(row.get("time/step")) is not None]
     keys = [key for key in PHASES if any(finite(row.get(key)) for row in rows)]

@@ -71,12 +71,12 @@ def environment_section(run: Run) -> Html | None:
     return section("environment", "Environment", table((side_head(key), value) for key, value in pairs))
 
 
-def bad_rows_section(run: Run) -> Html | None:
+def bad_rows_section(run: Run, most: int = _BAD_ROWS_SHOWN) -> Html | None:
     """Show the first rejected rows, each with its reason."""
     if not run.bad_rows:
         return None
     columns = ("id", "file", "line", "field", "reason")
-    shown = run.bad_rows[:_BAD_ROWS_SHOWN]
+    shown = run.bad_rows[:most]
     rows = [[clipped(str(row.get(column, "")), 300) for column in columns] for row in shown]
     more = len(run.bad_rows) - len(shown)
     rest = aside(f"and {counted(more, 'row')} more in bad_rows.jsonl" if more else None)

@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Iterable
 
-_VOID = frozenset({"br", "meta"})
+_VOID = frozenset({"br", "meta", "link", "input"})
 _SELF_CLOSING = frozenset({"rect", "line", "path", "circle", "image"})  # of SVG, where they have no children
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
 # What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two noncharacters.

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from tiercel import __version__
 from tiercel.plurals import counted
+from tiercel.reliability.diagnosis import symptoms
 from tiercel.report.curves import curves_section
 from tiercel.report.details import bad_rows_section, environment_section, log_section, recipe_section, reproduce_section
 from tiercel.report.heldout import held_out_section
@@ -48,7 +49,7 @@ def render(run: Run) -> str:
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     shown = [file for file in evaluations if file.groups]
     sections = [
-        symptoms_section(run),
+        symptoms_section(symptoms(run.metrics)),
         curves_section(run),
         held_out_section(shown[0], shown[-1], album) if shown else None,
         rollouts_section(rollouts, len(run.rollout_steps), album) if rollouts else None,
@@ -85,6 +86,22 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
 
 
 def _header(run: Run, said: list[Notice]) -> Html:
+    return element(
+        "header",
+        element("h1", run.name),
+        element("p", headline(run).replace("->", "→"), class_="verdict-line"),
+        tiles_block(run),
+        notices_block(said),
+    )
+
+
+def notices_block(said: Sequence[Notice]) -> Html:
+    """Show the problems of a run, and notes."""
+    return fragment([element("p", notice.text, class_=f"notice {notice.level}") for notice in said])
+
+
+def tiles_block(run: Run) -> Html:
+    """Show the numbers of the verdict, and the time."""
     tiles = []
     for change in changes(run):
         number = change.before if change.after is None else f"{change.before} → {change.after}"
@@ -95,13 +112,7 @@ def _header(run: Run, said: list[Notice]) -> Html:
     if (sampled := completions_sampled(run)) > 0:
         facts.append(counted(sampled, "completion"))
     tiles.append(_tile("Time", duration(seconds) if seconds else NOTHING, ", ".join(facts)))
-    return element(
-        "header",
-        element("h1", run.name),
-        element("p", headline(run).replace("->", "→"), class_="verdict-line"),
-        element("div", tiles, class_="tiles"),
-        [element("p", notice.text, class_=f"notice {notice.level}") for notice in said],
-    )
+    return element("div", tiles, class_="tiles")
 
 
 def _tile(label: str, number: str, remark: str) -> Html:

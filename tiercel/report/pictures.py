@@ -27,6 +27,7 @@ _LARGEST_ZOOM = 4
 _PIXELATED_BELOW = 160  # pixels: smaller pictures are shown with visible pixels, not smoothed
 _LARGEST_PNG = 30_000
 _JPEG_QUALITY = 82
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +86,15 @@ class Album:
         """Return a picture for the page; None where the file is missing or the page is full."""
         if (taken := self._taken.get(sha256)) is not None:
             return Embedded(href=f"#{taken.id}", is_small=taken.is_small)
-        file, room = self._folder / f"{sha256}.png", self._part if came_back else self._room
+        room = self._part if came_back else self._room
         if room.images < 1:
             self.left_out += 1
             return None
         try:
-            with Image.open(file, formats=("PNG",)) as image:
+            with opened(self._folder / f"{sha256}.png") as image:
                 found = embedded(image.convert("RGB"), id=f"image-{sha256}")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            self.missing[file.name] = type(error).__name__
+        except UNREADABLE as error:
+            self.missing[f"{sha256}.png"] = type(error).__name__
             return None
         if len(found.href) > room.size:
             self.left_out += 1
@@ -104,16 +105,26 @@ class Album:
         return found
 
 
+def opened(file: Path) -> Image.Image:
+    """Open a picture of a run, to be read or closed. Raises one of UNREADABLE, now or when it is read."""
+    return Image.open(file, formats=("PNG",))
+
+
 def embedded(image: Image.Image, id: str | None = None) -> Embedded:
     """Embed an RGB picture as a data: URI."""
-    is_small = max(image.size) < _PIXELATED_BELOW
-    kind, data = _small(image)
+    is_small = has_visible_pixels(image.size)
+    kind, data = reduced(image)
     href = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
     return Embedded(href=href, is_small=is_small, id=id)
 
 
-def _small(image: Image.Image) -> tuple[str, bytes]:
-    """Reduce the picture to the size of the page: PNG where that is small, else JPEG."""
+def has_visible_pixels(size: Size) -> bool:
+    """Whether a picture is so small that it is shown without smoothing."""
+    return max(size) < _PIXELATED_BELOW
+
+
+def reduced(image: Image.Image) -> tuple[str, bytes]:
+    """Reduce an RGB picture to the size of the page. Returns "png" where that is small, else "jpeg", and its bytes."""
     image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
     png, jpeg = io.BytesIO(), io.BytesIO()
     image.save(png, format="PNG", optimize=True)

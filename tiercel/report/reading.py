@@ -1,9 +1,11 @@
 """Reading a run directory for the report. Lines that a crash cut short are left out and counted."""
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ class Run:
     rollout_steps: tuple[int, ...]
     evaluation_steps: tuple[int, ...]
     unreadable: Mapping[str, int]  # lines by file name
+    _series: dict[str, list[tuple[int, float]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -71,8 +74,10 @@ class Run:
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """Return (step, value) for each row of metrics.jsonl that has a finite number under `key`."""
-        pairs = [(row["step"], finite(row.get(key))) for row in self.metrics]
-        return [(step, value) for step, value in pairs if value is not None]
+        if key not in self._series:
+            known = [(row["step"], value) for row in self.metrics if (value := row.get(key)) is not None]
+            self._series[key] = [(step, value) for step, given in known if (value := finite(given)) is not None]
+        return self._series[key]
 
     def metric_names(self) -> list[str]:
         """Return every key of metrics.jsonl, in order of first appearance."""
@@ -88,29 +93,32 @@ def read_run(path: Path) -> Run:
     if not config.is_file():
         raise RunError(f"{path} is no run: it has no config.yaml")
     try:
-        config_text = _text(config)
-        metrics, bad_metrics = _json_lines(path / "metrics.jsonl")
-        bad_rows, bad_bad_rows = _json_lines(path / "bad_rows.jsonl")
-        log = tuple(_text(path / "log.txt").splitlines())
-        environment = _mapping(json.loads, _text(path / "env.json"))
-        rollout_steps, evaluation_steps = _steps(path / "rollouts"), _steps(path / "evaluations")
+        metrics, bad_rows = (parsed_lines(_text(path / name)) for name in ("metrics.jsonl", "bad_rows.jsonl"))
+        return assembled(path, metrics, bad_rows, tuple(_text(path / "log.txt").splitlines()))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
-    numbered = [row for row in metrics if type(row.get("step")) is int]
-    by_step = {row["step"]: row for row in numbered}
-    counts = {"metrics.jsonl": bad_metrics + len(metrics) - len(numbered), "bad_rows.jsonl": bad_bad_rows}
+
+
+def assembled(path: Path, metrics: Sequence[Any], bad_rows: Sequence[Any], log: tuple[str, ...]) -> Run:
+    """Make a run of the values of its lines, None for a line that is no JSON, and of its small files. Raises OSError
+    where these cannot be read."""
+    config_text = _text(path / "config.yaml")
+    by_step = {row["step"]: row for row in metrics if isinstance(row, dict) and type(row.get("step")) is int}
+    numbered = sum(isinstance(row, dict) and type(row.get("step")) is int for row in metrics)
+    bad = tuple(row for row in bad_rows if isinstance(row, dict))
+    counts = {"metrics.jsonl": len(metrics) - numbered, "bad_rows.jsonl": len(bad_rows) - len(bad)}
     rows = tuple(by_step[step] for step in sorted(by_step))
     return Run(
         path=path,
         kind=_kind(config_text, rows),
         config_text=config_text,
         recipe=_mapping(yaml.safe_load, config_text),
-        environment=environment,
+        environment=_mapping(json.loads, _text(path / "env.json")),
         metrics=rows,
-        bad_rows=tuple(bad_rows),
+        bad_rows=bad,
         log=log,
-        rollout_steps=rollout_steps,
-        evaluation_steps=evaluation_steps,
+        rollout_steps=steps_of(path / "rollouts"),
+        evaluation_steps=steps_of(path / "evaluations"),
         unreadable={name: count for name, count in counts.items() if count},
     )
 
@@ -123,10 +131,11 @@ def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
 def group_file(file: Path, step: int) -> GroupFile:
     """Read a file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
     try:
-        records, unreadable = _json_lines(file)
+        records = parsed_lines(_text(file))
     except OSError as error:
         raise RunError(f"{file}: cannot be read: {error}") from error
     groups: list[GroupRecord] = []
+    unreadable = 0
     for record in records:
         try:
             groups.append(GroupRecord.from_json(record))
@@ -150,8 +159,9 @@ def _mapping(parse: Callable[[str], Any], text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _steps(folder: Path) -> tuple[int, ...]:
-    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+def steps_of(folder: Path) -> tuple[int, ...]:
+    """Return the steps that rollouts/ or evaluations/ has a file of, in order."""
+    names = os.listdir(folder) if folder.is_dir() else []
     return tuple(sorted(int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))))
 
 
@@ -159,21 +169,21 @@ def _text(file: Path) -> str:
     return redact(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else ""
 
 
-def _json_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the objects of a file, and the number of lines that are none."""
-    values = list(_parsed_lines(file))
-    objects = [value for value in values if isinstance(value, dict)]
-    return objects, len(values) - len(objects)
+def parsed_lines(text: str) -> list[Any]:
+    """Return the values of lines of JSON without secrets; None for a line that cannot be read."""
+    is_clean = redact(text) == text
+    lines = [line for line in text.split("\n") if line.strip()]
+    if is_clean:
+        with suppress(ValueError, RecursionError):
+            values: list[Any] = json.loads(f"[{','.join(lines)}]")  # all values share their keys: half the memory
+            if len(values) == len(lines):
+                return values
+    return [_parsed(line, is_clean) for line in lines]
 
 
-def _parsed_lines(file: Path) -> Iterator[Any]:
-    if not file.exists():
-        return
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.strip():
-                try:
-                    value = json.loads(line)
-                    yield value if redact(line) == line else redact_values(value)
-                except (ValueError, RecursionError):
-                    yield None
+def _parsed(line: str, is_clean: bool) -> Any:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if is_clean or redact(line) == line else redact_values(value)

@@ -1,7 +1,8 @@
 """What was sampled: a choice of steps and prompts, every completion with its box, rewards and advantage."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tiercel.plurals import counted
 from tiercel.report.cards import box_cell, failures_block, number_cell, prompt_block, value_text
@@ -15,6 +16,7 @@ from tiercel.runs.group_records import CompletionRecord, GroupRecord
 MOST_STEPS = 6
 _PROMPTS = 3  # of a step
 _MOST_COMPLETIONS = 16  # of a prompt
+NO_TOKENS: Mapping[int, Html] = MappingProxyType({})
 _LEGEND = (
     ("truth", "right box"),
     ("gained", "advantage above 0"),
@@ -32,15 +34,20 @@ def rollouts_section(files: Sequence[GroupFile], step_count: int, album: Album) 
     groups = [group for file in files for group in file.groups]
     boxed, asked = any(map(has_boxes, groups)), any(map(is_asked, groups))
     told = any(completion.teacher for group in groups for completion in group.completions)
-    keys = [*(_LEGEND if boxed else _LEGEND[1:]), *([ASKED] if asked else [])]
     marks = [element("li", element("mark", "token", class_=f"{style} l2"), text) for style, text in TOLD if told]
     return section(
         "rollouts",
         "Rollouts",
         aside(intro),
-        legend([(f"key {style}", text) for style, text in keys], marks) if boxed or asked or told else None,
+        boxes_legend(boxed, asked, marks) if boxed or asked or told else None,
         [_step(file, album, is_open=number in (0, len(files) - 1)) for number, file in enumerate(files)],
     )
+
+
+def boxes_legend(boxed: bool, asked: bool, marks: Sequence[Html] = ()) -> Html:
+    """List the colours of boxes and completions. `marks`: further items."""
+    keys = [*(_LEGEND if boxed else _LEGEND[1:]), *([ASKED] if asked else [])]
+    return legend([(f"key {style}", text) for style, text in keys], marks)
 
 
 def chosen_prompts(groups: Sequence[GroupRecord], most: int = _PROMPTS) -> list[GroupRecord]:
@@ -70,11 +77,13 @@ def _step(file: GroupFile, album: Album, is_open: bool) -> Html:
     if judged:
         said.append(f"{share(sum(judged) / len(judged))} right")
     summary = element("summary", element("b", f"Step {file.step:,}"), " ", element("small", ", ".join(said)))
-    cards = [_group(group, album) for group in chosen_prompts(file.groups)]
+    cards = [group_card(group, album) for group in chosen_prompts(file.groups)]
     return element("details", summary, cards, open=is_open, class_="step")
 
 
-def _group(group: GroupRecord, album: Album) -> Html:
+def group_card(group: GroupRecord, album: Album, tokens: Mapping[int, Html] = NO_TOKENS) -> Html:
+    """Show a prompt and its completions, best first. `tokens`: the text of a completion with its tokens marked, by its
+    place in the group; it stands for the text, or after the turns where there are several."""
     ranked = sorted(enumerate(group.completions, start=1), key=_rank)
     left_out = len(ranked) - _MOST_COMPLETIONS
     if left_out > 0:
@@ -87,7 +96,7 @@ def _group(group: GroupRecord, album: Album) -> Html:
         picture,
         element("div", prompt_block(group), class_="words"),
         element("p", note, class_="aside wide") if left_out > 0 else None,
-        _table(group, ranked, album),
+        _table(group, ranked, album, tokens),
         class_="card rollout" if picture is not None else "card rollout text-only",
     )
 
@@ -110,7 +119,9 @@ def _outlines(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord
     return outlines + true_outlines(group)
 
 
-def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]], album: Album) -> Html:
+def _table(
+    group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]], album: Album, tokens: Mapping[int, Html]
+) -> Html:
     names = list(dict.fromkeys(name for completion in group.completions for name in completion.rewards))
     shows_box = has_boxes(group)
     shows_total = len(names) != 1 or any(c.total != c.rewards.get(names[0]) for c in group.completions)
@@ -125,8 +136,10 @@ def _table(group: GroupRecord, numbered: Sequence[tuple[int, CompletionRecord]],
         if shows_box:
             values.append(box_cell(group, completion))
         cells = [number_cell(head, value) for head, value in zip(heads[1:], values, strict=True)]
-        said = completion_block(album, group, completion, _style(completion))
-        text = element("td", said, failures_block(completion), class_="text")
+        marked = tokens.get(number - 1)
+        is_whole = marked is not None and not completion.turns
+        said = None if is_whole else completion_block(album, group, completion, _style(completion))
+        text = element("td", said, marked, failures_block(completion), class_="text")
         mark = side_head(element("i", class_=f"key {_style(completion)}"), str(number))
         box = str(number) if shows_box or completion.turns else None
         rows.append(element("tr", mark, cells, text, data_box=box))

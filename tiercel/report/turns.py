@@ -1,6 +1,7 @@
 """Completions of several turns: what the policy wrote, its tool calls, and what came back."""
 
 import json
+from collections.abc import Sequence
 
 from tiercel.report.cards import clipped, text_block
 from tiercel.report.markup import Html, element, fragment
@@ -11,8 +12,8 @@ from tiercel.samples import ToolCall
 
 ASKED = ("asked", "thin: asked of a tool")  # in legends
 TOLD = (("up", "likelier to the policy than to the teacher"), ("down", "likelier to the teacher"))
-_GAPS = (0.1, 0.5, 2.0)  # nats, from which on a token has a colour, a stronger and the strongest one
-_MOST_TOKENS = 800  # coloured ones of a completion
+GAPS = (0.1, 0.5, 2.0)  # nats, from which on a token has a colour, a stronger and the strongest one
+MOST_TOKENS = 800  # coloured ones of a completion
 _MOST_TURNS = 12  # of a completion
 _LONGEST_CALL = 300  # characters
 _POINT_SHARE = 0.03  # radius around a point, of the longer side
@@ -43,16 +44,24 @@ def completion_block(album: Album, group: GroupRecord, completion: CompletionRec
 
 def _told_tokens(completion: CompletionRecord) -> Html:
     """Colour each token by how much likelier the policy finds it than a teacher does, or the other way round."""
-    marks = [_told(text, gap) for text, gap in completion.teacher[:_MOST_TOKENS] if text]
-    left_out = len(completion.teacher) - _MOST_TOKENS
-    return element("pre", marks, f"\n[… {left_out:,} tokens left out here …]" if left_out > 0 else "", class_="said")
+    marks = [_told(text, gap) for text, gap in completion.teacher[:MOST_TOKENS] if text]
+    return element("pre", marks, left_out_note(len(completion.teacher)), class_="said")
+
+
+def left_out_note(count: int) -> str:
+    """Say how many of a completion's tokens are not shown; an empty text where all are."""
+    return f"\n[… {count - MOST_TOKENS:,} tokens left out here …]" if count > MOST_TOKENS else ""
 
 
 def _told(text: str, gap: float | None) -> Html:
-    level = 0 if gap is None else sum(abs(gap) > limit for limit in _GAPS)
-    if gap is None or not level:
+    if gap is None or not (level := level_of(gap, GAPS)):
         return fragment(text)
     return element("mark", text, class_=f"{'up' if gap > 0 else 'down'} l{level}", title=f"{gap:+.2f}")
+
+
+def level_of(value: float, limits: Sequence[float]) -> int:
+    """Return how many limits the size of a number is above: the strength of its colour."""
+    return sum(abs(value) > limit for limit in limits)
 
 
 def _call(call: ToolCall) -> Html:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +23,13 @@ from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RunError
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
+from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
 from tiercel.runs.ending import LOCK, told_ending
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.runs.group_records import Folder, groups_path
+from tiercel.runs.index import append_entry, cut_index, written_entry
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.recording import gathered_groups, group_record, images_of
 from tiercel.runs.token_records import GroupTokens, tokens_path
@@ -101,12 +104,14 @@ class RunDirectory:
                 self.save_image(image)
         everyone = gathered_groups(self.ranks, scored, advantages)
         space = family.coordinate_space
-        lines = [json_line(group_record(group, values, space).as_json()) for group, values in everyone]
+        records = [group_record(group, values, space).as_json() for group, values in everyone]
+        lines = [json_line(record) for record in records]
         file = groups_path(self.path, folder, step)
 
         def write() -> None:
             with writing(file, GO_ON):
                 write_atomically(file, "".join(lines))
+                append_entry(self.path, written_entry(folder, step, lines, records))
 
         self.ranks.on_first(write)
         return [group for group, _ in everyone]
@@ -140,7 +145,8 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
     with ExitStack() as stack:
         ranks.on_first(lambda: stack.enter_context(_held(recipe, path)))
         ranks.together(lambda: _require_seen(path))
-        yield RunDirectory(path=path, ranks=ranks)
+        with ranks.pulse.shown_in(path / PULSES / f"rank-{ranks.rank}.json"):
+            yield RunDirectory(path=path, ranks=ranks)
 
 
 def _require_seen(path: Path) -> None:
@@ -184,6 +190,7 @@ def _begin(recipe: Recipe, path: Path) -> None:
     write_atomically(path / "config.yaml", text)
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
+    shutil.rmtree(path / PULSES, ignore_errors=True)  # of ranks that were killed
     write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
 
 
@@ -206,8 +213,8 @@ def resume_point(
     report: Callable[[str], None],
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:
-    """Find the newest valid checkpoint and remove the metrics, rollouts and evaluations of later steps. Nothing is
-    removed where `require_usable` raises."""
+    """Find the newest valid checkpoint and remove the metrics, rollouts, evaluations and index lines of later steps.
+    Nothing is removed where `require_usable` raises."""
     found = newest_valid(run.checkpoints, report)
     if found is not None:
         require_usable(found)
@@ -220,6 +227,7 @@ def resume_point(
             for file in (run.path / folder).glob("step-*.jsonl"):
                 if int(file.stem.removeprefix("step-")) > step:
                     file.unlink()
+        cut_index(run.path, step)
     return found
 
 

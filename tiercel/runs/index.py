@@ -1,0 +1,110 @@
+"""index.jsonl of a run: for each file of rollouts/ and evaluations/ a line with where each group is, and its numbers.
+
+With it `tiercel view` finds groups without reading the files. It can always be made again from them. Imports no torch.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tiercel.runs.files import json_line, write_atomically
+from tiercel.runs.group_records import Folder, finite, groups_path
+
+FILE = "index.jsonl"
+DECIMALS = 4
+
+
+def index_entry(folder: Folder, step: int, lines: Sequence[tuple[int, int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Describe a step's file. `lines`: of each group the place of its first byte, its bytes, and its record as JSON.
+
+    The lists of an entry have a number for each group: `best`, `mean` and `worst` of the totals that are not masked,
+    how many completions were `judged`, were `right` and were `masked`, and the mean of each reward.
+    """
+    records = [record for _, _, record in lines]
+    totals = [
+        [value for each in _completions(record) if (value := finite(each.get("total"))) is not None]
+        for record in records
+    ]
+    judged = [
+        [each["correct"] for each in _completions(record) if each.get("correct") is not None] for record in records
+    ]
+    names = dict.fromkeys(name for record in records for each in _completions(record) for name in each["rewards"])
+    return {
+        "folder": folder,
+        "step": step,
+        "ids": [record["id"] for record in records],
+        "starts": [start for start, _, _ in lines],
+        "bytes": [size for _, size, _ in lines],
+        "best": [round(max(values), DECIMALS) if values else None for values in totals],
+        "mean": [_mean(values) for values in totals],
+        "worst": [round(min(values), DECIMALS) if values else None for values in totals],
+        "judged": list(map(len, judged)),
+        "right": list(map(sum, judged)),
+        "masked": [len(_completions(record)) - len(values) for record, values in zip(records, totals, strict=True)],
+        "rewards": {name: [_mean(_rewards(record, name)) for record in records] for name in names},
+    }
+
+
+def written_entry(
+    folder: Folder, step: int, lines: Sequence[str], records: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Describe a step's file whose lines were just made of these records."""
+    placed, start = [], 0
+    for line, record in zip(lines, records, strict=True):
+        size = len(line.encode("utf-8"))
+        placed.append((start, size, record))
+        start += size
+    return index_entry(folder, step, placed)
+
+
+def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:
+    """Describe a step's file by reading it; lines that are no groups are left out. Raises OSError."""
+    placed, start = [], 0
+    with groups_path(run, folder, step).open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                index_entry(folder, step, [(start, len(line), record)])
+                placed.append((start, len(line), record))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                pass
+            start += len(line)
+    return index_entry(folder, step, placed)
+
+
+def append_entry(run: Path, entry: Mapping[str, Any]) -> None:
+    """Append one line to index.jsonl. Raises OSError where it cannot be written."""
+    with (run / FILE).open("a", encoding="utf-8") as file:
+        file.write(json_line(entry))
+
+
+def cut_index(run: Path, last_step: int) -> None:
+    """Remove the lines of later steps, and what is no line. Raises OSError where it cannot be written."""
+    if (run / FILE).exists():
+        kept = [entry for entry in _entries((run / FILE).read_bytes()) if entry["step"] <= last_step]
+        write_atomically(run / FILE, "".join(map(json_line, kept)))
+
+
+def _entries(content: bytes) -> Iterator[dict[str, Any]]:
+    for line in content.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and type(entry.get("step")) is int:
+            yield entry
+
+
+def _completions(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return record["completions"]
+
+
+def _rewards(record: Mapping[str, Any], name: str) -> list[float]:
+    values = [finite(each["rewards"].get(name)) for each in _completions(record)]
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(statistics.fmean(values), DECIMALS) if values else None

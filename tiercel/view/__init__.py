@@ -1,0 +1,1 @@
+"""`tiercel view`: a page of runs that follows them, served to this machine alone. Imports no torch."""
