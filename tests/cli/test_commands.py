@@ -115,6 +115,25 @@ def test_check_passes_and_counts_tokens(run, capsys):
     assert "reward variety" in out
 
 
+def test_check_reads_the_right_answer_of_every_row(tiny_checkpoints, tmp_path, capsys):
+    """An inverted box in the third row, where iou applies; the fourth is for no reward that reads boxes."""
+    rows = write_rows(tmp_path)
+    lines = [json.loads(line) for line in rows.read_text().splitlines() if json.loads(line)["images"]]
+    for number, line in enumerate(lines):
+        line["answer"] = [50, 60, 40, 70] if number in (2, 3) else [1, 2, 30, 40]
+        line["task"] = "none" if number == 3 else "box"
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rewards = [{"name": "iou", "where": {"column": "task", "equals": ["box"]}}, {"name": "length", "max_tokens": 4}]
+    recipe = tmp_path / "recipe.yaml"
+    given = grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None}, rewards=rewards)
+    recipe.write_text(recipe_to_yaml(given))
+    assert main(["check", str(recipe), "data.max_bad_fraction=0.2"]) == 0
+    out = capsys.readouterr().out
+    assert f"{len(lines)} rows in tiercel format, 1 rejected" in out
+    assert f"rejected {rows}:3 ({lines[2]['id']}) answer: row" in out and "is an empty or inverted box" in out
+    assert main(["check", str(recipe)]) == 2
+
+
 def test_check_of_an_sft_recipe(tiny_checkpoints, tmp_path, capsys):
     recipe = sft_recipe(tiny_checkpoints["ovis2"], write_rows(tmp_path), tmp_path / "run")
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.algorithms.trial import try_own_functions
-from tiercel.cli.dry_run import dry_run
+from tiercel.cli.dry_run import dry_run, require_answers
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.config.keys import named
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
@@ -88,7 +88,10 @@ def _scanned(
             require_usable(recipe, row)
         if decodes:
             decode_videos(recipe.data, row)
-        return length(family, row, row_plans(family, recipe.data, row, sizes), recipe.data.system)
+        plans = row_plans(family, recipe.data, row, sizes)
+        if isinstance(recipe, GrpoRecipe):
+            require_answers(recipe, family, row, plans)
+        return length(family, row, plans, recipe.data.system)
 
     doing = "decoded" if decodes else "scanned"
     with console.status(translated(f"{file}: {len(table.rows):,} rows")) as status:

@@ -1,5 +1,7 @@
 """Score a made-up completion of a real row before a run, with the recipe's environment and its rewards."""
 
+from collections.abc import Sequence
+
 import torch
 from rich.console import Console
 
@@ -8,9 +10,10 @@ from tiercel.data.encoding import prompt_encoder
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.errors import TrainingError
 from tiercel.models.family import Family
+from tiercel.rewards.entry import TruthReward
 from tiercel.rollout.trajectory import TrajectoryBuilder
-from tiercel.scoring.scorer import Scorer
-from tiercel.types import Completion, EncodedPrompt, Group, Row
+from tiercel.scoring.scorer import Scorer, applies
+from tiercel.types import Completion, EncodedPrompt, Group, ImagePlan, Row, Sample, SampleImage
 
 MADE_UP = "<answer>0</answer>"
 
@@ -41,6 +44,28 @@ def dry_run(
             raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
         shown = "does not apply" if value.value is None else f"{value.value:g}"
         console.print(f"reward {name}: {shown} for a made-up completion of row {row.id}")
+
+
+def require_answers(recipe: GrpoRecipe, family: Family, row: Row, plans: Sequence[ImagePlan]) -> None:
+    """Raise DataError where the rewards that compare with the row's right answer cannot read it. Rewards that take time
+    are not asked."""
+    images = tuple(
+        SampleImage(path=None, original_size=plan.original_size, processed_size=plan.processed_size) for plan in plans
+    )
+    sample = Sample(
+        id=row.id,
+        prompt="",
+        completion="",
+        token_count=0,
+        is_truncated=False,
+        answer=row.answer,
+        columns=row.columns,
+        images=images,
+        coordinate_space=family.coordinate_space,
+    )
+    for reward in recipe.rewards:
+        if isinstance(reward, TruthReward) and not reward.takes_time and applies(reward.where, sample):
+            reward.score(sample)
 
 
 def _answered(

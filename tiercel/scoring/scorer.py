@@ -230,11 +230,16 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
         return ask
 
     def ask_some(samples: Sequence[Sample], right: Judgements, prompts: Prompts) -> tuple[RewardValue, ...]:
-        applies = [column_text(sample.columns.get(where.column)) in where.equals for sample in samples]
-        asked = iter(ask([*compress(samples, applies)], [*compress(right, applies)], [*compress(prompts, applies)]))
-        return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in applies)
+        meant = [applies(where, sample) for sample in samples]
+        asked = iter(ask([*compress(samples, meant)], [*compress(right, meant)], [*compress(prompts, meant)]))
+        return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in meant)
 
     return ask_some
+
+
+def applies(where: Where | None, sample: Sample) -> bool:
+    """Tell whether an entry is for the sample's row."""
+    return where is None or column_text(sample.columns.get(where.column)) in where.equals
 
 
 def column_text(value: object) -> str:
