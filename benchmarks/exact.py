@@ -195,6 +195,7 @@ def _logprobs_after_prompts(learner: Learner, vision: VisionStore, case: Case) -
         lengths = [len(continuation.token_ids_L) for continuation in item.continuations]
         group = AdvantageGroup(
             item=item,
+            numbers=tuple(range(len(lengths))),
             advantages_G=torch.ones(len(lengths)),
             sampler_logprobs=tuple(torch.zeros(length) for length in lengths),
         )

@@ -54,6 +54,7 @@ def random_group(
     )
     return AdvantageGroup(
         item=PackItem(prompt=prompt, continuations=continuations),
+        numbers=tuple(range(group_size)),
         advantages_G=torch.randn(group_size, generator=generator),
         sampler_logprobs=tuple(torch.zeros(completion_tokens) for _ in range(group_size)),
     )

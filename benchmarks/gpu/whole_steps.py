@@ -119,6 +119,7 @@ def scored(group: Group) -> AdvantageGroup:
     generator = torch.Generator().manual_seed(group.prompt.index)
     return AdvantageGroup(
         item=group_item(group.prompt, group.completions),
+        numbers=tuple(range(len(group.completions))),
         advantages_G=torch.randn(len(group.completions), generator=generator),
         sampler_logprobs=tuple(completion.logprobs_L for completion in group.completions),
     )

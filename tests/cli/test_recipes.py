@@ -19,9 +19,9 @@ WRONG = "model: {path: m}\nlearning_rate: 1\n"
 IMPORTED = re.compile(r"import time:[^|]*\|[^|]*\|\s*(\w+)")
 # What the commands' positional arguments may be; a new one is added here, so that its command is tried as well.
 RECIPE_FILES = {"recipe", "target"}
-RUNS = {"run", "target", "model"}
-NEITHER = {"overrides": [], "prompt": ["Where?"], "given": ["swift sft"]}
-SHOWN_AS_IT_IS = ("report",)  # a run's report is written whatever became of its recipe
+RUNS = {"run", "target", "model", "folders"}
+NEITHER = {"overrides": [], "prompt": ["Where?"], "given": ["swift sft"], "runs": []}  # `runs` are served: tests/view
+SHOWN_AS_IT_IS = ("report", "runs")  # a run is shown whatever became of its recipe
 
 
 def cases() -> list[tuple[str, ...]]:

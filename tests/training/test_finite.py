@@ -2,11 +2,12 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.faults.fault_plan import Fault, planning
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
@@ -129,6 +130,20 @@ def test_a_replay_names_row_and_layer_of_weights_gone_wild(tiny_checkpoints, row
     said = capsys.readouterr()
     assert "the first output that is not finite is that of" in said.out
     assert "again not finite" in said.err
+
+
+def test_a_checkpoint_that_is_nan_ends_the_run_in_its_first_step(tiny_checkpoints, rows, tmp_path):
+    """All rewards are equal, and groups without an advantage are left out: but not what was drawn from NaN."""
+    (rows.parent / "mine.py").write_text("def variety(sample):\n    return 0.5\n")
+    checkpoint = tmp_path / "nan"
+    shutil.copytree(tiny_checkpoints[FAMILY], checkpoint)
+    weights = load_file(checkpoint / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layers.1.mlp.down_proj.weight"))
+    weights[name][0, 0] = math.nan
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    learner = {"max_tokens_per_microbatch": 66, "skip_zero_advantage": True}
+    with pytest.raises(NonFiniteError, match="the loss is nan for rows row-"):
+        run_grpo(recipe_of(checkpoint, rows, learner=learner))
 
 
 def test_a_replay_says_so_where_everything_is_finite(tiny_checkpoints, rows, capsys):

@@ -27,6 +27,7 @@ from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_common import require_served
 from tiercel.rollout.vllm_server import connect
+from tiercel.scoring.scorer import require_coordinates
 from tiercel.trackers.opening import require_packages
 from tiercel.training.learners import training_device
 from tiercel.training.packages import require_installed
@@ -45,6 +46,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     require_packages(recipe.trackers)
     require_installed(recipe)
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
+    if isinstance(recipe, GrpoRecipe):
+        require_coordinates(recipe.rewards, family.coordinate_space)
     console.print(
         f"model: {family.architecture} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
     )

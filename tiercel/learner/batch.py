@@ -140,8 +140,13 @@ def _continuation(prompt: EncodedPrompt, completion: Completion) -> Continuation
 
 def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
     """Keep the groups that have an advantage other than 0. The others add exactly 0 to a loss that has no further term.
-    The totals of the minibatch still count them."""
-    return [group for group in groups if bool(group.advantages_G.any())]
+    The totals of the minibatch still count them. One that was sampled from logits that are not finite is kept: the
+    update then finds that."""
+    return [group for group in groups if bool(group.advantages_G.any()) or _has_nan(group)]
+
+
+def _has_nan(group: AdvantageGroup) -> bool:
+    return any(bool(logprobs.isnan().any()) for logprobs in group.sampler_logprobs)
 
 
 def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tiercel.config.schema import Rollout
-from tiercel.errors import TrainingError
 from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
@@ -160,15 +159,8 @@ class LocalSampler:
         return self._groups(prompts, [builder.completion() for builder in builders])
 
     def _groups(self, prompts: list[EncodedPrompt], completions: list[Completion]) -> list[Group]:
-        """Give each prompt its completions, in order. Raises TrainingError where a drawn token's logprob is NaN."""
+        """Give each prompt its completions, in order."""
         size = len(completions) // len(prompts)
-        for place, completion in enumerate(completions):
-            if bool(completion.sampled_logprobs.isnan().any()):
-                raise TrainingError(
-                    f"row {prompts[place // size].row.id}: the policy's logits are not finite, so no token can be "
-                    "drawn; a weight of the checkpoint or of the adapter is not finite, or model.dtype overflows: try "
-                    "model.dtype: float32"
-                )
         return [
             Group(
                 prompt=prompt,

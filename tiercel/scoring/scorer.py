@@ -114,20 +114,25 @@ class _Asked:
     ask: Ask
 
 
+def require_coordinates(rewards: Sequence[Entry], coordinate_space: CoordinateSpace | None) -> None:
+    """Raise RecipeError where a reward reads boxes and it is not known how the model's family writes them."""
+    problems = [
+        f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it "
+        "writes them; set data.coordinates, or take a reward without boxes"
+        for index, reward in enumerate(rewards)
+        if coordinate_space is None and isinstance(reward, GROUNDING)
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
 class Scorer:
     """The rewards of a recipe. As a context manager it starts the processes of the user's own rewards and ends them."""
 
     def __init__(self, rewards: Sequence[Entry], reliability: Reliability, coordinate_space: CoordinateSpace | None):
         """`coordinate_space` is the one that the model's family writes boxes in. Raises RecipeError where it is not
         known and a reward reads boxes."""
-        problems = [
-            f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it "
-            "writes them; set data.coordinates, or take a reward without boxes"
-            for index, reward in enumerate(rewards)
-            if coordinate_space is None and isinstance(reward, GROUNDING)
-        ]
-        if problems:
-            raise RecipeError(problems)
+        require_coordinates(rewards, coordinate_space)
         self.names = reward_names(rewards)
         self.coordinate_space: CoordinateSpace | None = coordinate_space
         self._processes = ExitStack()
