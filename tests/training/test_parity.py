@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny_models import tiny_policy, tiny_prompts
 from tests.training.test_engine_gap import recipe_with
-from tiercel.training.parity import Gap, GateLimits, _noise
+from tests.training.test_teaching import completion, passes_of
+from tiercel.models.turns import second_turn
+from tiercel.training.parity import Gap, GateLimits, _noise, trainer_logprobs
+from tiercel.types import Group
 
 TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8
 
@@ -64,3 +68,18 @@ def test_each_weight_is_moved_by_its_own_scale_and_by_the_same_noise_whatever_th
     assert float(moved[0][0].std()) == pytest.approx(0.5, rel=0.1) and torch.equal(moved[1][0], weights[0])
     assert torch.equal(moved[0][1], moved[1][1]) and moved[0][1].dtype == torch.bfloat16
     assert float((moved[0][1] - 1).float().std()) == pytest.approx(0.25, rel=0.1)
+
+
+def test_a_second_turn_keeps_its_own_logprobs(tiny_checkpoints):
+    """It has the index of the first. The first has 3 tokens, the second 5; each alone gives the same numbers."""
+    policy = tiny_policy(tiny_checkpoints["qwen2_vl"], noise=0.1)
+    first = tiny_prompts(policy.family)[1]
+    prompts = (first, second_turn(policy.family, first))
+    groups = [
+        Group(prompt=prompt, completions=(completion(torch.arange(5, 5 + count)),), policy_version=0)
+        for prompt, count in zip(prompts, (3, 5), strict=True)
+    ]
+    together = trainer_logprobs(passes_of(policy), groups)
+    assert [len(each) for each in together] == [3, 5]
+    for each, group in zip(together, groups, strict=True):
+        torch.testing.assert_close(each, *trainer_logprobs(passes_of(policy), [group]), rtol=0, atol=1e-5)

@@ -1,5 +1,6 @@
 """What is drawn: the state of a run and its ranks, tokens, comparisons, and reading a run that goes on."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -72,7 +73,11 @@ def test_ranks_are_shown_with_their_phase_and_time_since_progress(tmp_path):
     write_sign(run, 0, age=42)
     assert "silent for 42 s" in ranks_block(read_run(run)) and state_of(read_run(run))[0] == "running"
     write_sign(run, 1, age=60)
-    assert state_of(read_run(run)) == ("silent", "no sign of a rank for 42 s")
+    (run / "pulse" / "rank-2.json").unlink()
+    assert state_of(read_run(run))[0] == "killed" and "was killed" in ranks_block(read_run(run))
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert state_of(read_run(run)) == ("silent", "no sign of a rank for 42 s")
 
 
 def test_how_a_run_ended_is_told(tmp_path):
@@ -81,6 +86,7 @@ def test_how_a_run_ended_is_told(tmp_path):
     assert state_of(read_run(run)) == ("failed", "loss is not finite")
     assert "loss is not finite" in ranks_block(read_run(run))
     (run / "end.json").unlink()
+    (run / "report.html").touch()
     assert "<b>done</b>" in status_line(read_run(run))  # all steps are there: made by an older version
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("steps: null", "steps: 9"))

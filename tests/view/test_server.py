@@ -127,14 +127,17 @@ def test_filters_that_make_no_sense_are_refused_in_words(page, parameters, said)
 
 
 def test_the_token_is_kept_for_the_user_alone(root, tmp_path):
-    with served(root, state=tmp_path) as first:
-        file = tmp_path / "tiercel" / "view-token"
+    port = free_port()
+    file = tmp_path / "tiercel" / f"view-token-{port}"
+    with served(root, state=tmp_path, port=port) as first:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.read_text() == first.token
         assert len(first.token) == 32
-    with served(root, state=tmp_path) as second:
+    with served(root, state=tmp_path, port=port) as second:
         assert second.token == first.token
+    with served(root, state=tmp_path) as elsewhere:
+        assert elsewhere.token != first.token
     file.chmod(0o644)  # others may have read it
-    with served(root, state=tmp_path) as third:
+    with served(root, state=tmp_path, port=port) as third:
         assert third.token != first.token
 
 
@@ -155,8 +158,9 @@ def test_beside_a_run_it_waits_for_it_and_ends_with_its_process(tmp_path):
     """What `--view` does, by a process that is killed: no page may stay behind."""
     run, port = tmp_path / "run", free_port()
     program = (
-        "import subprocess, sys, time\n"
-        f"words = [sys.executable, '-m', 'tiercel', 'view', {str(run)!r}, '--beside', '--port', '{port}']\n"
+        "import os, subprocess, sys, time\n"
+        f"words = [sys.executable, '-m', 'tiercel', 'view', {str(run)!r}, '--port', '{port}', '--beside']\n"
+        "words.append(str(os.getpid()))\n"
         "subprocess.Popen(words, start_new_session=True)\ntime.sleep(60)"
     )
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}

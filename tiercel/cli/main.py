@@ -82,11 +82,16 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
 def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace, given: Sequence[str]) -> None:
     with _page_of(recipe, arguments):
         if _wants_ranks(arguments):
-            words = [word for word in rank_options().parse_known_args(given)[1] if word != PAGE]
+            words = [word for word in rank_options().parse_known_args(given)[1] if not is_page(word)]
             launch(words, arguments.nproc, arguments.max_restarts, recipe.reliability.stall_timeout)
             return
         with watched(recipe, arguments.command) as pulse:
             _imported(command, recipe, arguments).run(recipe, arguments, pulse)
+
+
+def is_page(word: str) -> bool:
+    """Tell whether a word of the command line is --view, which argparse also takes cut short."""
+    return len(word) > 2 and PAGE.startswith(word)
 
 
 def _page_of(recipe: Recipe, arguments: argparse.Namespace) -> AbstractContextManager[None]:

@@ -67,7 +67,7 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _first_line(reason: str) -> str:
-    line = reason.strip().splitlines()[0]
+    line, *_ = [*reason.strip().splitlines(), ""]
     return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
 
 

@@ -7,7 +7,7 @@ import fnmatch
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
@@ -112,6 +112,12 @@ class Redactor:
 def redact(text: str) -> str:
     """Return the text without the secrets of this process's environment."""
     return _process_redactor().redact(text)
+
+
+def without_secrets(pieces: Sequence[str]) -> list[str]:
+    """Return the pieces of a text; all of them are emptied where the text, put together, has a secret."""
+    text = "".join(pieces)
+    return list(pieces) if redact(text) == text else ["" for _ in pieces]
 
 
 def redact_values(value: Any) -> Any:

@@ -51,15 +51,19 @@ class Entry:
         return asdict(self)
 
 
-def runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the run directories at or below a folder, by name; runs inside runs are not looked for."""
-    for root, names, _ in os.walk(folder):
-        path = Path(root)
-        if is_run(path):
-            yield path
-        if is_run(path) or len(path.relative_to(folder).parts) >= DEEPEST:
-            names.clear()
-        names[:] = sorted(name for name in names if not name.startswith("."))
+def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
+    """Yield the run directories at or up to `depth` folders below a folder, by name. Runs inside runs, hidden folders
+    and folders that may not be read are left out; links to folders are followed."""
+    if is_run(folder):
+        yield folder
+        return
+    try:
+        inside = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    except OSError:
+        return
+    for path in inside:
+        if depth > 1 or is_run(path):
+            yield from runs_below(path, depth - 1)
 
 
 def listed(folders: list[Path]) -> list[Entry]:
@@ -72,17 +76,24 @@ def listed(folders: list[Path]) -> list[Entry]:
     return sorted(map(_entry, paths), key=lambda entry: entry.changed)
 
 
+def run_ending(run: Run) -> Ending:
+    """Tell the state of a run. Raises OSError where it cannot be read."""
+    ending, is_whole = ending_of(run.path), run.total_steps is not None and run.last_step >= run.total_steps
+    if ending.state == "killed" and is_whole and (run.path / "report.html").exists():
+        return Ending(state="done")  # of an older version, which left no end.json
+    return ending
+
+
 def _entry(path: Path) -> Entry:
-    changed = max(file.stat().st_mtime for file in (path, *path.glob("*.jsonl"), path / "config.yaml"))
+    changed = 0.0
     try:
-        run, ending = read_run(path), ending_of(path)
+        changed = max(os.stat(file).st_mtime for file in (path, path / "config.yaml", *path.glob("*.jsonl")))
+        run = read_run(path)
+        ending = run_ending(run)
     except (RunError, OSError) as error:
         return Entry(
             path=str(path), kind="", state="failed", step=0, steps=None, score=None, changed=changed, reason=str(error)
         )
-    is_whole = run.total_steps is not None and run.last_step >= run.total_steps and (path / "report.html").exists()
-    if ending.state == "killed" and is_whole:  # a run of an older version, which left no end.json
-        ending = Ending(state="done")
     return Entry(
         path=str(path),
         kind=run.kind,

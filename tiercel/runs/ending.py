@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from tiercel.errors import EXIT_DONE, EXIT_STALL, EXIT_TERMINATED, TiercelError
+from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact
 from tiercel.runs.files import write_atomically
+from tiercel.writing import GO_ON, writing
 
 FILE, LOCK = "end.json", ".lock"
+SILENT_SECONDS = 15.0  # without a sign of a rank, which come every two seconds
 EXIT_BUG = 1  # of Python itself, after an error that no one foresaw
 State = Literal["running", "done", "stopped", "stalled", "failed", "killed"]
 
@@ -38,7 +42,8 @@ def told_ending(run: Path) -> Iterator[None]:
         with suppress(OSError):  # as on a full disk: the error itself says more
             _write(run, error.exit_code if isinstance(error, TiercelError) else EXIT_BUG, text)
         raise
-    _write(run, EXIT_DONE, "")
+    with writing(run / FILE, GO_ON):
+        _write(run, EXIT_DONE, "")
 
 
 def _write(run: Path, code: int, text: str) -> None:
@@ -47,9 +52,9 @@ def _write(run: Path, code: int, text: str) -> None:
 
 def ending_of(run: Path) -> Ending:
     """Tell the state of a run directory. Raises OSError where it cannot be read."""
-    if is_held(run / LOCK):
+    if is_held(run / LOCK) or _has_fresh_sign(run):
         return Ending(state="running")
-    with suppress(FileNotFoundError, ValueError, KeyError):
+    with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
         end = json.loads((run / FILE).read_text(encoding="utf-8"))
         return Ending(state=_state(end["exit_code"]), reason=str(end["reason"]))
     messages = sorted((run / "stall").glob("step-*/message.txt"), key=lambda file: file.stat().st_mtime)
@@ -57,6 +62,12 @@ def ending_of(run: Path) -> Ending:
     if messages and (not lock.exists() or messages[-1].stat().st_mtime >= lock.stat().st_mtime):
         return Ending(state="stalled", reason=messages[-1].read_text(encoding="utf-8", errors="replace"))
     return Ending(state="killed", reason="its process ended without a word: it was killed, or the machine went down")
+
+
+def _has_fresh_sign(run: Path) -> bool:
+    """Tell whether a rank has just shown what it does: where locks do not reach other machines, this does."""
+    times = [file.stat().st_mtime for file in (run / PULSES).glob("rank-*.json")]
+    return bool(times) and time.time() - max(times) < SILENT_SECONDS
 
 
 def _state(code: int) -> State:

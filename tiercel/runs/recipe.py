@@ -1,5 +1,6 @@
 """The recipe of a run directory. Imports no torch, so that a command can check it before it loads anything."""
 
+import os
 from pathlib import Path
 
 from tiercel.config import Kind, Recipe, flatten, load_recipe
@@ -10,7 +11,7 @@ from tiercel.reliability.redaction import is_redacted
 
 def is_run(path: Path) -> bool:
     """Whether a path is a run directory; a model's directory, for example, is not."""
-    return (path / "config.yaml").is_file()
+    return os.path.isfile(path / "config.yaml")  # and not Path.is_file, which raises in a folder of another user
 
 
 def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:

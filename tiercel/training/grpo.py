@@ -70,12 +70,10 @@ def one_step(session: Session, trainer: Trainer, rows: StepRows[EncodedPrompt], 
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
         keep = partial(keep_groups, rollouts=run.rollouts_file(step.updates))
         learnt = learn(trainer, learnable, recipe, partial(session.guard.attempt, trainer, keep=keep))
-        run.record_tokens(
-            step.updates,
-            noted_tokens(ranks, trainer.family, everyone, learnt.seen, recipe.rollout.record_tokens),
-        )
         warn_of_gap(recipe, step.number, *learnt.in_passes(), session.say)
         trainer.vision.end_step()
+    notes = noted_tokens(ranks, trainer.family, everyone, learnt.seen, recipe.rollout.record_tokens)
+    run.record_tokens(step.updates, notes)
     with step.phase("rollout", ()):
         rollouts.finish()
     with step.phase("sync", ()):

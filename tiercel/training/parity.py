@@ -220,8 +220,13 @@ def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
     trainer.vision.end_step()
     lengths = [sum(len(logprobs) for logprobs in group.sampler_logprobs) for group in whole]
     every = torch.cat([*found, torch.empty(0)]).split(lengths) if lengths else []
-    by_index = {group.item.prompt.index: logprobs_N for group, logprobs_N in zip(whole, every, strict=True)}
-    return [by_index[group.prompt.index] for group in groups]
+    known = {_name(group.item.prompt): logprobs_N for group, logprobs_N in zip(whole, every, strict=True)}
+    return [known[_name(group.prompt)] for group in groups]
+
+
+def _name(prompt: EncodedPrompt) -> tuple[int, int]:
+    """Name a prompt of the gate: a second turn has the index of the first, and more tokens."""
+    return prompt.index, len(prompt.token_ids_P)
 
 
 def _gap(

@@ -57,7 +57,7 @@ def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
 def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
     """Open the recipe's run directory, once the packages of its trackers were found."""
     ranks.on_first(lambda: require_packages(recipe.trackers))
-    with open_run(recipe, ranks) as run:
+    with open_run(recipe, ranks) as run, plain_failures(recipe):  # inside, so that the run keeps the plain words
         yield run
 
 

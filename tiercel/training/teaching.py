@@ -24,6 +24,7 @@ from tiercel.learner.head import TokenScores
 from tiercel.learner.layout import PackItem
 from tiercel.models.family import Family
 from tiercel.models.prompts import completion_positions
+from tiercel.reliability.redaction import without_secrets
 from tiercel.training.forward import NO_TOTALS, Passes
 from tiercel.training.served_teacher import ServedTeacher
 from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
@@ -157,7 +158,7 @@ def with_gaps(
 
 
 def _gaps(family: Family, completion: Completion, drawn_N: Tensor) -> tuple[tuple[str, float], ...]:
-    pieces = token_texts(family, completion.token_ids_L[completion.is_sampled_L].tolist())
+    pieces = without_secrets(token_texts(family, completion.token_ids_L[completion.is_sampled_L].tolist()))
     return tuple(zip(pieces, (completion.sampled_logprobs - drawn_N).tolist(), strict=True))
 
 

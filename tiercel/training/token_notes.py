@@ -8,12 +8,14 @@ from torch import Tensor
 from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import CompletionName
 from tiercel.models.family import Family
+from tiercel.reliability.redaction import without_secrets
 from tiercel.runs.group_records import finite
 from tiercel.runs.token_records import GroupTokens, TokenRecord, Values
 from tiercel.training.teaching import token_texts
 from tiercel.training.update import TokensSeen
 from tiercel.types import Completion, ScoredGroup
 
+MOST_TOKENS = 1024  # of a completion
 Seen = dict[CompletionName, tuple[Tensor, Tensor]]  # logprobs and entropies of a completion's drawn tokens
 
 
@@ -61,9 +63,13 @@ def _group_tokens(family: Family, group: ScoredGroup, found: Seen) -> GroupToken
 
 
 def _token_record(family: Family, completion: Completion, values: tuple[Tensor, Tensor] | None) -> TokenRecord:
-    drawn, own = completion.token_ids_L[completion.is_sampled_L], completion.sampled_logprobs
+    drawn, own = (
+        completion.token_ids_L[completion.is_sampled_L][:MOST_TOKENS],
+        completion.sampled_logprobs[:MOST_TOKENS],
+    )
+    values = None if values is None else (values[0][:MOST_TOKENS], values[1][:MOST_TOKENS])
     return TokenRecord(
-        texts=tuple(token_texts(family, drawn.tolist())),
+        texts=tuple(without_secrets(token_texts(family, drawn.tolist()))),
         logprobs=_rounded(own),
         entropies=None if values is None else _rounded(values[1]),
         gaps=None if values is None else _rounded(values[0] - own),

@@ -93,7 +93,7 @@ class Following:
                 if run.groups.unread:
                     run.groups.read_unread(_READ_SECONDS)
                     kinds = [*dict.fromkeys([*kinds, "groups"])]
-            except OSError:
+            except (OSError, ValueError, LookupError, TypeError):  # one run that cannot be read must not hide others
                 continue
             if kinds:
                 events.append(_event("change", {"run": run.name, "kinds": kinds}))

@@ -6,6 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +18,7 @@ from tiercel.runs.group_records import Folder, groups_path
 from tiercel.runs.index import FILE, file_entry
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # of a line that is no entry
 _NUMBERS = ("best", "mean", "worst")  # columns of an entry that may be None
 _COUNTS = ("starts", "bytes", "judged", "right", "masked")
 _PATIENCE_SECONDS = 3.0  # in which the run writes the index line of a file that it has just written
@@ -59,26 +61,27 @@ class _Growing:
     steps: set[int] = field(default_factory=set)
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add the groups of a step. Raises LookupError, TypeError or ValueError where the entry is malformed."""
-        ids, count, before = entry["ids"], len(entry["ids"]), len(self.whole["steps"])
-        lists = [entry[name] for name in (*_NUMBERS, *_COUNTS)] + list(entry["rewards"].values())
-        if any(len(values) != count for values in lists):
+        """Add the groups of a step. Raises one of MALFORMED, and adds nothing, where the entry is malformed."""
+        ids, count, before = list(map(str, entry["ids"])), len(entry["ids"]), len(self.whole["steps"])
+        columns = {name: array("d", _floats(entry[name])) for name in _NUMBERS}
+        whole = {name: array("q", entry[name]) for name in _COUNTS}
+        rewards = {str(name): array("d", _floats(values)) for name, values in entry["rewards"].items()}
+        whole |= {"steps": array("q", [entry["step"]] * count), "places": array("q", range(count))}
+        if any(len(values) != count for values in (*columns.values(), *whole.values(), *rewards.values())):
             raise ValueError("lists of different lengths")
-        for name in _NUMBERS:
-            self.columns[name].extend(_floats(entry[name]))
-        for name in _COUNTS:
-            self.whole[name].extend(entry[name])
+        for name, values in columns.items():
+            self.columns[name].extend(values)
+        for name, numbers in whole.items():
+            self.whole[name].extend(numbers)
         for id in ids:
             if id not in self.codes:
                 self.codes[id] = len(self.names)
                 self.names.append(id)
         self.whole["ids"].extend(self.codes[id] for id in ids)
-        self.whole["steps"].extend([entry["step"]] * count)
-        self.whole["places"].extend(range(count))
-        for name, values in entry["rewards"].items():
+        for name, values in rewards.items():
             column = self.rewards.setdefault(name, array("d"))
             column.extend([np.nan] * (before - len(column)))
-            column.extend(_floats(values))
+            column.extend(values)
         self.steps.add(entry["step"])
 
     def frozen(self) -> Columns:
@@ -142,15 +145,15 @@ class Groups:
         until = time.monotonic() + seconds
         while self.unread and time.monotonic() < until:
             folder, step = self.unread[0]
-            try:
+            entry: Mapping[str, Any] = {}
+            with suppress(OSError):
                 entry = file_entry(self._run, folder, step)
-            except OSError:
-                entry = {}
             with self._lock:
                 if self.unread and self.unread[0] == (folder, step):
                     del self.unread[0]
                     if entry and step not in self._growing[folder].steps:
-                        self._growing[folder].add(entry)
+                        with suppress(*MALFORMED):
+                            self._growing[folder].add(entry)
                         self._frozen.pop(folder, None)
 
     def _is_due(self, file: tuple[Folder, int]) -> bool:
@@ -186,6 +189,6 @@ class Groups:
                     return
                 if step not in self._growing[folder].steps:
                     self._growing[folder].add(entry)
-            except (ValueError, LookupError, TypeError):
+            except MALFORMED:
                 continue
         self._frozen.clear()

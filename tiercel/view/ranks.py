@@ -9,12 +9,12 @@ from typing import Any
 from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.report.cards import clipped, text_block
+from tiercel.report.listing import run_ending
 from tiercel.report.markup import Html, aside, element, side_head, table
 from tiercel.report.numbers import NOTHING, duration
 from tiercel.report.reading import Run
-from tiercel.runs.ending import ending_of
+from tiercel.runs.ending import SILENT_SECONDS
 
-SILENT_SECONDS = 15.0  # without a new sign; ranks give one every two seconds
 _ROWS_SHOWN = 4
 _REASON = 600  # characters
 
@@ -47,26 +47,22 @@ def rank_signs(run: Path) -> list[RankSign]:
 
 def state_of(run: Run) -> tuple[str, str]:
     """Return the state of a run in a word, for a class of the style sheet as well, and why it is so."""
+    try:
+        ending = run_ending(run)
+    except OSError as error:
+        return "unknown", str(error)
+    if ending.state != "running":
+        return ending.state, redact(ending.reason)
     signs = rank_signs(run.path)
     if signs and all(sign.is_silent for sign in signs):
         return "silent", f"no sign of a rank for {duration(min(sign.age_seconds for sign in signs))}"
-    if signs:
-        phases = dict.fromkeys(str(sign.doing.get("phase")) for sign in signs)
-        return "running", ", ".join(phases)
-    try:
-        ending = ending_of(run.path)
-    except OSError as error:
-        return "unknown", str(error)
-    if ending.state == "killed" and run.total_steps is not None and run.last_step >= run.total_steps:
-        return "done", ""  # by a version that did not write how a run ended
-    return ending.state, redact(ending.reason)
+    return "running", ", ".join(dict.fromkeys(str(sign.doing.get("phase")) for sign in signs))
 
 
 def ranks_block(run: Run) -> Html:
     """Show a table of the ranks, or how the run ended."""
-    signs = rank_signs(run.path)
-    if not signs:
-        state, reason = state_of(run)
+    signs, (state, reason) = rank_signs(run.path), state_of(run)
+    if not signs or state not in ("running", "silent"):
         said = text_block(clipped(reason, _REASON)) if reason else None
         return element("div", element("p", "No rank is at work. State: ", element("b", state)), said)
     heads = ("rank", "phase", "step", "since progress", "limit", "waits in", "rows", "process")

@@ -1,12 +1,12 @@
 """The runs that a page shows: those given, and those found in the folders given."""
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from tiercel.errors import RunError
-from tiercel.view.live import LiveRun
+from tiercel.report.listing import runs_below
+from tiercel.view.live import LiveRun, sign_of
 
 _DEPTH = 2  # folders below one that is given
 _MOST_RUNS = 200
@@ -22,14 +22,16 @@ class Runs:
         self._lock = threading.Lock()
         self._by_path: dict[Path, LiveRun] = {}
         self._may_come = may_come
+        self.left_out = 0  # runs that are older than those of the page
         for path in self._given:
-            if not may_come and not _found(path):
+            if not may_come and not any(runs_below(path, _DEPTH)):
                 raise RunError(f"{path} is no run, and no run lies in it: no config.yaml was found")
         self.refresh()
 
     def refresh(self) -> bool:
         """Look for runs. Returns whether there are others than before."""
-        paths = list(dict.fromkeys(path for given in self._given for path in self._of(given)))[:_MOST_RUNS]
+        every = list(dict.fromkeys(path for given in self._given for path in self._of(given)))
+        paths, self.left_out = _newest(every), max(0, len(every) - _MOST_RUNS)
         with self._lock:
             if paths == list(self._by_path):
                 return False
@@ -41,7 +43,7 @@ class Runs:
             return True
 
     def _of(self, given: Path) -> list[Path]:
-        return _found(given) or ([given] if self._may_come else [])
+        return [*runs_below(given, _DEPTH)] or ([given] if self._may_come else [])
 
     def all(self) -> list[LiveRun]:
         """Return the runs in the order of the page."""
@@ -53,20 +55,13 @@ class Runs:
         return next((run for run in self.all() if run.name == name), None)
 
 
-def _found(given: Path) -> list[Path]:
-    if (given / "config.yaml").is_file():
-        return [given]
-    return sorted(_below(given, _DEPTH))
-
-
-def _below(folder: Path, depth: int) -> list[Path]:
-    try:
-        inside = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError:
-        return []
-    runs = [path for path in inside if (path / "config.yaml").is_file()]
-    others = [path for path in inside if path not in runs] if depth > 1 else []
-    return runs + [path for other in others for path in _below(other, depth - 1)]
+def _newest(paths: Sequence[Path]) -> list[Path]:
+    """Keep the runs that changed last, where they are too many for a page, in their order."""
+    if len(paths) <= _MOST_RUNS:
+        return list(paths)
+    times = {path: sign[2] if (sign := sign_of(path)) else 0 for path in paths}
+    kept = set(sorted(paths, key=lambda path: times[path])[-_MOST_RUNS:])
+    return [path for path in paths if path in kept]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -1,6 +1,7 @@
 """The server of the page: on 127.0.0.1, for those who know its address. It only answers GET, and writes no file."""
 
 import hmac
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -174,8 +175,7 @@ class _Pages:
         found = find(live.path, columns, wanted, after=after, most=CARDS, seconds=SEARCH_SECONDS)
         block = cards_page(live.path, live.name, columns, wanted, found)
         unread = len(live.groups.unread)
-        rewards = " ".join(columns.rewards)
-        return _part(block, {"x-unread": str(unread), "x-rewards": rewards.encode("ascii", "replace").decode()})
+        return _part(block, {"x-unread": str(unread), "x-rewards": json.dumps(list(columns.rewards))})
 
     def row(self, request: Request) -> Response:
         live = self._run(request)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,23 +16,26 @@ from tiercel.view.runs import Runs
 from tiercel.view.server import make_app
 
 FIRST_PORT, LAST_PORT = 8420, 8439  # tried in turn, so that an address is mostly good again after a restart
+TOKEN_BYTES = 24
 _LOOK_SECONDS = 0.5
 
 
-def serve(runs: Sequence[Path], port: int | None, *, beside: bool) -> None:
-    """Serve until SIGINT or SIGTERM; `beside`: until the process that started this one has ended, of a run that may
-    not have begun. Raises RunError where a path is no run, EnvironmentProblem where the port is taken."""
-    shown, listening = Runs(runs, may_come=beside), bound(port)
-    token = kept_token()
+def serve(runs: Sequence[Path], port: int | None, *, beside: int | None) -> None:
+    """Serve until SIGINT or SIGTERM; `beside`: until this process, which has started this one, has ended, of a run that
+    may not have begun. Raises RunError where a path is no run, EnvironmentProblem where the port is taken."""
+    shown, listening = Runs(runs, may_come=beside is not None), bound(port)
+    token = kept_token(listening.getsockname()[1]) if beside is None else secrets.token_urlsafe(TOKEN_BYTES)
+    if shown.left_out:
+        print(f"{shown.left_out:,} runs that changed earlier are left out; name fewer folders", file=sys.stderr)
     app, following = make_app(shown, token)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, server_header=False
     )
     server = uvicorn.Server(config)
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
-    print(f"page of the run: {address}" if beside else address, flush=True)
+    print(address if beside is None else f"page of the run: {address}", flush=True)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(server, listening, following.stop, os.getppid() if beside else None))
+        asyncio.run(_serve(server, listening, following.stop, beside))
 
 
 async def _serve(server: uvicorn.Server, listening: socket.socket, stop, parent: int | None) -> None:
@@ -60,11 +64,11 @@ def bound(port: int | None) -> socket.socket:
     raise EnvironmentProblem(f"--port: 127.0.0.1:{port} cannot be used: {reason}; name another port, or none")
 
 
-def kept_token() -> str:
-    """Return the secret of this user's pages. It is kept in the user's state directory, readable by the user alone, so
-    that a page goes on where its server is started again; where that cannot be written, a new one."""
+def kept_token(port: int) -> str:
+    """Return the secret of this user's pages on a port. It is kept in the user's state directory, readable by the user
+    alone, so that a page goes on where its server is started again; where that cannot be written, a new one."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tiercel"
-    file, token = folder / "view-token", secrets.token_urlsafe(24)
+    file, token = folder / f"view-token-{port}", secrets.token_urlsafe(TOKEN_BYTES)
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(FileExistsError):

@@ -157,7 +157,7 @@ async function loadCards(signal, isMore) {
     const made = document.createElement("template");
     made.innerHTML = text;
     block = made.content.firstElementChild;
-    addMeasures((headers.get("x-rewards") || "").split(" ").filter(Boolean));
+    addMeasures(JSON.parse(headers.get("x-rewards") || "[]"));
     count += block.querySelectorAll(".item").length;
     if (block.querySelector(".item, p")) blocks.push(block);
     from = block.dataset.cursor || from;
