@@ -11,7 +11,7 @@
 # make test-quantized   runs on 4-bit and 8-bit weights: learnt as far as others, killed and resumed
 # make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
 # make test-generic    models without a family of their own: which are admitted, and in which form
-# make test-lowest     the tests with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
+# make test-lowest     the tests that versions may change, with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make test-view       the page of runs in Chromium: live update, filters, hostile rows, a server that is killed, keys
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
@@ -164,8 +164,9 @@ test-generic: .venv-generic/.made
 		torchvision==$(TORCHVISION)
 	touch $@
 
+# Left out: tests of texts, tables and benchmarks, which no version changes.
 test-lowest: .venv-lowest/.made
-	$(call TESTS,.venv-lowest)
+	$(call TESTS,.venv-lowest) $(addprefix --ignore=tests/,benchmarks docs importing messages tools)
 
 .venv-lowest/.made: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest
