@@ -232,7 +232,7 @@ def _commands_after_a_run(commands) -> None:
     )
     view.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory, or a folder with several")
     view.add_argument("--port", type=port, metavar="N", help="on 127.0.0.1 (the first free one from 8420)")
-    view.add_argument("--beside", type=at_least(1), metavar="PID", help=argparse.SUPPRESS)  # ends with its parent, of this pid
+    view.add_argument("--beside", type=at_least(1), help=argparse.SUPPRESS)  # pid of its parent, with which it ends
 
     report = _command(commands, "report", "write a run's report.html again", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
