@@ -1,8 +1,8 @@
 # make venv            .venv with tiercel and what its tests need, versions pinned by constraints.txt
-# make demo            train a small VLM on real handwriting; report in runs/demo/report.html
-# make demo-pairs      the same, then from pairs (runs/pairs-dpo), a teacher (runs/pairs-distill) and a reward model of
-#                      the pairs (runs/pairs-reward, runs/pairs-reward-grpo)
-# make demo-zoom       the same with a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
+# make demo            train a small VLM on questions about real handwriting; report in runs/demo/report.html
+# make demo-pairs      pointing at a digit, by the IoU (runs/pointing), from pairs (runs/pairs-dpo), from a teacher
+#                      (runs/pairs-distill) and by a reward model of the pairs (runs/pairs-reward, runs/pairs-reward-grpo)
+# make demo-zoom       a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
 # make test            the tests, under 10 minutes on 2 cores
 # make lint types      ruff, mypy
 # make wheel           sdist and wheel in dist/, the same bytes from the same files; what is in them, and the wheel installed

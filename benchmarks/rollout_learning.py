@@ -3,8 +3,8 @@
     make bench-rollout
     python -m benchmarks.rollout_learning --steps 150
 
-Both runs start from the same warm-up on real handwriting (recipes/demo-sft.yaml) and have the same rows, seeds and
-rates; the completions differ, for each engine has dice of its own.
+Both runs start from the same warm-up on real handwriting (recipes/demo-pointing-sft.yaml) and have the same rows, seeds
+and rates; the completions differ, for each engine has dice of its own.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from benchmarks.peers import machine
 from benchmarks.rollout import ENVIRONMENT, PORT, ROOT, server_for
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import load_recipe
-from tiercel.demo.command import PRACTICE, START, WARMUP
+from tiercel.demo.pointing import PRACTICE, START, WARMUP
 from tiercel.demo.scenes import write_scenes
 from tiercel.rollout.serving import new_key, server_environment
 
@@ -46,7 +46,7 @@ def prepare(work: Path) -> None:
     write_scenes(data, PRACTICE)
     tiercel(
         "sft",
-        str(RECIPES / "demo-sft.yaml"),
+        str(RECIPES / "demo-pointing-sft.yaml"),
         f"model.path={START}",
         f"data.train={data / 'warmup.jsonl'}",
         "data.eval=null",
@@ -66,7 +66,7 @@ def run(work: Path, engine: str, steps: int) -> dict[str, Any]:
         f"rollout.engine={engine}",
         *([f"rollout.urls=[http://127.0.0.1:{PORT}]"] if engine == "vllm-server" else []),
     ]
-    file = RECIPES / "demo-grpo.yaml"
+    file = RECIPES / "demo-pointing-grpo.yaml"
     key = new_key()
     with server_for(load_recipe("grpo", file, words), key):  # type: ignore[arg-type]
         tiercel("grpo", str(file), *words, key=key)

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import ROOT, Setup
-from tiercel.demo.command import PRACTICE, START, WARMUP
+from tiercel.demo.pointing import PRACTICE, START, WARMUP
 from tiercel.demo.scenes import write_scenes
 from tiercel.runs.directory import read_metrics
 
@@ -94,7 +94,11 @@ class DemoRuns:
             "output": self.folder / output,
             **changes,
         }
-        return [kind, str(ROOT / "recipes" / f"demo-{kind}.yaml"), *(f"{key}={value}" for key, value in keys.items())]
+        return [
+            kind,
+            str(ROOT / "recipes" / f"demo-pointing-{kind}.yaml"),
+            *(f"{key}={value}" for key, value in keys.items()),
+        ]
 
     def warmed_up(self) -> Path:
         """The model that the demo's GRPO begins with."""

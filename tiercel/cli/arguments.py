@@ -46,7 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     text = "train a tiny VLM on real handwritten digits, on a CPU, in minutes"
     demo = _command(commands, "demo", text, "tiercel demo")
     demo.add_argument(
-        "--pairs", action="store_true", help="then learn the same from pairs of boxes, and from a teacher"
+        "--pairs",
+        action="store_true",
+        help="pointing at a digit, learnt from the IoU, from pairs, and from a teacher",
     )
     demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
 
@@ -189,7 +191,7 @@ def _commands_after_a_run(commands) -> None:
         commands,
         "predict",
         "complete one prompt",
-        'tiercel predict runs/demo --image scene.png "Where is the seven?"',
+        'tiercel predict runs/demo --image sheet.png "Where is the 7?"',
     )
     predict.add_argument("model", help="a model directory or id, or a run directory")
     predict.add_argument("prompt", help="the user turn; <image> marks an image's place, else images come first")

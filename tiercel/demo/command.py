@@ -1,67 +1,101 @@
-"""`tiercel demo`: make scenes, warm the model up by SFT, improve it by GRPO, and print the result. `--zoom` runs the
-demo of zoom.py, `--pairs` that of pairs.py."""
+"""`tiercel demo`: sheets of handwritten digits, four kinds of questions about them, SFT and then GRPO from right
+answers alone, and a control in which another digit or ink is asked for. `--zoom` runs the demo of zoom.py, `--pairs`
+that of pairs.py."""
 
+import json
 import shutil
 import time
 from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tiercel.demo.pairs import demo_pairs
-from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, show_command
-from tiercel.demo.scenes import SceneSet, write_scenes
+from tiercel.demo.questions import KINDS
+from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command
+from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.zoom import demo_zoom
 from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
+from tiercel.runs.group_records import GroupRecord, groups_path
+from tiercel.training.evaluation import wilson
 from tiercel.writing import writing
 
 START = Path(__file__).parent / "start"
-WARMUP = SceneSet(name="warmup", count=3840, seed=1, jitter=24)
-PRACTICE = SceneSet(name="practice", count=2400, seed=2)
-HELD_OUT = SceneSet(name="heldout", count=1024, seed=3, is_held_out=True)
+WARMUP = RowSet(name="warmup", count=1920, seed=1, slips=0.5)
+PRACTICE = RowSet(name="practice", count=3600, seed=2)
+HELD_OUT = RowSet(name="heldout", count=1024, seed=3, is_held_out=True)
+DATA, RUN = Path("runs/demo-data"), Path("runs/demo")
+
+Counts = Mapping[str, tuple[int, int]]  # right answers and rows, by the kind of question
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Run the demo, the one that needs a tool, or the one of pairs and a teacher, which goes on from the first."""
+    """Run the demo, or the one that needs a tool, or the one of pairs and a teacher."""
     if arguments.zoom:
         demo_zoom()
-        return
-    demo()
-    if arguments.pairs:
+    elif arguments.pairs:
         demo_pairs()
+    else:
+        demo()
 
 
 def demo() -> None:
-    """Run both recipes in the working directory. Raises TiercelError as their commands do."""
+    """Run the recipes in the working directory. Raises TiercelError as their commands do."""
     started = time.monotonic()
     require_recipes("demo-sft.yaml", "demo-grpo.yaml")
-    data = Path("runs/demo-data")
-    if not (data / "heldout.jsonl").exists():
-        print(f"1/4 scenes of real handwriting -> {data}", flush=True)
-        with writing(data, "start the demo in a directory that can be written"):
-            write_scenes(data, WARMUP)
-            write_scenes(data, PRACTICE)
-            shutil.copytree(START, data / "start", dirs_exist_ok=True)
-            write_scenes(data, HELD_OUT)
-    show_command("2/4", "learn to point from carelessly drawn boxes", "sft", str(RECIPES / "demo-sft.yaml"))
+    write_data(DATA)
+    show_command("2/5", "learn from answers of which half are careless", "sft", str(RECIPES / "demo-sft.yaml"))
     if not Path("runs/demo-sft/model").exists():
-        show_command("3/4", "", "export", "runs/demo-sft", "--merge")
-    show_command("4/4", "learn to point well from the IoU alone", "grpo", str(RECIPES / "demo-grpo.yaml"))
-    print(summary(Path("runs/demo")))
-    print(f"{time.monotonic() - started:.0f} s in all; open runs/demo/report.html")
+        show_command("3/5", "", "export", "runs/demo-sft", "--merge")
+    recipe = str(RECIPES / "demo-grpo.yaml")
+    show_command("4/5", "learn from right answers alone", "grpo", recipe)
+    print("5/5 control: the same sheets and right answers, but another digit or ink in the question", flush=True)
+    adapter = max((RUN / "checkpoints").iterdir()) / "adapter"
+    run_command("eval", recipe, f"data.eval={DATA / 'heldout-swapped.jsonl'}", "--adapter", str(adapter))
+    print(summary(RUN))
+    print(f"{time.monotonic() - started:.0f} s in all; open {RUN}/report.html")
+
+
+def write_data(data: Path) -> None:
+    """Write the rows and copy the starting checkpoint, where they are not there."""
+    if (data / "heldout.jsonl").exists():
+        return
+    print(f"1/5 sheets of real handwriting, and questions -> {data}", flush=True)
+    with writing(data, "start the demo in a directory that can be written"):
+        write_questions(data, WARMUP)
+        write_questions(data, PRACTICE)
+        shutil.copytree(START, data / "start", dirs_exist_ok=True)
+        write_questions(data, HELD_OUT)
 
 
 def summary(run: Path) -> str:
-    """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
-    rows = read_metrics(run)
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    evaluations = evaluations_of(run, rows if rewards else ())
-    lines = [describe(run)]
-    for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
-        low, high = row["eval/accuracy_low"], row["eval/accuracy_high"]
-        lines.append(
-            f"{name + ':':8}{row['eval/accuracy']:.3f} of {row['eval/count']} held-out scenes at IoU 0.5 "
-            f"(95 % interval {low:.3f} to {high:.3f}), mean IoU {row['eval/reward/mean']:.3f}"
-        )
-    first, last = (sum(part) / len(part) for part in (rewards[:20], rewards[-20:]))
-    lines.append(f"sampled reward: {first:.3f} in the first 20 steps, {last:.3f} in the last 20")
-    return "\n".join(lines)
+    """Compare the accuracy of each kind of question before and after. Raises TrainingError where an evaluation is
+    missing."""
+    steps = [int(row["step"]) for row in evaluations_of(run, read_metrics(run))]
+    before, after = (by_kind(read_groups(run, step)) for step in (steps[0], steps[-1]))
+    lines = [f"{kind + ':':7}{in_words(before, kind)} -> {in_words(after, kind)}" for kind in (*KINDS, "all")]
+    return "\n".join([describe(run), *lines])
+
+
+def read_groups(run: Path, step: int) -> list[GroupRecord]:
+    """Read the held-out completions of a step."""
+    lines = groups_path(run, "evaluations", step).read_text(encoding="utf-8").splitlines()
+    return [GroupRecord.from_json(json.loads(line)) for line in lines]
+
+
+def by_kind(groups: Sequence[GroupRecord]) -> Counts:
+    """Count the right answers and the rows of each kind, which a row's id names, and of all."""
+    right, rows = Counter[str](), Counter[str]()
+    for group in groups:
+        for kind in (group.id.split("-")[1], "all"):
+            rows[kind] += 1
+            right[kind] += bool(group.completions[0].is_correct)
+    return {kind: (right[kind], rows[kind]) for kind in rows}
+
+
+def in_words(counts: Counts, kind: str) -> str:
+    """Write an accuracy with its 95 % interval."""
+    right, count = counts[kind]
+    low, high = wilson(right, count)
+    return f"{right / count:.3f} ({low:.3f} to {high:.3f})"

@@ -1,5 +1,5 @@
-"""`tiercel demo --pairs`: what else than the true boxes improves the demo's model: pairs of boxes, a teacher, and a
-reward model."""
+"""`tiercel demo --pairs`: what else than the true boxes improves a model that points: pairs of boxes, a teacher, and
+a reward model."""
 
 import json
 import time
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tiercel.demo.pointing import DATA, demo_pointing
+from tiercel.demo.pointing import RUN as TEACHER
 from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command
 from tiercel.demo.scenes import Box, jittered, write_rows, written
 from tiercel.rewards.boxes import iou
@@ -18,27 +20,26 @@ from tiercel.writing import writing
 CAREFUL, CARELESS = 8, 24  # pixels by which the corners of the two boxes of a pair may be off
 LEAST_DIFFERENCE = 0.1  # of their IoU with the true box
 PAIRS_OF_A_SCENE = 8
-DATA = Path("runs/demo-data")
 NAMES = ("practice", "heldout")
-PAIRS, STUDENT, TEACHER = Path("runs/pairs-dpo"), Path("runs/pairs-distill"), Path("runs/demo")
+PAIRS, STUDENT = Path("runs/pairs-dpo"), Path("runs/pairs-distill")
 RANKER, RANKED = Path("runs/pairs-reward"), Path("runs/pairs-reward-grpo")
 
 
 def demo_pairs() -> None:
-    """Run the recipes in the working directory, after those of `tiercel demo`. Raises TiercelError as its commands
-    do."""
+    """Run the recipes in the working directory. Raises TiercelError as their commands do."""
     started = time.monotonic()
-    require_recipes(*(f"demo-{name}.yaml" for name in ("dpo", "distill", "reward", "reward-grpo", "grpo")))
-    print(f"1/5 pairs of a careful and a careless box -> {DATA}", flush=True)
+    require_recipes(*(f"demo-{name}.yaml" for name in ("dpo", "distill", "reward", "reward-grpo")))
+    demo_pointing()
+    print(f"5/9 pairs of a careful and a careless box -> {DATA}", flush=True)
     with writing(DATA, "start the demo in a directory that can be written"):
         for seed, name in enumerate(NAMES):
             write_pairs(DATA, name, seed)
-    show_command("2/5", "learn from pairs which box is better", "dpo", str(RECIPES / "demo-dpo.yaml"))
+    show_command("6/9", "learn from pairs which box is better", "dpo", str(RECIPES / "demo-dpo.yaml"))
     adapter = max((PAIRS / "checkpoints").iterdir()) / "adapter"
-    run_command("eval", str(RECIPES / "demo-grpo.yaml"), "--adapter", str(adapter))
-    show_command("3/5", "learn what the demo's trained model says", "distill", str(RECIPES / "demo-distill.yaml"))
-    show_command("4/5", "a reward model of the same pairs", "reward", str(RECIPES / "demo-reward.yaml"))
-    show_command("5/5", "reinforcement by the reward model alone", "grpo", str(RECIPES / "demo-reward-grpo.yaml"))
+    run_command("eval", str(RECIPES / "demo-pointing-grpo.yaml"), "--adapter", str(adapter))
+    show_command("7/9", "learn what the demo's trained model says", "distill", str(RECIPES / "demo-distill.yaml"))
+    show_command("8/9", "a reward model of the same pairs", "reward", str(RECIPES / "demo-reward.yaml"))
+    show_command("9/9", "reinforcement by the reward model alone", "grpo", str(RECIPES / "demo-reward-grpo.yaml"))
     print(summary())
     print(f"{time.monotonic() - started:.0f} s in all; open report.html in {PAIRS}, {STUDENT}, {RANKER} and {RANKED}")
 

@@ -1,5 +1,6 @@
 """A Qwen2.5-VL of 0.8 or 1.5 million random weights, saved in the form of a real checkpoint."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLFo
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.demo.scenes import DIGIT_NAMES
+from tiercel.demo.sheets import INKS
 
 WORDS = (
     *("system", "user", "assistant", "Where", " is", " the", "?"),
@@ -15,6 +17,13 @@ WORDS = (
     "[1, 2]",
     "<answer></answer>",
 )
+SHEET_WORDS = (
+    *("system", "user", "assistant", "a", "What", " is", "Where", " the", "How", " many", "s", " sum", " of"),
+    *(" ones", "Which", " digit", " left", "?", "; ", "[1, 2]", ":", " no", " here"),
+    *(f" {ink}" for ink in INKS),
+    *(str(number) for number in range(113)),
+)
+THOUGHT = ("<think>", "</think>")
 ZOOM_WORDS = (
     *("system", "user", "assistant", "Tools", "zoom", "box", " label", " image", "label", "image"),
     *("Which", "Where", " digit", " is", " in", " the", " ring", "?"),
@@ -23,11 +32,22 @@ ZOOM_WORDS = (
 )
 
 
-def save_random_checkpoint(
-    directory: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden: int = 128, layers: int = 3
-) -> None:
-    """Write config, weights, tokenizer and image processor. `hidden`: width, a multiple of 32; `layers`: of the
-    language model."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """Sizes of a checkpoint: `hidden`, its width, a multiple of 32; `layers` of the language model; `spread`, the
+    weights' standard deviation; `window` of the vision tower in pixels, and which of its two layers see beyond it;
+    `least_pixels`, below which pictures are enlarged."""
+
+    hidden: int = 128
+    layers: int = 3
+    spread: float = 0.02
+    window: int = 112
+    whole_layers: tuple[int, ...] = (1,)
+    least_pixels: int = 56 * 56
+
+
+def save_random_checkpoint(directory: Path, tokenizer: PreTrainedTokenizerFast, form: Form, *, seed: int) -> None:
+    """Write config, weights, tokenizer and image processor."""
 
     def special(token: str) -> int:
         return tokenizer.vocab[token]
@@ -35,29 +55,31 @@ def save_random_checkpoint(
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
-            "hidden_size": hidden,
-            "intermediate_size": 3 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": hidden // 32,
-            "num_key_value_heads": hidden // 32,
+            "hidden_size": form.hidden,
+            "intermediate_size": 3 * form.hidden,
+            "num_hidden_layers": form.layers,
+            "num_attention_heads": form.hidden // 32,
+            "num_key_value_heads": form.hidden // 32,
             "max_position_embeddings": 1024,
             "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0},
             "bos_token_id": None,
             "eos_token_id": special("<|im_end|>"),
             "pad_token_id": special("<|endoftext|>"),
             "tie_word_embeddings": True,
+            "initializer_range": form.spread,
         },
         vision_config={
             "depth": 2,
-            "hidden_size": hidden,
-            "intermediate_size": 3 * hidden,
-            "num_heads": hidden // 32,
-            "out_hidden_size": hidden,
+            "hidden_size": form.hidden,
+            "intermediate_size": 3 * form.hidden,
+            "num_heads": form.hidden // 32,
+            "out_hidden_size": form.hidden,
             "patch_size": 14,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
-            "window_size": 112,
-            "fullatt_block_indexes": [1],
+            "window_size": form.window,
+            "fullatt_block_indexes": list(form.whole_layers),
+            "initializer_range": form.spread,
         },
         tie_word_embeddings=True,
         vision_start_token_id=special("<|vision_start|>"),
@@ -72,4 +94,4 @@ def save_random_checkpoint(
     model.generation_config.pad_token_id = special("<|endoftext|>")
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 1280).save_pretrained(directory)
+    Qwen2VLImageProcessorPil(min_pixels=form.least_pixels, max_pixels=28 * 28 * 1280).save_pretrained(directory)

@@ -38,7 +38,7 @@ QWEN_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-PIECES = Regex(r"\d+|, | ?[A-Za-z]+|\s|.")
+PIECES = r"\d+|, |; | ?[A-Za-z]+|\s|."
 
 
 def make_tokenizer(
@@ -46,12 +46,13 @@ def make_tokenizer(
     special_tokens: Sequence[str] = QWEN_TOKENS,
     chat_template: str = CHAT_TEMPLATE,
     names: Mapping[str, str] = MappingProxyType({}),
+    tags: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer in which each piece of `words` is one token; other text is encoded as bytes. `names`: attributes
-    by which a processor asks the tokenizer for special tokens."""
+    by which a processor asks the tokenizer for special tokens. `tags`: texts that are tokens but not special ones."""
     splitter = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(PIECES, behavior="isolated"),
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -63,6 +64,7 @@ def make_tokenizer(
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

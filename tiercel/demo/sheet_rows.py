@@ -1,0 +1,52 @@
+"""Files of rows that show sheets and ask about them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tiercel.demo.questions import KINDS, Question, ask
+from tiercel.demo.scenes import dialogue, save_picture, write_rows
+from tiercel.demo.sheets import Sheet, Stationery
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSet:
+    """Rows of one file, one for each sheet; kinds of questions take turns. Held-out rows show other handwriting."""
+
+    name: str
+    count: int
+    seed: int
+    is_held_out: bool = False
+    is_answered: bool = True  # False: what the assistant says ends with the thought
+    slips: float = 0.0  # share of the rows in which the assistant answers carelessly; the column `answer` is right
+
+
+def write_questions(directory: Path, rows: RowSet) -> Path:
+    """Write `directory`/NAME.jsonl and its images; of held-out rows NAME-swapped.jsonl too: the same sheets and
+    answers, and questions that ask for another digit or ink."""
+    stationery, generator = Stationery(is_held_out=rows.is_held_out), np.random.default_rng(rows.seed)
+    dice = np.random.default_rng([rows.seed, 1])
+    asked, swapped = [], []
+    for number in range(rows.count):
+        sheet, question = _asked(stationery, tuple(KINDS)[number % len(KINDS)], generator)
+        file = save_picture(sheet.image, directory, f"{rows.name}-{number:05d}")
+        name = f"{rows.name}-{question.kind}-{number}"
+        answer = question.solution.answer
+        thought = f"<think>{sheet.read_out(question.solution.notes)}</think>"
+        said = question.solution.slip if dice.random() < rows.slips else answer
+        turns = [f"<image>{question.text}", thought + said if rows.is_answered else thought]
+        columns = {"answer": answer, "kind": question.kind}
+        asked.append(dialogue(name, [file], turns) | columns)
+        swapped.append(dialogue(name, [file], [f"<image>{question.swapped}"]) | columns)
+    if rows.is_held_out:
+        write_rows(directory / f"{rows.name}-swapped.jsonl", swapped)
+    return write_rows(directory / f"{rows.name}.jsonl", asked)
+
+
+def _asked(stationery: Stationery, kind: str, generator: np.random.Generator) -> tuple[Sheet, Question]:
+    while True:
+        sheet = stationery.draw(generator)
+        question = ask(sheet, kind, generator)
+        if question is not None:
+            return sheet, question
