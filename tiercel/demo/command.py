@@ -3,7 +3,6 @@ answers alone, and a control in which another digit or ink is asked for. `--zoom
 that of pairs.py."""
 
 import json
-import shutil
 import time
 from argparse import Namespace
 from collections import Counter
@@ -12,14 +11,13 @@ from pathlib import Path
 
 from tiercel.demo.pairs import demo_pairs
 from tiercel.demo.questions import KINDS
-from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command
+from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command, write_data
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.zoom import demo_zoom
 from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.group_records import GroupRecord, groups_path
 from tiercel.training.evaluation import wilson
-from tiercel.writing import writing
 
 START = Path(__file__).parent / "start"
 WARMUP = RowSet(name="warmup", count=1920, seed=1, slips=0.5)
@@ -44,7 +42,8 @@ def demo() -> None:
     """Run the recipes in the working directory. Raises TiercelError as their commands do."""
     started = time.monotonic()
     require_recipes("demo-sft.yaml", "demo-grpo.yaml")
-    write_data(DATA)
+    what = "1/5 sheets of real handwriting, and questions"
+    write_data(DATA, what, START, write_questions, (WARMUP, PRACTICE, HELD_OUT))
     show_command("2/5", "learn from answers of which half are careless", "sft", str(RECIPES / "demo-sft.yaml"))
     if not Path("runs/demo-sft/model").exists():
         show_command("3/5", "", "export", "runs/demo-sft", "--merge")
@@ -55,18 +54,6 @@ def demo() -> None:
     run_command("eval", recipe, f"data.eval={DATA / 'heldout-swapped.jsonl'}", "--adapter", str(adapter))
     print(summary(RUN))
     print(f"{time.monotonic() - started:.0f} s in all; open {RUN}/report.html")
-
-
-def write_data(data: Path) -> None:
-    """Write the rows and copy the starting checkpoint, where they are not there."""
-    if (data / "heldout.jsonl").exists():
-        return
-    print(f"1/5 sheets of real handwriting, and questions -> {data}", flush=True)
-    with writing(data, "start the demo in a directory that can be written"):
-        write_questions(data, WARMUP)
-        write_questions(data, PRACTICE)
-        shutil.copytree(START, data / "start", dirs_exist_ok=True)
-        write_questions(data, HELD_OUT)
 
 
 def summary(run: Path) -> str:

@@ -1,11 +1,9 @@
 """What comes first in `tiercel demo --pairs`: a model learns to point at a digit, by SFT and then by GRPO."""
 
-import shutil
 from pathlib import Path
 
-from tiercel.demo.running import RECIPES, require_recipes, show_command
+from tiercel.demo.running import RECIPES, require_recipes, show_command, write_data
 from tiercel.demo.scenes import SceneSet, write_scenes
-from tiercel.writing import writing
 
 START = Path(__file__).parent / "pointing_start"
 WARMUP = SceneSet(name="warmup", count=3840, seed=1, jitter=24)
@@ -17,20 +15,9 @@ DATA, RUN = Path("runs/pointing-data"), Path("runs/pointing")
 def demo_pointing() -> None:
     """Run both recipes in the working directory. Raises TiercelError as their commands do."""
     require_recipes("demo-pointing-sft.yaml", "demo-pointing-grpo.yaml")
-    write_data(DATA)
+    what = "1/9 scenes of one handwritten digit"
+    write_data(DATA, what, START, write_scenes, (WARMUP, PRACTICE, HELD_OUT))
     show_command("2/9", "learn to point from carelessly drawn boxes", "sft", str(RECIPES / "demo-pointing-sft.yaml"))
     if not Path("runs/pointing-sft/model").exists():
         show_command("3/9", "", "export", "runs/pointing-sft", "--merge")
     show_command("4/9", "learn to point well from the IoU alone", "grpo", str(RECIPES / "demo-pointing-grpo.yaml"))
-
-
-def write_data(data: Path) -> None:
-    """Write the scenes and copy the starting checkpoint, where they are not there."""
-    if (data / "heldout.jsonl").exists():
-        return
-    print(f"1/9 scenes of one handwritten digit -> {data}", flush=True)
-    with writing(data, "start the demo in a directory that can be written"):
-        write_scenes(data, WARMUP)
-        write_scenes(data, PRACTICE)
-        shutil.copytree(START, data / "start", dirs_exist_ok=True)
-        write_scenes(data, HELD_OUT)

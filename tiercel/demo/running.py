@@ -3,13 +3,14 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiercel.errors import TrainingError
 from tiercel.writing import writing
 
+RowsT = TypeVar("RowsT")  # what describes one file of rows
 RECIPES = Path("recipes")
 SHIPPED = Path(__file__).parent / "recipes"  # in the repository a link to its recipes/
 
@@ -25,6 +26,20 @@ def require_recipes(*names: str) -> None:
                 shutil.copyfile(SHIPPED / name, recipe)
         elif recipe.read_bytes() != (SHIPPED / name).read_bytes():
             print(f"{recipe} is not the one that this tiercel ships; it is used as it is", flush=True)
+
+
+def write_data(
+    data: Path, what: str, start: Path, write: Callable[[Path, RowsT], Path], files: Sequence[RowsT]
+) -> None:
+    """Write the demo's rows by `write`, and copy its starting checkpoint, unless an earlier call has come to its end:
+    the held-out rows are written last. `what` is printed. Raises RunError where the directory cannot be written."""
+    if (data / "heldout.jsonl").exists():
+        return
+    print(f"{what} -> {data}", flush=True)
+    with writing(data, "start the demo in a directory that can be written"):
+        shutil.copytree(start, data / "start", dirs_exist_ok=True)
+        for rows in files:
+            write(data, rows)
 
 
 def run_command(*arguments: str) -> None:

@@ -38,7 +38,7 @@ QWEN_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-PIECES = r"\d+|, |; | ?[A-Za-z]+|\s|."
+PIECES = Regex(r"\d+|, |; | ?[A-Za-z]+|\s|.")
 
 
 def make_tokenizer(
@@ -52,7 +52,7 @@ def make_tokenizer(
     by which a processor asks the tokenizer for special tokens. `tags`: texts that are tokens but not special ones."""
     splitter = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(PIECES, behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
