@@ -77,12 +77,12 @@ def _opening(browser, run: Path, state: Path) -> dict[str, float]:
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         asked = time.monotonic()
         page.goto(found.address, wait_until="commit")
-        page.wait_for_selector(".chart")
+        _until(page, "document.querySelector('.chart') !== null")
         curves = time.monotonic() - asked
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
         asked_for_cards = time.monotonic()
         page.evaluate("location.hash = '#rollouts'")
-        page.wait_for_selector(".item")
+        _until(page, "document.querySelector('.item') !== null")
         cards = time.monotonic() - asked_for_cards
         page.context.close()
         return {
@@ -154,6 +154,7 @@ def _without_index(browser, run: Path, state: Path) -> dict[str, Any]:
 
 
 def _until(page: Page, condition: str) -> None:
+    """Wait, as closely as one can ask: Playwright's own waiting looks again only after up to half a second."""
     while not page.evaluate(condition):
         time.sleep(0.005)
 
