@@ -168,6 +168,14 @@ def test_other_numbers_of_ranks_go_on_from_equal_moments_of_which_each_reads_its
     assert_same(last_of(run), last_of(alone))
 
 
+def test_twice_as_many_ranks_go_on_from_half_as_many_shards(place, shared, alone):
+    branch(place, shared, "quarters", 4)
+    said = watched(place, "quarters", 4, *SHARED)
+    require_shares(said, directory_of(shared / "checkpoints", 4), ranks=4, shares=4)
+    assert len(list((last_of(place / "quarters") / "optimizer").glob("rank-*-00000.safetensors"))) == 4
+    assert_same(last_of(place / "quarters"), last_of(alone))
+
+
 def test_no_rank_holds_more_than_a_part_of_the_model_while_it_saves(copies):
     run, said = copies
     tensors = {n: t for file in (last_of(run) / "model").glob("*.safetensors") for n, t in load_file(file).items()}
