@@ -80,6 +80,6 @@ class Terminated(TiercelError):
 class ElsewhereError(TiercelError):
     """Raised where another rank failed and prints the reason. This rank ends with the same exit code."""
 
-    def __init__(self, rank: int, exit_code: int):
+    def __init__(self, rank: int, exit_code: int, reason: str = ""):
         self.exit_code = exit_code
-        super().__init__(f"rank {rank} failed")
+        super().__init__(f"rank {rank} failed: {reason}" if reason else f"rank {rank} failed")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from tiercel.errors import EXIT_STALL, EXIT_USER, ElsewhereError, StallError, TiercelError
+from tiercel.errors import EXIT_STALL, ElsewhereError, StallError, TiercelError
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.stall import Sign, code_path, code_place, culprits
 
@@ -111,13 +111,13 @@ class Ranks:
             result.append(action())
         except TiercelError as raised:
             error = raised
-        codes = self.gather(None if error is None else error.exit_code)
-        failed = [rank for rank, code in enumerate(codes) if code is not None]
+        ends = self.gather(None if error is None else (error.exit_code, str(error)))
+        failed = [(rank, *end) for rank, end in enumerate(ends) if end is not None]
         if not failed:
             return result[0]
-        if error is not None and failed[0] == self.rank:
+        if error is not None and failed[0][0] == self.rank:
             raise error
-        raise ElsewhereError(failed[0], codes[failed[0]] or EXIT_USER)
+        raise ElsewhereError(*failed[0])
 
     def in_turns(self, action: Callable[[], T]) -> T:
         """Run an action on one rank of each machine after the other, and return each rank's own result."""
