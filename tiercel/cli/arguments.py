@@ -186,6 +186,8 @@ def _commands_after_a_run(commands) -> None:
     evaluation.add_argument(
         "--adapter", type=directory, help="an adapter directory; without it a run's newest checkpoint"
     )
+    text = "write the completions and their rewards, as in evaluations/ of a run; of a run, those after training"
+    evaluation.add_argument("--output", type=Path, metavar="FILE", help=text)
 
     predict = _command(
         commands,

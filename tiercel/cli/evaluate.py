@@ -2,21 +2,25 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from tiercel.config import OfflineRecipe, Recipe
+from tiercel.config import GrpoRecipe, OfflineRecipe, Recipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import RunError
+from tiercel.errors import RecipeError, RunError
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import Policy, load_for_inference, load_start
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
 from tiercel.runs.checkpoints import newest_valid
+from tiercel.runs.files import json_line
+from tiercel.runs.group_records import GroupRecord
+from tiercel.runs.recording import group_record
 from tiercel.scoring.scorer import Scorer
 from tiercel.training.checkpointing import OBJECTIVE
 from tiercel.training.evaluation import evaluate, heldout_rows
@@ -26,29 +30,48 @@ from tiercel.training.objectives import Known, objective_of
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
 from tiercel.training.turns import Completer, open_dialogues
+from tiercel.writing import write_text
 
 Load = Callable[[Recipe, torch.device], Policy]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Judged:
+    """A model to score: its path, what loads it, and what a run's loss keeps of earlier steps."""
+
+    path: str
+    load: Load
+    state: Mapping[str, float] = field(default_factory=dict)
 
 
 def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
     """Evaluate the model of a recipe, with an adapter where one is given; or a run, before and after its training.
     `pulse`: the pulse of this process, which the watchdog reads."""
-    target, adapter = Path(arguments.target), arguments.adapter
-    if not target.is_dir():
-        with launched_ranks(recipe, pulse) as ranks:
-            load = partial(load_for_inference, adapter=adapter)
-            _say(ranks, f"{adapter or recipe.model.path}: {_score(recipe, recipe.model.path, load, ranks, {})}")
-        return
+    output: Path | None = arguments.output
+    if output is not None and not isinstance(recipe, GrpoRecipe):
+        reason = f"{recipe.kind} has a held-out loss, and no completions to write"
+        raise RecipeError([f"--output {output}: {reason}; leave --output out"])
     with launched_ranks(recipe, pulse) as ranks:
-        _say(ranks, f"before: {_score(recipe, recipe.model.path, load_start, ranks, {})}")
-        model, trained, state = (recipe.model.path, adapter, {}) if adapter else trained_weights(target, recipe)
-        load = partial(load_for_inference, adapter=trained)
-        _say(ranks, f"after:  {_score(recipe, model, load, ranks, state)}")
+        for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
+            said, groups = _score(recipe, judged, ranks)
+            if ranks.is_first:
+                print(f"{name} {said}")
+        if output is not None:
+            lines = [json_line(record.as_json()) for record in groups]
+            ranks.on_first(lambda: write_text(output, "".join(lines)))
 
 
-def _say(ranks: Ranks, text: str) -> None:
-    if ranks.is_first:
-        print(text)
+def _judged(recipe: Recipe, target: Path, adapter: Path | None) -> dict[str, _Judged]:
+    """Return what to score, by the name that stands before its score."""
+    if not target.is_dir():
+        load = partial(load_for_inference, adapter=adapter)
+        return {f"{adapter or recipe.model.path}:": _Judged(path=recipe.model.path, load=load)}
+    path, trained, state = (recipe.model.path, adapter, {}) if adapter else trained_weights(target, recipe)
+    load = partial(load_for_inference, adapter=trained)
+    return {
+        "before:": _Judged(path=recipe.model.path, load=load_start),
+        "after: ": _Judged(path=path, load=load, state=state),
+    }
 
 
 def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None, Mapping[str, float]]:
@@ -72,29 +95,30 @@ def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
     return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
 
 
-def _score(recipe: Recipe, model: str, load: Load, ranks: Ranks, state: Mapping[str, float]) -> str:
-    """Return one line on the model's held-out rows. `state`: what the run's loss keeps of earlier steps."""
+def _score(recipe: Recipe, judged: _Judged, ranks: Ranks) -> tuple[str, list[GroupRecord]]:
+    """Return one line on a model and the held-out rows, and, on the first rank, the completions that it wrote."""
     set_up_numerics(recipe)
-    chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model})})
+    chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": judged.path})})
     fetch(chosen, ranks)
     ranks.pulse.begin("load", 0)
     known = _reference(recipe, ranks) if isinstance(recipe, OfflineRecipe) else None
-    policy = load(chosen, training_device())
+    policy = judged.load(chosen, training_device())
     prove_where_needed(policy)
     ranks.pulse.begin("evaluation", 0)
     if isinstance(chosen, OfflineRecipe):
         passes, rows = passes_for_inference(policy, chosen, ranks), heldout_rows(chosen, ranks)
         assert rows is not None  # the command's recipe has them
         objective = objective_of(chosen)
-        objective.state.update(state)
-        return loss_in_words(heldout_loss(passes, objective, chosen, rows, known)[0])
+        objective.state.update(judged.state)
+        return loss_in_words(heldout_loss(passes, objective, chosen, rows, known)[0]), []
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
+    space = policy.family.coordinate_space
     with (
-        Scorer(chosen.rewards, chosen.reliability, policy.family.coordinate_space) as scorer,
-        open_dialogues(chosen, policy.family, partial(_say, ranks)) as dialogues,
+        Scorer(chosen.rewards, chosen.reliability, space) as scorer,
+        open_dialogues(chosen, policy.family, print if ranks.is_first else lambda text: None) as dialogues,
     ):
         completer = Completer(sampler=sampler, dialogues=dialogues)
         evaluation = evaluate(completer, policy.family, chosen, scorer, ranks)
     assert evaluation is not None
-    return evaluation.summary()
+    return evaluation.summary(), [group_record(group, [None], space) for group in evaluation.scored]
