@@ -8,6 +8,7 @@ import pytest
 
 from tests.config.recipes import GOOD
 from tiercel.config import Kind, detect_kind, flatten, load_recipe, recipe_to_yaml
+from tiercel.config.schema import Algorithm, Learner
 from tiercel.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,14 @@ def test_the_last_override_of_a_key_counts(workplace: Path):
 def test_an_override_makes_a_section_that_is_null(workplace: Path):
     recipe = load_recipe("sft", "sft.yaml", ["lora=null", "lora.rank=4"])
     assert recipe.lora is not None and recipe.lora.rank == 4
+
+
+def test_null_takes_out_a_section_that_cannot_be_null(workplace: Path):
+    overrides = ["learner.max_tokens_per_microbatch=99", "learner=null", "algorithm.kl=null", "lora=null"]
+    recipe = load_recipe("grpo", "grpo.yaml", overrides)
+    assert recipe.learner == Learner() and recipe.algorithm == Algorithm() and recipe.lora is None
+    assert "algorithm.loss" in problems("grpo", "grpo.yaml", ("algorithm.loss=null",))[0]
+    assert "data" in problems("grpo", "grpo.yaml", ("data=null",))[0]
 
 
 def test_an_override_leaves_a_shared_anchor_alone(workplace: Path):

@@ -353,7 +353,21 @@ def test_the_fix_report_has_every_rejected_row_as_it_was_read(tmp_path):
     assert write_fix_report(table.rejected, tmp_path / "fix.jsonl") == 2
     found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
     assert [(each["line"], each["field"]) for each in found] == [(2, "row"), (3, "messages")]
-    assert found[0]["row"] == {} and found[1]["row"]["id"] == "c"
+    assert found[0]["row"] == "nonsense" and found[1]["row"]["id"] == "c"
+
+
+def test_a_line_that_is_no_json_is_told_by_its_place_in_the_line_and_kept(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    cut, wrong = '{"id": "一", "messages": [{"role": "user"', line("b").replace(": ", ": ,", 1)
+    file.write_bytes("\n".join([line("a"), cut, wrong]).encode() + "\n是".encode("gbk"))
+    table = read(file)
+    cut_reason, wrong_reason, bytes_reason = (row.reason for row in table.rejected)
+    assert cut_reason == "is not valid JSON: Expecting ',' delimiter at the end of the line; was it cut short?"
+    assert wrong_reason == f"is not valid JSON: Expecting value at character {wrong.index(',') + 1} of the line"
+    assert bytes_reason.startswith("is not UTF-8 (byte 0 of the row); convert the file")
+    write_fix_report(table.rejected, tmp_path / "fix.jsonl")
+    written = (tmp_path / "fix.jsonl").read_text(encoding="utf-8")
+    assert json.loads(written.splitlines()[0])["row"] == cut and "一" in written
 
 
 def test_an_annotation_whose_image_is_no_name_is_rejected(tmp_path):

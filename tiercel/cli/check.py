@@ -65,7 +65,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
             count = write_fix_report([row for report in reports for row in report.rejected], file)
             console.print(f"{file}: {count:,} rejected rows with their reasons")
         for report in reports:
-            require_few_bad(len(report.rejected), report.total, recipe.data, report.rejected)
+            require_few_bad(len(report.rejected), report.total, recipe.data)
         if isinstance(recipe, GrpoRecipe):
             if not recipe.rollout.engine_kind.shares_weights:
                 require_served(family, recipe.rollout.engine)

@@ -87,6 +87,13 @@ def every_key() -> tuple[Key, ...]:
     return tuple({path: key for kind in RECIPES for path, key in keys_of(kind).items()}.values())
 
 
+@cache
+def sections_never_null() -> frozenset[str]:
+    """Return the dotted names of the sections that may be left out but not be null."""
+    found = (key for key in every_key() if key.field.annotation is key.section and not key.field.is_required())
+    return frozenset(key.path for key in found)
+
+
 def _walk(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         nested, is_list = _nested_section(field.annotation)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, overload
 from pydantic import BaseModel, ValidationError
 
 from tiercel.config.deepspeed import deepspeed_problems
-from tiercel.config.keys import OWN_SECTIONS, RECIPES, named
+from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, named, sections_never_null
 from tiercel.config.path_rules import path_problems
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.rules import rule_problems
@@ -56,8 +56,9 @@ def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, 
 def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True) -> Recipe:
     """Read the recipe of a YAML file with `a.b=c` overrides put in, and judge it whole.
 
-    Overrides are applied in order, so the last one of a key counts; their values are YAML. With `check_paths` the
-    files and directories that the recipe names must exist, relative to the working directory.
+    Overrides are applied in order, so the last one of a key counts; their values are YAML, and null takes out a
+    section that cannot be null. With `check_paths` the files and directories that the recipe names must exist,
+    relative to the working directory.
 
     Raises:
         RecipeError: with one line for every problem of file, overrides, schema, rules and paths.
@@ -179,7 +180,19 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
         raise _OverrideProblem(f"the value is not YAML ({error}); put text in quotes") from error
     if twice:
         raise _OverrideProblem("; ".join(twice))
-    return _assign(tree, match["key"].split("."), value, "")
+    parts = match["key"].split(".")
+    if value is None and declared_name(match["key"]) in sections_never_null():
+        return _without(tree, parts)
+    return _assign(tree, parts, value, "")
+
+
+def _without(branch: Any, parts: Sequence[str]) -> Any:
+    """Copy `branch` without the section at the dotted place, whose keys so take their defaults."""
+    if not isinstance(branch, dict) or parts[0] not in branch:
+        return branch
+    name, rest = parts[0], parts[1:]
+    kept = {key: value for key, value in branch.items() if key != name}
+    return {**kept, name: _without(branch[name], rest)} if rest else kept
 
 
 def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:

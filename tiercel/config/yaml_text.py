@@ -34,8 +34,12 @@ def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     return resolvers
 
 
-def _fault(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+class _Fault(yaml.constructor.ConstructorError):
+    """YAML that a recipe has no use for, told in our words."""
+
+
+def _fault(message: str, node: yaml.Node) -> _Fault:
+    return _Fault(None, None, message, node.start_mark)
 
 
 def _scalar(convert: Callable[[str], Any]) -> Callable[["_Loader", yaml.ScalarNode], Any]:
@@ -132,9 +136,9 @@ def parse(text: str) -> tuple[Any, list[str]]:
     try:
         return loader.get_single_data(), loader.problems
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise YamlProblem(f"{place}{_in_plain_words(error)}") from error
+        mark, told = error.problem_mark or error.context_mark, _in_plain_words(error)
+        at_its_place = f"line {mark.line + 1}, column {mark.column + 1}: {told}" if mark else told
+        raise YamlProblem(at_its_place) from error
     except RecursionError as error:
         raise YamlProblem("nested too deeply to be a recipe") from error
     finally:
@@ -143,8 +147,11 @@ def parse(text: str) -> tuple[Any, list[str]]:
 
 def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or str(error)
+    if isinstance(error, _Fault):
+        return problem
+    if r"'\t'" in problem:
+        return "a tab stands here; indent with spaces, not with tabs"
     hints = {
-        r"'\t'": "indent with spaces, not with tabs",
         "mapping values are not allowed": "put a text that holds a colon in quotes, and check the indentation",
         "could not find expected ':'": "write `key: value`",
         "expected ',' or": "close the bracket",
@@ -154,7 +161,7 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
         "but found another document": "keep one document, without `---`",
     }
     hint = next((hint for phrase, hint in hints.items() if phrase in problem), None)
-    return f"{problem}; {hint}" if hint else problem
+    return f"wrong syntax ({problem}); {hint}" if hint else f"wrong syntax ({problem})"
 
 
 def render(value: Any) -> str:

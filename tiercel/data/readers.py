@@ -15,6 +15,7 @@ from tiercel.data.hub import cached_files, read_batches
 from tiercel.errors import DataError, EnvironmentProblem
 
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # end of the name of a file that is one part of a data set
+_SHOWN_BYTES = 500  # of a line that cannot be read
 _BATCH_ROWS = 256  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk for one data set, and for several
 
@@ -26,6 +27,7 @@ class Record:
     line: int
     value: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
+    text: str = ""  # the beginning of what could not be read
 
 
 def records_of(source: RowSource) -> Iterator[Record]:
@@ -209,7 +211,8 @@ def _record(data: bytes, line: int) -> Record:
     try:
         return _object(_loads(data), line)
     except (ValueError, RecursionError) as error:
-        return Record(line=line, problem=_json_problem(error))
+        begin = data[:_SHOWN_BYTES].decode(errors="replace").rstrip()
+        return Record(line=line, problem=_row_problem(error), text=begin)
 
 
 def _object(value: Any, line: int) -> Record:
@@ -233,9 +236,17 @@ def _finite(text: str) -> float:
     return value
 
 
+def _row_problem(error: Exception) -> str:
+    if not isinstance(error, json.JSONDecodeError):
+        return _json_problem(error)
+    if error.pos >= len(error.doc.rstrip()):
+        return f"is not valid JSON: {error.msg} at the end of the line; was it cut short?"
+    return f"is not valid JSON: {error.msg} at character {error.pos + 1} of the line"
+
+
 def _json_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (byte {error.start} of the row)"
+        return f"is not UTF-8 (byte {error.start} of the row); convert the file, as `iconv -f LATIN1 -t UTF-8` does"
     if isinstance(error, RecursionError):
         return "is nested too deeply"
     return f"is not valid JSON: {error}"

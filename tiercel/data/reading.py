@@ -228,11 +228,11 @@ def image_roots(source: RowSource, config: Data) -> ImageRoots:
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
     """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError where it
     cannot be written."""
-    lines = [json.dumps(record) for record in redact_values([asdict(row) for row in rejected])]
+    lines = [_json(record) for record in redact_values([asdict(row) for row in rejected])]
     file = Path(path)
     with writing(file, GO_ON):
         recorded = file.read_text(encoding="utf-8") if file.exists() else ""
-        known = set(recorded.splitlines())
+        known = set(recorded.split("\n"))
         new = [line for line in dict.fromkeys(lines) if line not in known]
         if not new:
             return
@@ -244,10 +244,10 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
 
 def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
     """Write rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, without the bytes of
-    images. Returns their number. Raises RunError where the file cannot be written."""
+    images, or the beginning of its text. Returns their number. Raises RunError where the file cannot be written."""
     wanted = {(row.file, row.line) for row in rejected}
     records = {
-        (file, record.line): record.value
+        (file, record.line): record.text or record.value
         for file in sorted({file for file, _ in wanted})
         for record in records_of(_source(file))
         if (file, record.line) in wanted
@@ -261,21 +261,29 @@ def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
 
 def _fix_line(found: dict[str, object], record: object) -> str:
     try:
-        return json.dumps(redact_values({**found, "row": record}), default=_shown) + "\n"
+        return _json(redact_values({**found, "row": record})) + "\n"
     except RecursionError:
-        return json.dumps(redact_values({**found, "row": "(nested too deeply)"})) + "\n"
+        return _json(redact_values({**found, "row": "(nested too deeply)"})) + "\n"
+
+
+def _json(value: object) -> str:
+    """Write text as it is, but for halves of characters, which UTF-8 does not have."""
+    text = json.dumps(value, ensure_ascii=False, default=_shown)
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def _shown(value: object) -> str:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 
-def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Sequence[RejectedRow]) -> None:
-    """Raise DataError, with the first reasons, where more than data.max_bad_fraction of the rows were rejected."""
+def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Sequence[RejectedRow] = ()) -> None:
+    """Raise DataError, with the first reasons of `rejected`, where more than data.max_bad_fraction of the rows were
+    rejected."""
     if total and rejected_count / total > config.max_bad_fraction:
+        reasons = f":\n{first_reasons(rejected)}" if rejected else ""
         raise DataError(
             f"{rejected_count} of {total} rows were rejected, more than data.max_bad_fraction = "
-            f"{config.max_bad_fraction:g} allows; correct them or raise it. The first:\n{first_reasons(rejected)}"
+            f"{config.max_bad_fraction:g} allows; correct them or raise it{reasons}"
         )
 
 

@@ -77,7 +77,7 @@ def scan(
         file=table.file,
         total=table.total,
         accepted=rows_by_length.total(),
-        rejected=tuple(rejected),
+        rejected=tuple(sorted(rejected, key=lambda row: (row.file, row.line))),
         image_count=sum(images * rows for images, rows in rows_by_image_count.items()),
         rows_by_image_count=dict(sorted(rows_by_image_count.items())),
         prompt_token_percentiles=percentiles(rows_by_length),

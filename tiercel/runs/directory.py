@@ -191,6 +191,8 @@ def _begin(recipe: Recipe, path: Path) -> None:
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
     shutil.rmtree(path / PULSES, ignore_errors=True)  # of ranks that were killed
+    if not any((path / "checkpoints").iterdir()):  # a run that begins anew
+        (path / "bad_rows.jsonl").unlink(missing_ok=True)
     write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
 
 

@@ -61,8 +61,13 @@ class Evaluation:
 
     def summary(self) -> str:
         """Write the result as one line for a person."""
-        reward = self.reward_means.get("reward/mean", 0.0)
-        text = f"mean reward {reward:.3f} on {self.count} held-out rows"
+        reward = self.reward_means.get("reward/mean")
+        missing = sum(group.completions[0].total is None for group in self.scored)
+        if reward is None:
+            text = f"no reward for any of {self.count} held-out rows"
+        else:
+            text = f"mean reward {reward:.3f} on {self.count} held-out rows"
+            text += f", of which {missing} have none" if missing else ""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval
             text = f"accuracy {self.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}), " + text

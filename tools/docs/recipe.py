@@ -59,7 +59,8 @@ given twice in one section is refused with its lines. The file is UTF-8.
     tiercel grpo grpo.yaml optim.lr=1e-5 rewards.0.weight=2 'rollout.stop=["</answer>"]' lora=null
 
 The value is YAML, so quote it for the shell where it holds brackets or spaces. Entries of a list are numbered from
-0. A section that is missing is made; a whole section given as a value (`optim={lr: 1e-5}`) replaces the old one.
+0. A section that is missing is made; a whole section given as a value (`optim={lr: 1e-5}`) replaces the old one,
+and null takes it out (`train.deepspeed=null`).
 
 **Problems.** An unknown key is refused and the nearest real one named, also by the names that ms-swift, TRL, VLM-R1,
 verl, EasyR1 and the Hugging Face Trainer use (`learning_rate`: write `optim.lr`). All problems of a recipe are told
