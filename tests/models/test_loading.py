@@ -14,7 +14,8 @@ from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models import loading
 from tiercel.models.generic import AnyImageText
-from tiercel.models.loading import FAMILIES, family_class, load_family, load_weights, resolve
+from tiercel.models.hub import resolve
+from tiercel.models.loading import FAMILIES, family_class, load_family, load_weights
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
 from tiercel.models.text_only import TextOnly
 
@@ -94,6 +95,14 @@ def test_a_name_that_cannot_be_fetched_says_so():
     # offline, nothing of that name cached; a hub that is reached answers that there is no such model
     with pytest.raises((ModelError, EnvironmentProblem), match=r"model\.path: no-such-owner/no-such-model"):
         resolve(Model(path="no-such-owner/no-such-model"))
+    with pytest.raises(ModelError, match=r"teacher\.path: too/many/parts is neither a directory nor a model"):
+        resolve(Model(path="too/many/parts"), "teacher.path")
+
+
+def test_a_hub_that_does_not_answer_is_told_with_the_other_ways(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(EnvironmentProblem, match=r"could not be fetched: .*\n.*HF_ENDPOINT.*hub: modelscope"):
+        resolve(Model(path="no-such-owner/no-such-model"), files=("config.json",))
 
 
 def without_template(checkpoint: Path) -> Path:

@@ -19,7 +19,7 @@ from tiercel.data.readers import files_of
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
-from tiercel.models.loading import resolve
+from tiercel.models.hub import resolve
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.started import ByModel, RewardModel
 from tiercel.sections import shown

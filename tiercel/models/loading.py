@@ -17,14 +17,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from tiercel.config.schema import Model, Quantization, Source
-from tiercel.errors import EnvironmentProblem, ModelError, TiercelError
+from tiercel.config.schema import Model, Quantization
+from tiercel.errors import ModelError, TiercelError
 from tiercel.models.attention import route_attention
 from tiercel.models.experts import IMPLEMENTATION, mixtures
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gemma4 import Gemma4
 from tiercel.models.generic import AnyImageText
+from tiercel.models.hub import resolve
 from tiercel.models.internvl import InternVL
 from tiercel.models.llava_onevision import LlavaOnevision
 from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
@@ -61,30 +62,6 @@ SMALLER = (
     "several GPUs by train.strategy: fsdp2 (`tiercel plan` says what fits)"
 )
 INDEX = "model.safetensors.index.json"  # lists the files where weights are in several
-CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
-
-
-def resolve(source: Source) -> Path:
-    """Return the checkpoint's local directory. Where the path is a model id, it is downloaded from its hub. Raises
-    ModelError where the hub has no such model, and EnvironmentProblem where it cannot be downloaded."""
-    path = Path(source.path).expanduser()
-    if path.is_dir():
-        return path
-    if source.hub == "modelscope":
-        try:
-            from modelscope import snapshot_download
-        except ImportError as error:
-            raise EnvironmentProblem("model.hub: modelscope needs its package: pip install modelscope") from error
-        return Path(snapshot_download(source.path, revision=source.revision, allow_patterns=list(CHECKPOINT_FILES)))
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(source.path, revision=source.revision, allow_patterns=list(CHECKPOINT_FILES)))
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"model.path: {source.path} is neither a directory nor a model of the hub") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise EnvironmentProblem(f"model.path: {source.path} could not be fetched: {error}") from error
 
 
 def family_class(path: Path) -> type[Family]:

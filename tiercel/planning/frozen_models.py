@@ -15,6 +15,7 @@ from tiercel.config.schema import BaseRecipe, Learner
 from tiercel.errors import ModelError
 from tiercel.learner.forms import chosen_form
 from tiercel.models.attention import route_attention
+from tiercel.models.hub import CONFIG, resolve
 from tiercel.models.loading import DTYPES
 from tiercel.models.memory_errors import weight_bytes
 from tiercel.models.policy import WHOLE_FILE, Policy
@@ -27,7 +28,7 @@ from tiercel.planning.probe import (
     packed_case,
     younger_garbage,
 )
-from tiercel.planning.sizes import bare_family, local_or_fetched, with_layers
+from tiercel.planning.sizes import bare_family, with_layers
 from tiercel.rewards.started import RewardModel
 
 PROBED_LAYERS = 2  # enough: without gradients a layer's buffers are freed before the next layer
@@ -64,7 +65,7 @@ def teacher_size(recipe: BaseRecipe) -> FrozenBytes | None:
     teacher = recipe.taught_by
     if teacher is None or teacher.url is not None:
         return None
-    path = local_or_fetched(teacher, f"{recipe.teacher_key}.path")
+    path = resolve(teacher, f"{recipe.teacher_key}.path", CONFIG)
     return _policy_size(path, DTYPES[teacher.dtype], tokens_without_gradient(recipe), teacher.adapter)
 
 
@@ -125,7 +126,7 @@ def _peak(few: nn.Module, prepare: Callable[[], Callable[[], object]]) -> int:
 
 def _scorer_size(options: RewardModel) -> FrozenBytes:
     """Measure a reward model. Its pass has the most tokens that the recipe admits, in rows of the largest length."""
-    path = local_or_fetched(options, "rewards.model.path")
+    path = resolve(options, "rewards.model.path", CONFIG)
     if options.adapter is not None or (path / WHOLE_FILE).is_file():
         return _policy_size(path, DTYPES[options.dtype], options.batch_tokens, options.adapter, options.device)
     dtype = DTYPES[options.dtype]

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from tiercel.config.schema import BaseRecipe, Model, Quantization, Source
-from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.config.schema import BaseRecipe, Model, Quantization
+from tiercel.errors import ModelError
 from tiercel.models.attention import heads_of
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.hub import CONFIG, resolve
 from tiercel.models.loading import family_class
 from tiercel.models.policy import make_trainable, weights_dtype
 from tiercel.models.quantized import STORED_BYTES, quantizable, stored_quantization
@@ -75,32 +76,9 @@ class ModelSizes:
 def read_config(model: Model) -> tuple[Path, Any]:
     """Return the directory and the config of a checkpoint. Its weights need not be present; from a hub only config.json
     is fetched."""
-    path = local_or_fetched(model, "model.path")
+    path = resolve(model, files=CONFIG)
     family_class(path)  # refuses remote code and unknown architectures
     return path, AutoConfig.from_pretrained(path, local_files_only=True)
-
-
-def local_or_fetched(source: Source, key: str) -> Path:
-    """Return the directory of its config.json. Raises EnvironmentProblem, which names the recipe's key, where it cannot
-    be fetched."""
-    path = Path(source.path).expanduser()
-    return path if path.is_dir() else _fetched(source, key)
-
-
-def _fetched(model: Source, key: str) -> Path:
-    try:
-        if model.hub == "modelscope":
-            from modelscope import snapshot_download
-
-            return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=["config.json"]))
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(model.path, "config.json", revision=model.revision)).parent
-    except (ImportError, OSError, ValueError) as error:  # the hubs' own errors derive from these
-        raise EnvironmentProblem(
-            f"{key}: {model.path}: its config.json could not be fetched ({type(error).__name__}: {error}); give a "
-            "directory that holds it"
-        ) from error
 
 
 def bare_family(path: Path, config: Any) -> Family:

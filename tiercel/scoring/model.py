@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, RecipeError, TrainingError
-from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors, resolve
+from tiercel.models.hub import resolve
+from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors
 from tiercel.models.memory_errors import first_line, is_out_of_memory, memory_to_load
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.started import ByModel, RewardModel

@@ -1,0 +1,43 @@
+"""Find checkpoints: in a directory, or on a hub, from which they are downloaded."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+from tiercel.config.schema import Source
+from tiercel.errors import EnvironmentProblem, ModelError
+
+CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
+CONFIG = ("config.json",)
+OTHER_WAYS = (
+    "look at the connection; or set HF_ENDPOINT to a mirror of Hugging Face; or write hub: modelscope beside the path; "
+    "or write the path of a directory"
+)
+
+
+def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHECKPOINT_FILES) -> Path:
+    """Return the checkpoint's local directory. Where the path is a model id, `files` are downloaded from its hub.
+    `key`: the recipe's, for messages. Raises ModelError where the hub has no such model, and EnvironmentProblem where
+    it cannot be downloaded."""
+    path = Path(source.path).expanduser()
+    if path.is_dir():
+        return path
+    try:
+        return Path(_download(source)(source.path, revision=source.revision, allow_patterns=list(files)))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelError(f"{key}: {source.path} is neither a directory nor a model of the hub") from error
+    except (OSError, ValueError) as error:  # the hubs' own errors derive from these
+        said = str(error).strip().partition("\n")[0]
+        raise EnvironmentProblem(f"{key}: {source.path} could not be fetched: {said}\n{OTHER_WAYS}") from error
+
+
+def _download(source: Source) -> Callable[..., str]:
+    if source.hub != "modelscope":
+        return snapshot_download
+    try:
+        from modelscope import snapshot_download as download
+    except ImportError as error:
+        raise EnvironmentProblem("model.hub: modelscope needs its package: pip install modelscope") from error
+    return download
