@@ -181,7 +181,10 @@ def test_check_says_of_a_missing_package_what_a_run_says(tiny_checkpoints, tmp_p
     recipe.write_text(recipe_to_yaml(grpo_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run")))
     for verb in ("check", "grpo"):
         assert main([verb, str(recipe), override]) == 2
-        assert f"needs the package {package}; pip install {package}, or write" in capsys.readouterr().err
+        said, error = capsys.readouterr()
+        assert f"needs the package {package}; pip install {package}, or write" in error
+        is_looked_at = "rows in tiercel format" in said and "one step" in said
+        assert is_looked_at == (verb == "check")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

@@ -28,9 +28,8 @@ from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_common import require_served
 from tiercel.rollout.vllm_server import connect
 from tiercel.scoring.scorer import require_coordinates
-from tiercel.trackers.opening import require_packages
 from tiercel.training.learners import training_device
-from tiercel.training.packages import require_installed
+from tiercel.training.packages import missing_packages
 from tiercel.training.served_teacher import open_served
 from tiercel.training.turns import open_dialogues
 from tiercel.types import Row, Size
@@ -40,11 +39,20 @@ SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Print what was found. Raises TiercelError at the first problem that would end the run."""
+    """Print what was found. Raises TiercelError at the first problem that would end the run; packages that are missing
+    are told, and raised after everything else has been looked at."""
     console = SpeakingConsole(highlight=False, soft_wrap=True)
     console.print(f"recipe: {arguments.recipe} is a valid {named(recipe.kind).partition(' ')[2]} recipe")
-    require_packages(recipe.trackers)
-    require_installed(recipe)
+    missing = missing_packages(recipe)
+    for error in missing:
+        console.print(f"  not installed: {error}", markup=False)
+    _check(recipe, arguments, console)
+    if missing:
+        raise missing[0]
+    console.print("check passed")
+
+
+def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
     family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
     if isinstance(recipe, GrpoRecipe):
         require_coordinates(recipe.rewards, family.coordinate_space)
@@ -77,7 +85,6 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
                 open_served(recipe, recipe.taught_by).require_answer()
                 console.print(f"the teacher at {recipe.taught_by.url}: answers", markup=False)
     console.print(token_table(recipe, reports[0], len(train.rows)))
-    console.print("check passed")
 
 
 def _scanned(
@@ -138,7 +145,11 @@ def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
     table = Table(title=translated("one step"), title_justify="left", show_header=False)
     prompts = recipe.optim.prompts_per_step
     middle = report.prompt_token_percentiles.get(50, 0)
-    _row(table, "rows", f"{prompts} of {row_count:,}, {prompts / row_count:.2%} of an epoch")
+    share = prompts / row_count
+    if share <= 1:
+        _row(table, "rows", f"{prompts} of {row_count:,}, {share:.2%} of an epoch")
+    else:
+        _row(table, "rows", f"{prompts} of only {row_count:,}, so {share:.3g} epochs")
     budget = recipe.learner.max_tokens_per_microbatch
     if isinstance(recipe, GrpoRecipe):
         group, new = recipe.rollout.group_size, recipe.rollout.longest

@@ -1,11 +1,13 @@
 """The packages and the user's own functions that a recipe needs, looked for before anything is read."""
 
+from functools import partial
 from importlib.util import find_spec
 
 from tiercel.algorithms.section import load_own_functions
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.models.quantized import require_package
+from tiercel.trackers.opening import require_packages
 
 
 def require_installed(recipe: BaseRecipe) -> None:
@@ -26,3 +28,15 @@ def require_installed(recipe: BaseRecipe) -> None:
             raise EnvironmentProblem(
                 f"{key}: {kind.name} needs the package {kind.package}; pip install {kind.package}, or write {instead}"
             )
+
+
+def missing_packages(recipe: BaseRecipe) -> list[EnvironmentProblem]:
+    """Return what is to be installed for the recipe. Raises RecipeError where a function of the user's own cannot be
+    loaded."""
+    found = []
+    for require in (partial(require_packages, recipe.trackers), partial(require_installed, recipe)):
+        try:
+            require()
+        except EnvironmentProblem as error:
+            found.append(error)
+    return found
