@@ -3,12 +3,15 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.calling_models import call, save_calling_checkpoint
 from tests.environments import trl_examples
 from tests.training.test_loops import run_grpo
 from tests.training.turn_recipes import records, turn_recipe
 from tiercel.runs.directory import read_metrics
 
+pytestmark = pytest.mark.catalogue
 FILE = trl_examples.__file__
 
 

@@ -83,7 +83,7 @@ def test_two_graphs_serve_all_layouts_forward_and_backward():
     assert graphs() == GRAPHS
 
 
-@pytest.mark.parametrize("size", (2, 3))
+@pytest.mark.parametrize("size", (2, pytest.param(3, marks=pytest.mark.catalogue)))
 def test_each_rank_s_part_of_a_row_is_that_of_the_whole_row(size):
     """What ranks of a group compute, side by side."""
     layout = LAYOUTS["ragged"]

@@ -91,7 +91,9 @@ def test_weights_add_up_and_passes_take_turns():
     assert held_by_rank(sizes, on_gpu=True) == FrozenBytes(weights=100, largest_pass=7)
 
 
-@pytest.mark.parametrize(("device", "is_held"), [("auto", True), ("cpu", False)])
+@pytest.mark.parametrize(
+    ("device", "is_held"), [("auto", True), pytest.param("cpu", False, marks=pytest.mark.catalogue)]
+)
 def test_the_plan_of_a_gpu_has_the_models_that_lie_there(
     tiny_checkpoints, tmp_path, checkpoint, device, is_held, capsys
 ):

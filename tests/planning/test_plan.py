@@ -48,6 +48,7 @@ def test_json_has_every_strategy(recipe, capsys):
     assert plan["chosen"] == "ddp" and plan["options"][0]["fits"] and plan["options"][0]["largest_tokens"] > 1000
 
 
+@pytest.mark.catalogue  # it searches the remedies
 def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
     words = ["learner.max_tokens_per_microbatch=20000", "train.strategy=single"]
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 2

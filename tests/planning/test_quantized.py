@@ -50,6 +50,7 @@ def test_planned_weights_are_those_of_the_real_model(tmp_path, name, kind):
     assert sizes.language_weights == plain.language_weights
 
 
+@pytest.mark.quantized
 @pytest.mark.parametrize("kind", ("nf4", "int8"))
 def test_the_peak_of_a_pass_is_within_a_tenth(tmp_path, kind):
     """Of a model that is large enough for its weights to matter, with real tensors."""

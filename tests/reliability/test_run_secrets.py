@@ -117,6 +117,7 @@ def leaks(run: Path) -> list[str]:
     return [str(path) for path in run.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
 
 
+@pytest.mark.catalogue
 def test_a_run_that_fails_crashes_and_goes_on_writes_no_secret(recipe, capfd):
     run = recipe.parent / "run"
     crashed = subprocess.run(

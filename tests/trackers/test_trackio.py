@@ -59,6 +59,7 @@ def test_numbers_and_pictures_are_those_of_the_run_and_a_resumed_run_has_no_step
     assert (folder / "media" / picture["file_path"]).is_file()
 
 
+@pytest.mark.catalogue
 def test_a_shared_directory_keeps_another_run_of_the_same_name(tmp_path):
     shared = str(tmp_path / "shared")
     one, rows = grounding(tmp_path / "a" / "study" / "run")

@@ -63,7 +63,7 @@ def trained(run: Path) -> dict[str, bytes]:
     return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("workers", (1, 4))
+@pytest.mark.parametrize("workers", (1, pytest.param(4, marks=pytest.mark.catalogue)))
 def test_workers_change_no_byte(checkpoint, tmp_path, whole, workers):
     """The run to compare with encodes rows in the trainer's own process."""
     expected = trained(whole)
