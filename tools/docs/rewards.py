@@ -17,7 +17,7 @@ def table(say: Say = str) -> str:
     lines = [f"| {' | '.join(map(say, head))} |", "|---|---|---|---|---|"]
     for name, kind in BUILTIN.items():
         value = say((inspect.getdoc(kind) or "").replace("\n", " ")).replace("|", "\\|")
-        needs = f"; {say('needs the package {0}').format(kind.needs)}" if kind.needs else ""
+        needs = say("; needs the package {0}").format(kind.needs) if kind.needs else ""
         options = ", ".join(f"`{option}`" for option in options_of(name) if option != "correct_at") or "-"
         right = "-" if kind.own_right_from is None else f"{kind.own_right_from:g}"
         lines.append(f"| `{name}` | {say(kind.reads)} | {value}{needs} | {options} | {right} |")
