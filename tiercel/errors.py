@@ -15,14 +15,18 @@ class TiercelError(ValueError):
     exit_code = EXIT_USER
 
 
-class RecipeError(TiercelError):
-    """Raised where the recipe is wrong. `problems` has one line for each problem."""
+ANY_RECIPE = "recipe"
 
-    def __init__(self, problems: list[str], source: str = "recipe"):
+
+class RecipeError(TiercelError):
+    """Raised where the recipe is wrong. `problems` has one line for each problem. `source`: its file, where known."""
+
+    def __init__(self, problems: list[str], source: str = ANY_RECIPE):
         self.problems = tuple(problems)
         self.source = source
         lines = (f"  {line}" for line in problems)
-        super().__init__("\n".join([f"{source}: {counted(len(problems), 'problem')}", *lines]))
+        heading = counted(len(problems), "problem")
+        super().__init__("\n".join([f"{source}: {heading}" if source else heading, *lines]))
 
 
 class DataError(TiercelError):

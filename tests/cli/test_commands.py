@@ -130,7 +130,7 @@ def test_check_reads_the_right_answer_of_every_row(tiny_checkpoints, tmp_path, c
     assert main(["check", str(recipe), "data.max_bad_fraction=0.2"]) == 0
     out = capsys.readouterr().out
     assert f"{len(lines)} rows in tiercel format, 1 rejected" in out
-    assert f"rejected {rows}:3 ({lines[2]['id']}) answer: row" in out and "is an empty or inverted box" in out
+    assert f"rejected {rows}:3 ({lines[2]['id']}) answer: [50, 60, 40, 70] is an empty or inverted box" in out
     assert main(["check", str(recipe)]) == 2
 
 

@@ -73,5 +73,5 @@ def test_nearest_word():
     assert nearest_word("optim.schedule", "Cosine", schedules).key == "cosine"
     assert nearest_word("optim.schedule", "cosne", schedules).key == "cosine"
     assert nearest_word("optim.schedule", "xyz", schedules).key is None
-    assert nearest_word(f"rewards.{ENTRY}.name", "acuracy", ("exact", "iou")).key == "exact"
+    assert nearest_word(f"rewards.{ENTRY}.name", "acuracy", ("math", "iou")).key == "math"
     assert nearest_word("rollout.engine", "sglang", ("local",)).hint == "sglang is not in this version"

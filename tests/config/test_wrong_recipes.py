@@ -133,7 +133,7 @@ WRONG = [
     grpo("model.dtype=fp16", "model.dtype", "write float16"),
     grpo("optim.schedule=cos", "optim.schedule", "write cosine"),
     grpo("optim.schedule=cosin", "optim.schedule", "write cosine"),
-    grpo("rewards.0.name=accuracy", "rewards.0.name", "write exact"),
+    grpo("rewards.0.name=accuracy", "rewards.0.name", "write math"),
     grpo("rewards.0.name=fromat", "rewards.0.name", "write format"),
     grpo("rollout.engine=sglang", "rollout.engine", "sglang is not in this version"),
     grpo("rollout.engine=vllm-server", "rollout.urls", "missing; write the servers' addresses"),
@@ -338,7 +338,7 @@ WRONG = [
     grpo("rollout.top_p=1.5", "rollout.top_p", "at most 1"),
     grpo("optim.betas=[0.9]", "optim.betas.1", "such as [0.9, 0.999]"),
     grpo("lora.targets=[q_proj, v_proj]", "lora.targets", ".*(q_proj|v_proj)"),
-    grpo("optim=null", "optim", "the section is empty"),
+    grpo("train=null", "train", "the section is empty"),
     grpo("optim=adamw", "optim", "must be a section with the keys name, lr"),
     grpo("rollout.group_size=null", "rollout.group_size", "leave the key out for 8"),
     # keys that do not fit together

@@ -19,7 +19,7 @@ from tiercel.config import Recipe
 from tiercel.config.keys import RECIPES
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.notes import note_code, note_error, start_notes
-from tiercel.errors import EXIT_DONE, ElsewhereError, RecipeError, TiercelError
+from tiercel.errors import ANY_RECIPE, EXIT_DONE, ElsewhereError, RecipeError, TiercelError
 from tiercel.messages import translated
 from tiercel.reliability.redaction import redact, redact_given
 from tiercel.reliability.tracebacks import redact_tracebacks
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except TiercelError as error:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        text = f"tiercel {arguments.command}{rank}: {translated(_told(error))}"
+        text = f"tiercel {arguments.command}{rank}: {translated(_told(_with_file(error, arguments)))}"
         print(text, file=sys.stderr)
         note_error(text)
         note_code(error.exit_code)
@@ -131,6 +131,14 @@ def _wants_ranks(arguments: argparse.Namespace) -> bool:
     if "RANK" in os.environ:
         raise RecipeError(["--nproc: a launcher has started this process already as one of its ranks; leave it out"])
     return True
+
+
+def _with_file(error: TiercelError, arguments: argparse.Namespace) -> TiercelError:
+    """Name the recipe's file in a problem that was found when the recipe was no file any more."""
+    file = getattr(arguments, "recipe", None) or getattr(arguments, "target", None)
+    if isinstance(error, RecipeError) and error.source == ANY_RECIPE and file is not None:
+        return RecipeError(list(error.problems), str(file))
+    return error
 
 
 def _told(error: TiercelError) -> str:

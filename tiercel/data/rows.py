@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tiercel.data.images import ImageProblem, require_path, stray_problem
 from tiercel.errors import DataError
+from tiercel.shortening import brief
 from tiercel.types import Box, ImageRoots, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
 
 Purpose = Literal["sft", "pairs", "labels", "grpo"]
@@ -27,7 +28,7 @@ REFERENCE_MARK = "<ref-object>"
 
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _MOST_FPS = 1000.0
-_LONGEST_REASON = 1000  # characters
+_LONGEST_REASON = 5000  # characters; a reason may name a path, which has up to 4096
 
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
@@ -52,12 +53,13 @@ class RowDraft:
 
 def reject(row: Row, error: DataError) -> RejectedRow:
     """Make a RejectedRow of a row whose images or prompt cannot be used."""
-    return RejectedRow(id=row.id, file=row.file, line=row.line, field=error.field, reason=str(error))
+    reason = str(error).removeprefix(f"row {row.id}, column {error.field}: ")  # which the record says itself
+    return RejectedRow(id=row.id, file=row.file, line=row.line, field=error.field, reason=reason)
 
 
 def shortened(text: str) -> str:
     """Shorten a reason or a field for bad_rows.jsonl; it may have text of the row in it."""
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+    return brief(text, _LONGEST_REASON)
 
 
 def given(record: Mapping[str, Any], key: str) -> bool:
@@ -414,5 +416,4 @@ def _brief(value: Any) -> str:
     """Shorten a value for a message."""
     if value is None:
         return "missing"
-    text = repr(value) if not isinstance(value, bytes) else "bytes"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return brief(repr(value), 80) if not isinstance(value, bytes) else "bytes"
