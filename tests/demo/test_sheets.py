@@ -60,14 +60,14 @@ def test_a_thought_goes_from_left_to_right(sheet):
     thought = sheet.read_out(notes["where"]["Where is the 7?"])
     assert thought == "1,2 red 3: no; 2,4 blue 7: here; 3,1 red 3: no; 4,2 black 5: no"
     assert notes["count"]["How many 3s?"] == ["1", "no", "2", "no"]
-    assert notes["sum"]["What is the sum of the red ones?"] == ["3", "no", "6", "no"]
+    assert notes["sum"]["What is the sum of the red ones?"] == ["3", "no", "3+3=6", "no"]
     assert notes["left"]["Which digit is left of the 5?"] == ["no", "no", "no", "3"]
 
 
 def test_a_zero_that_is_asked_for_is_no_other_digit():
     zeros = tuple(digit(0, "red", (28 * column, 0, 28 * column + 20, 20)) for column in range(2))
     known = KINDS["sum"](Sheet(image=Image.new("RGB", (SIDE, SIDE)), digits=zeros))
-    assert known["What is the sum of the red ones?"].notes == ["0", "0"]
+    assert known["What is the sum of the red ones?"].notes == ["0", "0+0=0"]
 
 
 def test_each_kind_asks_what_has_one_answer(sheet):

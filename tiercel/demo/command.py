@@ -24,6 +24,7 @@ WARMUP = RowSet(name="warmup", count=1920, seed=1, slips=0.5)
 PRACTICE = RowSet(name="practice", count=3600, seed=2)
 HELD_OUT = RowSet(name="heldout", count=1024, seed=3, is_held_out=True)
 DATA, RUN = Path("runs/demo-data"), Path("runs/demo")
+CONTROL = DATA / "control.jsonl"
 
 Counts = Mapping[str, tuple[int, int]]  # right answers and rows, by the kind of question
 
@@ -51,24 +52,26 @@ def demo() -> None:
     show_command("4/5", "learn from right answers alone", "grpo", recipe)
     print("5/5 control: the same sheets and right answers, but another digit or ink in the question", flush=True)
     adapter = max((RUN / "checkpoints").iterdir()) / "adapter"
-    run_command("eval", recipe, f"data.eval={DATA / 'heldout-swapped.jsonl'}", "--adapter", str(adapter))
-    print(summary(RUN))
+    rows = f"data.eval={DATA / 'heldout-swapped.jsonl'}"
+    run_command("eval", recipe, rows, "--adapter", str(adapter), "--output", str(CONTROL))
+    print(summary(RUN, CONTROL))
     print(f"{time.monotonic() - started:.0f} s in all; open {RUN}/report.html")
 
 
-def summary(run: Path) -> str:
-    """Compare the accuracy of each kind of question before and after. Raises TrainingError where an evaluation is
-    missing."""
+def summary(run: Path, control: Path) -> str:
+    """Compare the accuracy of each kind of question before and after, and with that of the control's file. Raises
+    TrainingError where an evaluation is missing."""
     steps = [int(row["step"]) for row in evaluations_of(run, read_metrics(run))]
-    before, after = (by_kind(read_groups(run, step)) for step in (steps[0], steps[-1]))
+    files = (groups_path(run, "evaluations", steps[0]), groups_path(run, "evaluations", steps[-1]), control)
+    before, after, swapped = (by_kind(read_groups(file)) for file in files)
     lines = [f"{kind + ':':7}{in_words(before, kind)} -> {in_words(after, kind)}" for kind in (*KINDS, "all")]
-    return "\n".join([describe(run), *lines])
+    shares = ", ".join(f"{kind} {in_words(swapped, kind)}" for kind in (*KINDS, "all"))
+    return "\n".join([describe(run), *lines, f"control: {shares}"])
 
 
-def read_groups(run: Path, step: int) -> list[GroupRecord]:
-    """Read the held-out completions of a step."""
-    lines = groups_path(run, "evaluations", step).read_text(encoding="utf-8").splitlines()
-    return [GroupRecord.from_json(json.loads(line)) for line in lines]
+def read_groups(file: Path) -> list[GroupRecord]:
+    """Read completions of held-out rows."""
+    return [GroupRecord.from_json(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def by_kind(groups: Sequence[GroupRecord]) -> Counts:

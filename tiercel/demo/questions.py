@@ -58,8 +58,7 @@ def where(sheet: Sheet) -> Solutions:
 def count(sheet: Sheet) -> Solutions:
     """Ask how often a digit is there."""
     return {
-        TEXTS["count"].format(value): _added([1 if digit.value == value else None for digit in sheet.digits])
-        for value in range(10)
+        TEXTS["count"].format(value): _counted([digit.value == value for digit in sheet.digits]) for value in range(10)
     }
 
 
@@ -104,12 +103,24 @@ def ask(sheet: Sheet, kind: str, generator: np.random.Generator) -> Question | N
     return None
 
 
-def _added(worths: Sequence[int | None]) -> Solution:
-    """Add up what each digit is worth to a question; None for a digit that is not asked for."""
-    sums = accumulate(worth or 0 for worth in worths)
-    notes = ["no" if worth is None else str(so_far) for worth, so_far in zip(worths, sums, strict=True)]
-    total = sum(worth or 0 for worth in worths)
-    return Solution(notes=notes, answer=str(total), slip=str(total + 1))
+def _counted(hits: Sequence[bool]) -> Solution:
+    notes = [str(so_far) if hit else "no" for hit, so_far in zip(hits, accumulate(map(int, hits)), strict=True)]
+    return Solution(notes=notes, answer=str(sum(hits)), slip=str(sum(hits) + 1))
+
+
+def _added(values: Sequence[int | None]) -> Solution:
+    """Add up values; None for a digit that is not asked for."""
+    notes, total = [], None
+    for value in values:
+        if value is None:
+            notes.append("no")
+        elif total is None:
+            total = value
+            notes.append(str(total))
+        else:
+            notes.append(f"{total}+{value}={total + value}")
+            total += value
+    return Solution(notes=notes, answer=str(total), slip=str((total or 0) + 1))
 
 
 def _single(sheet: Sheet) -> list[Digit]:

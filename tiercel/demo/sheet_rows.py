@@ -1,5 +1,6 @@
 """Files of rows that show sheets and ask about them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from tiercel.demo.sheets import Sheet, Stationery
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSet:
-    """Rows of one file, one for each sheet; kinds of questions take turns. Held-out rows show other handwriting."""
+    """Rows of one file, one for each sheet; `kinds` of questions take turns. Held-out rows show other handwriting."""
 
     name: str
     count: int
     seed: int
+    kinds: Sequence[str] = tuple(KINDS)
     is_held_out: bool = False
     is_answered: bool = True  # False: what the assistant says ends with the thought
     slips: float = 0.0  # share of the rows in which the assistant answers carelessly; the column `answer` is right
@@ -29,7 +31,7 @@ def write_questions(directory: Path, rows: RowSet) -> Path:
     dice = np.random.default_rng([rows.seed, 1])
     asked, swapped = [], []
     for number in range(rows.count):
-        sheet, question = _asked(stationery, tuple(KINDS)[number % len(KINDS)], generator)
+        sheet, question = _asked(stationery, rows.kinds[number % len(rows.kinds)], generator)
         file = save_picture(sheet.image, directory, f"{rows.name}-{number:05d}")
         name = f"{rows.name}-{question.kind}-{number}"
         answer = question.solution.answer

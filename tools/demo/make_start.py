@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from tiercel.demo import command, pointing, zoom
+from tiercel.demo.questions import KINDS
 from tiercel.demo.running import run_command
 from tiercel.demo.scenes import SceneSet, write_scenes
 from tiercel.demo.sheet_rows import RowSet, write_questions
@@ -20,8 +21,9 @@ from tools.demo.zoom_lessons import write_lessons
 
 SQUARES = RowSet(name="squares", count=38_400, seed=11)
 HELD_OUT_SQUARES = RowSet(name="squares-heldout", count=1024, seed=12, is_held_out=True)
-LESSONS = RowSet(name="lessons", count=51_200, seed=14, is_answered=False)
-HELD_OUT_LESSONS = replace(LESSONS, name="lessons-heldout", count=512, seed=15, is_held_out=True)
+# Sums take the longest: a question for the ink, and then a table of additions.
+LESSONS = RowSet(name="lessons", count=64_000, seed=14, kinds=(*KINDS, "sum", "sum"), is_answered=False)
+HELD_OUT_LESSONS = replace(LESSONS, name="lessons-heldout", count=510, seed=15, is_held_out=True)
 ANSWERED = RowSet(name="answered", count=38_400, seed=14)
 HELD_OUT_ANSWERED = replace(ANSWERED, name="answered-heldout", count=512, seed=15, is_held_out=True)
 # A window of the vision tower is a square, so that what it has learnt of a square holds on a sheet.
