@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tiercel.shortening import brief
+
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -103,11 +105,10 @@ class Keys:
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """Write a value as YAML has it, on one line, cut after `limit` characters."""
+    """Write a value as YAML has it, on one line, shortened to about `limit` characters."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return brief(json.dumps(value, ensure_ascii=False, default=str), limit)
 
 
 def address_fault(url: str) -> str | None:

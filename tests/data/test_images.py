@@ -240,11 +240,12 @@ def test_paths_are_checked_here_too(tmp_path, path):
     problem(ImageSource(path=path), tmp_path / "root")
 
 
-def test_messages_show_a_path_short_and_as_plain_text():
+def test_messages_show_a_path_whole_and_as_plain_text():
     assert str(ImageProblem("\x1b[2J\ud800.png", "why")) == "'\\x1b[2J\\ud800.png': why"
     assert str(ImageProblem("\u202ea.png", "why")) == "'\\u202ea.png': why"
     assert str(ImageProblem("ü.png", "why")) == "ü.png: why"
-    assert str(ImageProblem("x" * 1000, "why")) == "x" * 197 + "...: why"
+    assert str(ImageProblem("x/" * 1000, "why")) == "x/" * 1000 + ": why"
+    assert str(ImageProblem("x" * 5000, "why")) == "x" * 200 + "...: why"
 
 
 def places(tmp_path):

@@ -13,6 +13,7 @@ from tiercel.plurals import counted
 from tiercel.report.listing import Entry, listed
 from tiercel.report.numbers import NOTHING, duration
 from tiercel.runs.ending import State
+from tiercel.shortening import brief
 
 STYLES: dict[State, str] = {
     "running": "bold cyan",
@@ -68,7 +69,7 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 def _first_line(reason: str) -> str:
     line, *_ = [*reason.strip().splitlines(), ""]
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
+    return brief(line, _LONGEST_REASON)
 
 
 def _summary(entries: list[Entry]) -> str:

@@ -9,6 +9,7 @@ from tiercel.calls import call_file
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
 from tiercel.sections import Keys, Problem, shown
+from tiercel.shortening import LONGEST_PATH
 
 BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # sections of models beside the one trained
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
@@ -20,7 +21,7 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
     Takes the recipe as read, so that it can speak beside the schema: what is not text is passed over.
     """
     problems = [
-        Keys(key).problem(f"{shown(given)} given; {fault}")
+        Keys(key).problem(f"{shown(given, LONGEST_PATH)} given; {fault}")
         for declared, check in PATH_CHECKS.items()
         for key, given in _texts(tree, declared)
         if (fault := check(given)) is not None

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from tiercel.shortening import brief
+
 _MERGE = "tag:yaml.org,2002:merge"
 _BOOLEANS = {"true": True, "false": False}
 _PATTERNS = {
@@ -47,7 +49,7 @@ def _scalar(convert: Callable[[str], Any]) -> Callable[["_Loader", yaml.ScalarNo
         try:
             return convert(loader.construct_scalar(node))
         except (ValueError, KeyError) as error:
-            raise _fault(f"{node.value[:40]!r} is not a value of this type", node) from error
+            raise _fault(f"{brief(repr(node.value), 60)} is not a value of this type", node) from error
 
     return construct
 

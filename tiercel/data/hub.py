@@ -11,6 +11,7 @@ from typing import Any
 
 from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
 from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.shortening import brief
 
 OLDEST = 4  # the first major version of datasets that refuses scripts
 _INSTALL = f"pip install 'datasets>={OLDEST}'"
@@ -86,7 +87,7 @@ def _reason(error: Exception) -> str:
         return "is a script, and tiercel runs no code of a data set; save it as Parquet, and name that"
     texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
     text = ": ".join(["cannot be read", *(" ".join(text.split()).rstrip(".") for text in texts)])
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+    return brief(text, _LONGEST_REASON)
 
 
 def _datasets(source: RowSource) -> Any:

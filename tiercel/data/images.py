@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.shortening import CUT, LONGEST_PATH
 from tiercel.types import ImageRoots, ImageSource, Size
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
@@ -53,8 +54,7 @@ _UPRIGHT = {
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 
-_LONGEST_SHOWN = 200  # characters of a path in a message
-_LONGEST_PATH = 4096  # characters, which is the system's limit
+_LONGEST_SHOWN = 200  # characters, in a message, of a text that is too long to be a path
 _MOST_READS = 300_000  # of one image; a PNG of 400 MB takes 200,000
 # Control characters, and halves of surrogate pairs, which cannot be written to a file.
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -115,8 +115,8 @@ def path_problem(path: str) -> str | None:
         return "the path contains a null character"
     if _UNWRITABLE.search(path):
         return "the path contains a control character or half of a surrogate pair"
-    if len(path) > _LONGEST_PATH:
-        return f"the path has {len(path)} characters; at most {_LONGEST_PATH} are allowed"
+    if len(path) > LONGEST_PATH:
+        return f"the path has {len(path)} characters; at most {LONGEST_PATH} are allowed"
     if "://" in path or path.lower().startswith(("data:", "file:")):
         return "is a URL, and tiercel downloads no images; give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
@@ -160,9 +160,9 @@ def _stray(roots: ImageRoots) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Shorten a row's path for a message, without control characters."""
-    short = path if len(path) <= _LONGEST_SHOWN else path[: _LONGEST_SHOWN - 3] + "..."
-    return short if short.isprintable() else ascii(short)
+    """Write a row's path for a message, without control characters; only what is no path is cut."""
+    text = path if len(path) <= LONGEST_PATH else path[:_LONGEST_SHOWN] + CUT
+    return text if text.isprintable() else ascii(text)
 
 
 def resolve(path: str, roots: ImageRoots) -> Path:

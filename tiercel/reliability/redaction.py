@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
+from tiercel.shortening import CUT
+
 SECRET_VARIABLES = ("*_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")  # in either case
 SHORTEST_SECRET = 8  # characters; a shorter value would occur in ordinary words
-CUT = "..."  # marks the place where a message shows only part of a long value
 _SHORTEST_LINE = 16  # characters, of a secret with several lines, such as a private key
 
 _SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
@@ -25,7 +26,7 @@ _QUOTED = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
         r"^ *(?P<name>[^:\n]+): (?P<value>\S.{7,})(?= given[;,])",
-        r'^ *override "(?P<name>[^"=\n]+)=(?P<value>.+)(?=(?:"|\.\.\.): )',
+        r'^ *override "(?P<name>[^"=\n]+)=(?P<value>.+)(?=": )',
         r"(?P<name>\S+) is the value (?P<value>.+)(?=, so it has no key)",
     )
 )

@@ -13,6 +13,7 @@ from tiercel.errors import DataError
 from tiercel.rewards.answers import LARGEST_COORDINATE, extract_answer, parse_box, parse_boxes, parse_number
 from tiercel.rewards.boxes import is_proper
 from tiercel.samples import Box, Sample
+from tiercel.shortening import brief
 
 IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image"
 
@@ -28,9 +29,8 @@ class Truth:
 
     def malformed(self, reason: str) -> DataError:
         """Return the error that names row, column and value."""
-        shown = repr(self.value) if len(repr(self.value)) <= 80 else repr(self.value)[:77] + "..."
         place = f"row {self.sample.id}, column {self.column}"
-        return DataError(f"{place}: {shown} {reason} (reward {self.reward})", field=self.column)
+        return DataError(f"{place}: {brief(repr(self.value), 80)} {reason} (reward {self.reward})", field=self.column)
 
     def number(self) -> Fraction:
         """Read a number, exactly."""
