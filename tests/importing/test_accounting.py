@@ -108,6 +108,14 @@ def test_what_only_the_shell_knows_is_told():
         drafted(f"{GRPO} --gradient_accumulation_steps $(nproc)")
 
 
+def test_what_nothing_depends_on_is_told_once():
+    draft = drafted(f'export LOG_PATH="./debug_$RUN.txt"\nMINE=$RUN {GRPO} --logging_dir logs/$RUN')
+    for name in ("LOG_PATH", "MINE", "--logging_dir"):
+        assert [note.is_change for note in draft.notes if note.subject.startswith(name)] == [False], name
+    draft = drafted(f"CUDA_VISIBLE_DEVICES=$GPUS {FACTORY}")  # a process for each of them
+    assert "CUDA_VISIBLE_DEVICES=$GPUS: holds what only the shell knows" in told(draft)
+
+
 def test_what_packing_counts_is_told():
     notes = [note for note in drafted(f"{SFT} --packing true").notes if "--packing" in note.subject]
     assert notes[0].is_change and "an update counts rows" in notes[0].text

@@ -5,6 +5,7 @@ import pytest
 from tests.importing.helpers import drafted, told
 from tests.importing.shapes import SHAPES, SWIFT, SWIFT_ARRAY, SWIFT_SFT, TRL, VLM_R1
 from tiercel.cli.import_command import import_command, imported
+from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.errors import RecipeError
 
@@ -141,7 +142,16 @@ def test_the_text_is_a_recipe_but_for_paths(name, tmp_path, capsys, monkeypatch)
     (tmp_path / "launch.sh").write_text(SHAPES[name])
     import_command(str(tmp_path / "launch.sh"), tmp_path / "recipe.yaml")
     left = capsys.readouterr().err.splitlines()
-    allowed = ("data.train", "data.mix", "data.image_root", "rewards", "lora.init")
+    allowed = (
+        "data.train",
+        "data.mix",
+        "data.image_root",
+        "rewards",
+        "lora.init",
+        "model.hub",
+        "teacher.hub",
+        "--data",
+    )
     assert [line for line in left if not line.removeprefix("still to do: ").startswith(allowed)] == []
 
 
@@ -220,9 +230,50 @@ def test_a_method_that_is_off_is_no_reason_to_refuse(flags):
     assert "group_size: 8" in text and flags.split()[0] in text
 
 
+def refused(given: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        imported(given)
+    return str(error.value)
+
+
+def test_an_error_names_the_file_and_a_command_has_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused("nosuch.sh") == f"nosuch.sh: 1 problem\n  no such file (looked from {tmp_path})"
+    (tmp_path / "scripts").mkdir()
+    assert refused("scripts") == "scripts: 1 problem\n  this is a directory; write the file of a script"
+    (tmp_path / "latin.sh").write_bytes("echo\nswift sft --output_dir fr\xfcher\n".encode("latin-1"))
+    assert refused("latin.sh") == "latin.sh: 1 problem\n  line 2: not UTF-8 text; save the file as UTF-8"
+    (tmp_path / "ppo.sh").write_text("swift rlhf --rlhf_type ppo --model m\n")
+    fault = "1 problem\n  --rlhf_type ppo is no method of this version; nearest: tiercel grpo"
+    assert refused("ppo.sh") == f"ppo.sh: {fault}"
+    assert refused("swift rlhf --rlhf_type ppo --model m") == fault
+
+
+@pytest.mark.parametrize("words", ["--dataset r ...", "--dataset ...", "--dataset r \u2026", "... --dataset r"])
+def test_a_command_with_words_left_out_is_refused(words):
+    said = "1 problem\n  the command cannot be read: `...` stands for words that are left out; write the whole command"
+    assert refused(f"swift sft --model org/m {words}") == said
+    assert "path: m" in imported("swift sft --model m --dataset ../r.jsonl --output_dir ...x")[0]
+
+
 def test_the_first_command_that_trains_is_taken(capsys):
     import_command(
         "swift rollout --model m\nswift rlhf --rlhf_type ppo --model a\nswift sft --model b --dataset r\n", None
     )
     printed = capsys.readouterr().out
     assert "path: b" in printed and "The first of 2 training commands" in printed
+
+
+def test_what_is_left_to_do_and_what_is_wrong_is_told_in_chinese(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIERCEL_LANG", "zh")
+    (tmp_path / "plugin.py").write_text("class Right: ...\norms['right'] = Right\n")
+    line = "swift rlhf --rlhf_type grpo --use_hf true --model org/m --dataset r.jsonl --external_plugins plugin.py"
+    assert main(["import-command", f"{line} --reward_funcs wrong"]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "rewards.0.call: plugin.py 里没有函数 wrong" in first and first.endswith("Right, right")
+    assert main(["import-command", "nosuch.sh"]) == 2
+    heading, fault = capsys.readouterr().err.splitlines()
+    assert heading == "tiercel import-command: nosuch.sh: 1 个问题" and fault.startswith("  没有这个文件")
+    assert main(["import-command", f"{line} ..."]) == 2
+    assert "把命令写全" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from tiercel.importing.launches import Foreign, Launch, launch_of
 from tiercel.importing.shell import commands
 from tiercel.importing.text import recipe_text
 from tiercel.messages import translated
+from tiercel.shortening import LONGEST_PATH
 from tiercel.writing import write_text
 
 
@@ -23,8 +24,8 @@ def import_command(given: str, output: Path | None) -> None:
     """Print the recipe, or write it to `output`, and say what is left to do.
 
     Raises:
-        RecipeError: there is no training command, it asks for a method that tiercel does not have, or a value that
-            must be a number is not one.
+        RecipeError: there is no such file or no training command, it asks for a method that tiercel does not have, a
+            value that must be a number is not one, or words were left out.
     """
     text, problems = imported(given)
     if output is None:
@@ -38,23 +39,45 @@ def import_command(given: str, output: Path | None) -> None:
 
 def imported(given: str) -> tuple[str, list[str]]:
     """Return the recipe's text, and a line for each of its problems. Raises as `import_command` does."""
-    file = Path(given) if len(given) < 4096 and "\n" not in given and Path(given).is_file() else None
-    script = given if file is None else file.read_text(encoding="utf-8")
+    file = Path(given) if len(given) < LONGEST_PATH and "\n" not in given else None
+    if file is not None and not file.is_file():
+        if len(given.split()) == 1:  # any command has more words
+            if file.is_dir():
+                raise RecipeError(["this is a directory; write the file of a script"], given)
+            raise RecipeError([f"no such file (looked from {Path.cwd()})"], given)
+        file = None
+    try:
+        return _imported(given if file is None else _text_of(file), file)
+    except RecipeError as error:
+        raise RecipeError([*error.problems], "" if file is None else given) from error
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise RecipeError([f"line {line}: not UTF-8 text; save the file as UTF-8"]) from error
+    except OSError as error:
+        raise RecipeError([f"cannot be read: {error}"]) from error
+
+
+def _imported(script: str, file: Path | None) -> tuple[str, list[str]]:
     try:
         found = [launch for command in commands(script, file) if (launch := launch_of(command, file)) is not None]
         launch = first_launch(found)
         if lines := refusals(launch):
             raise RecipeError(lines)
         draft = draft_of(launch)
+    except RecipeError:
+        raise
     except ValueError as error:
-        if isinstance(error, RecipeError):
-            raise
         raise RecipeError([f"the command cannot be read: {error}"]) from error
     draft.values.setdefault("output", "runs/imported")
     text = recipe_text(draft)
     if len(found) > 1:
         text = f"# The first of {len(found)} training commands.\n{text}"
-    return text, problems_of_text(text, launch.kind)
+    return text, draft.left + problems_of_text(text, launch.kind)
 
 
 def first_launch(found: list[Launch | Foreign]) -> Launch:

@@ -5,7 +5,9 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
+from tiercel.importing.image_paths import set_image_root
 from tiercel.importing.launches import METHOD_FLAGS, Launch
+from tiercel.importing.modelscope import set_package_needed
 from tiercel.importing.preferences import LOSS_FLAGS, pair_loss, set_preferences
 from tiercel.importing.rewards import set_rewards
 from tiercel.importing.rows import set_rows
@@ -38,12 +40,20 @@ def refusals(launch: Launch) -> list[str]:
     return lines
 
 
+_LEFT_OUT = ("...", "\u2026")
+
 # Each step may use the values of the steps before it.
-STEPS = (set_sizes, set_sampling, set_preferences, set_tuning, fit, set_rows, set_rewards, set_lengths, set_pack)
+STEPS = (
+    set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, fit, set_rows, set_image_root,
+    set_rewards, set_lengths, set_pack,
+)  # fmt: skip
 
 
 def draft_of(launch: Launch) -> RecipeDraft:
-    """Make the recipe that does what the command does. Raises ValueError where a value that must be a number is not."""
+    """Make the recipe that does what the command does. Raises ValueError where a value that must be a number is not,
+    and where words were left out."""
+    if any(word in _LEFT_OUT for words in (launch.strays, *launch.flags.values()) for word in words):
+        raise ValueError("`...` stands for words that are left out; write the whole command")
     draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)

@@ -37,13 +37,14 @@ class Note:
 
 @dataclass(slots=True)
 class RecipeDraft:
-    """Values by key, the origin of each, and notes."""
+    """Values by key, the origin of each, notes, and what is left to do beside what `tiercel check` would refuse."""
 
     launch: Launch
     given: dict[str, str]
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def set(self, key: str, value: Any, *labels: str, remark: str = "") -> None:
         """Set a key. `labels` name what the value depends on; those that the command does not give are left out."""
@@ -114,14 +115,16 @@ class RecipeDraft:
         return is_secret_name(name) and not is_named and not is_count
 
     def account(self) -> None:
-        """Add a note for everything given that has no key and no note yet."""
-        spoken = {label for origin in self.origins.values() for label in origin.labels}
-        spoken |= {label for note in self.notes for label in note.labels}
+        """Add a note for everything given that has no key and no note yet, and for what only the shell knows."""
+        set_by = {label for origin in self.origins.values() for label in origin.labels}
+        spoken = set_by | {label for note in self.notes for label in note.labels}
         for label in [label for label in self.given if label not in spoken]:
             self._account_for(label)
+        used = set_by | {label for note in self.notes if note.is_change for label in note.labels}
+        used |= {"CUDA_VISIBLE_DEVICES"} if self.launch.counts_gpus else set()
         for label, text in self.given.items():
             is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
-            if re.search(r"[$`]", text) and not is_told:
+            if re.search(r"[$`]", text) and label in used and not is_told:
                 self.note("holds what only the shell knows; write its value", label)
 
     def _account_for(self, label: str) -> None:

@@ -31,7 +31,7 @@ def set_rewards(draft: RecipeDraft) -> None:
     by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
     names = launch.words("reward_funcs") or by_script
     models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
-    entries = [_entry(draft, name) for name in names]
+    entries = [_entry(draft, name, number) for number, name in enumerate(names)]
     entries += [{"name": "model", "model": {"path": path}} for path in models]
     for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
         entries[number]["weight"] = float(number_of("--reward_weights", weight))
@@ -44,7 +44,7 @@ def set_rewards(draft: RecipeDraft) -> None:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
 
 
-def _entry(draft: RecipeDraft, name: str) -> dict[str, Any]:
+def _entry(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
     if draft.launch.framework == "VLM-R1" and (entry := _of_vlm_r1(draft, name)):
         return entry
     if entry := _of_flags(draft, name):
@@ -52,7 +52,7 @@ def _entry(draft: RecipeDraft, name: str) -> dict[str, Any]:
     fixed, note = _fixed().get((draft.launch.framework, name), (None, ""))
     if note:
         draft.note(note, subject=f"--reward_funcs {name}")
-    return _own(draft, name) if fixed is None else dict(fixed)
+    return _own(draft, name, number) if fixed is None else dict(fixed)
 
 
 def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
@@ -100,20 +100,26 @@ def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     return {"name": name, "max_tokens": longest, "buffer": buffer}
 
 
-def _own(draft: RecipeDraft, name: str) -> dict[str, Any]:
+def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
     """Convert a reward of the user: from a plugin file where it is found, else with a note."""
     launch = draft.launch
     if launch.framework == "TRL" and "." in name:
         module, _, function = name.rpartition(".")
         return {"call": f"{module}:{function}"}
     plugins = launch.words("external_plugins")
-    for plugin in plugins:
-        file = launch.file(plugin)
-        if file is not None and (found := registered(file).get(name)):
+    here = {plugin: registered(file) for plugin in plugins if (file := launch.file(plugin)) is not None}
+    for plugin, known in here.items():
+        if found := known.get(name):
             draft.note(f"{name} is {found} of {plugin}", "--external_plugins", is_change=False)
             return {"call": f"{plugin}:{found}"}
-    place = plugins[0] if plugins else "mine.py"
-    asked = f"its name was not found in {place}" if plugins else "name its file"
+    place = next(iter((*here, *plugins)), "mine.py")
+    asked = "name its file"
+    if here:
+        there = ", ".join(each for each in here[place] if not each.startswith("_")) or "none"
+        draft.left.append(f"rewards.{number}.call: {place} has no function {name}; its functions are: {there}")
+        asked = f"{place} has no such name; it has {there}"
+    elif plugins:
+        asked = f"{place} is not here"
     text = f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION"
     draft.note(text, "--external_plugins", subject=f"--reward_funcs {name}")
     return {"call": f"{place}:{name}"}

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from tiercel.importing.accelerate import mapping_in
 from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.launches import Launch
+from tiercel.importing.modelscope import rows_of_modelscope
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _NO_ROWS = "is no file of rows here; write .jsonl, .json or .parquet"
@@ -99,6 +100,7 @@ def _described(draft: RecipeDraft, name: str, label: str) -> Source:
     if url := entry.get("hf_hub_url") or entry.get("ms_hub_url"):
         if "hf_hub_url" not in entry:
             draft.note("an id of ModelScope, where hf: asks Hugging Face's hub", label, subject=subject)
+            rows_of_modelscope(draft, url, subject)
         subset = f"/{entry['subset']}" if entry.get("subset") else ""
         return Source(path=f"hf:{url}{subset}:{entry.get('split', 'train')}", rows=rows)
     path = str(entry.get("file_name") or entry.get("script_url") or entry.get("cloud_file_name"))
@@ -122,6 +124,7 @@ def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
     parts = [f"one subset a source: {subset} are several"] if "/" in subset else []
     if hub.upper() != "HF" and not draft.launch.is_true("use_hf"):
         parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that the same rows are there")
+        rows_of_modelscope(draft, name, f"{label} {word}")
     if parts:
         draft.note(f"{'; '.join(parts)}; or save the rows to a file", label, subject=f"{label} {word}")
     return Source(path=f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows=rows)

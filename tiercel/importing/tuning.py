@@ -46,7 +46,7 @@ def _model(draft: RecipeDraft) -> None:
         draft.set("model.path", path, "--model")
         if launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true"):
             draft.set("model.hub", "huggingface", "--use_hf", "USE_HF")
-        elif re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
             for key in ("model.hub", "teacher.hub"):
                 draft.set(key, "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
         if "output" not in draft.values:
