@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiercel.config.keys import RECIPES, every_key, named
+from tiercel.config.synonyms import NOT_YET, key_synonyms
+from tiercel.data.formats import FORMATS
 from tiercel.messages import LANGUAGES, table
 from tiercel.rewards.builtin import BY_NAME
 from tiercel.rewards.variants import lowered
 
 PACKAGE = Path(__file__).parents[1] / "tiercel"
 
-# What `check` and `doctor` print and refuse, and the stall report; folders stand for all their modules.
+# What `check` and `doctor` print and refuse, the stall report, and the modules of the errors that a user meets most;
+# folders stand for all their modules.
 MODULES = (
     "errors.py",
     "sections.py",
@@ -34,6 +37,11 @@ MODULES = (
     "cli/doctor.py",
     "cli/dry_run.py",
     "cli/import_command.py",
+    "cli/evaluate.py",
+    "cli/predict.py",
+    "cli/recipes.py",
+    "cli/replay.py",
+    "cli/values.py",
     "data",
     "models/loading.py",
     "models/prompts.py",
@@ -42,7 +50,31 @@ MODULES = (
     "trackers/opening.py",
     "learner/proof.py",
     "algorithms/trial.py",
+    "algorithms/own.py",
+    "importing/modelscope.py",
+    "distributed/deaths.py",
+    "importing/shell.py",
+    "learner/forms.py",
+    "models/memory_errors.py",
+    "runs/directory.py",
+    "runs/recipe.py",
+    "scoring/forms.py",
+    "scoring/metrics.py",
+    "scoring/process.py",
+    "scoring/scorer.py",
+    "scoring/supervisor.py",
+    "scoring/user.py",
+    "scoring/worker.py",
+    "training/finite.py",
+    "training/replay.py",
+    "training/run.py",
+    "training/run_rows.py",
+    "writing.py",
 )
+# Of these only what they raise: the rest is for files, pages and the log.
+ERRORS_OF = ("algorithms", "cli", "demo", "distributed", "http_json.py", "importing", "learner", "models", "planning",
+             "report", "rollout", "runs", "scoring", "training", "view/beside.py", "view/runs.py",
+             "view/serving.py")  # fmt: skip
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language
 
@@ -61,7 +93,7 @@ PUT_TOGETHER = (
     "one of {0} or section with {1} or {2}",
     "one of {0} or section with {1}",
     "{0} or `auto`",
-    "nothing given; must be {0}",
+    "nothing given; {0}",
     "list of {0}: each {1}, such as {2}",
     "least {0}",
     "median {0}",
@@ -83,6 +115,25 @@ PUT_TOGETHER = (
     "{0}, phase {1} of {2}",
     "{0}, phase {1} of {2}, rows {3}",
     *map(named, RECIPES),
+    "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items()),
+    "{0} <image> marks for {1} images",
+    "{0} <video> marks for {1} videos",
+    "the loss is nan",
+    "the gradient norm is nan",
+    "{0} for rows unknown; no parameter was changed",
+    "lower learner.max_tokens_per_microbatch ({0}), or set learner.gradient_checkpointing: full",
+    "lower learner.max_tokens_per_microbatch ({0}), or on a CPU, rollout.prepacked_bytes: 0",
+    "lower learner.max_tokens_per_microbatch ({0}), or set learner.gradient_checkpointing: full, or on a CPU, "
+    "rollout.prepacked_bytes: 0",
+    "{0} has no function {1}; its functions are: none",
+    "{0} is a class that takes {1}; a reward's class is made without arguments",
+    "{0} is a {1}, which cannot be called",
+    "freeze: this model has no parameters in {0}; take it out of freeze",
+    "freeze: this model has no parameters in {0}; add it to freeze",
+    f"{{0}} is {NOT_YET}",
+    "rank {0} was killed by {1}: {2}",
+    "{0} is no method of this version; nearest: {1}",
+    "{0} does not say by its name what it trains; nearest: {1}",
 )
 
 
@@ -97,8 +148,11 @@ class Message:
 def messages() -> list[Message]:
     """Collect the messages of MODULES in the order of the code, each text once."""
     found = [message for module in MODULES for file in files_of(module) for message in messages_of(file)]
+    found += [message for module in ERRORS_OF for file in files_of(module) for message in errors_of(file)]
     found += [Message(text=text, place="tools/messages.py") for text in PUT_TOGETHER]
     found += [Message(text=text, place="tiercel/config/problems.py") for text in _missing_keys()]
+    hints = [each.hint for each in key_synonyms().values()]
+    found += [Message(text=hint, place="tiercel/config/synonyms/keys.txt") for hint in hints if " " in hint]
     return list({message.text: message for message in reversed(found)}.values())[::-1]
 
 
@@ -123,8 +177,48 @@ def files_of(module: str) -> list[Path]:
 def messages_of(file: Path) -> Iterator[Message]:
     """Collect the messages of a file of code."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
+    yield from _messages_in(tree, tree, file)
+
+
+def errors_of(file: Path) -> Iterator[Message]:
+    """Collect the messages of what a file of code raises, and of what its functions put into them."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        raised = [node for node in ast.walk(function) if _is_error(node)]
+        names = {name.id for node in raised for name in ast.walk(node) if isinstance(name, ast.Name)}
+        for node in [*raised, *_assigned(function, names), *_constants(tree, names)]:
+            yield from _messages_in(node, tree, file)
+
+
+def _constants(tree: ast.Module, names: set[str]) -> Iterator[ast.AST]:
+    """Find the module's constants of these names."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and names & {each.id for each in node.targets if isinstance(each, ast.Name)}:
+            yield node.value
+
+
+def _is_error(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).endswith(("Error", "Problem"))
+    return isinstance(node, ast.Raise) and node.exc is not None
+
+
+def _assigned(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) -> Iterator[ast.AST]:
+    """Find what a function assigns to these names."""
+    for node in ast.walk(function):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        given = {
+            name.id for each in targets if each is not None for name in ast.walk(each) if isinstance(name, ast.Name)
+        }
+        if given & names and isinstance(node, ast.Assign | ast.For | ast.NamedExpr):
+            yield node.iter if isinstance(node, ast.For) else node.value
+
+
+def _messages_in(within: ast.AST, tree: ast.Module, file: Path) -> Iterator[Message]:
     parts = set(_no_messages(tree))
-    for node in ast.walk(tree):
+    for node in ast.walk(within):
         if node in parts:
             continue
         for text in _texts(node):

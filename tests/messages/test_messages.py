@@ -93,7 +93,7 @@ def test_english_stays_as_it_is(monkeypatch):
         ),
         (
             "optim.warmup_steps: nothing given; must be a whole number, at least 0; leave the key out for 0",
-            "optim.warmup_steps: 没有写值；必须是整数，至少 0；不写这个键就是 0",
+            "optim.warmup_steps: 写的是 null；必须是整数，至少 0；不写这个键就是 0",
         ),
         (
             "  rejected rows.jsonl:3 (rec-17) images: no such file under data.image_root (images)",

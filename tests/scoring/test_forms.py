@@ -235,7 +235,7 @@ def test_a_class_that_needs_arguments_and_a_thing_that_cannot_be_called(reward_f
     assert "score is a class that takes url; a reward's class is made without arguments" in refused(reward_file(source))
     said = refused(reward_file(source.replace("url", "*urls").replace("pass", "assert urls, 'needs a package'", 1)))
     assert "score cannot be made:" in said and "AssertionError: needs a package" in said
-    assert "its functions are: Right" in refused(named(reward_file(ORM), "wrong"))
+    assert "its functions are: Right, registered_right" in refused(named(reward_file(ORM), "wrong"))
     with pytest.raises(NoReward, match="is a Empty, which cannot be called"):
         as_reward(type("Empty", (), {}))
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LOSS_KEY, ADVANTAGE_KEY = "algorithm.loss.call", "algorithm.advantage.call"
 _ALLOCATOR = "DefaultCPUAllocator"  # which has no exception class of its own
 SUM_PREFIX = "loss/"  # of the metrics that a loss of the user's own adds
-REMEDY = "correct the function and give the same command again"
 
 
 class OwnFunction:
@@ -47,7 +46,7 @@ class OwnFunction:
             if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _ALLOCATOR in str(error):
                 raise  # the run itself says what to do where memory runs out
             place = _place(error, self._function)
-            raise self.fault(f"raised {type(error).__name__}: {error}\n  at {place}\n") from error
+            raise self.fault(f"raised {type(error).__name__}: {error}\n  at {place}") from error
 
     def require(self, values: Any, like: Tensor, meaning: str) -> None:
         """Raise TrainingError where a returned value is no tensor of the shape, dtype and device of `like`."""
@@ -67,8 +66,10 @@ class OwnFunction:
 
     def fault(self, text: str) -> TrainingError:
         """Make the error that names the key, the function and the remedy."""
-        end = "" if text.endswith("\n") else "; "
-        return TrainingError(f"{self.key}: {self.call} {text}{end}{REMEDY}")
+        where = f"{self.key}: {self.call}"
+        if "\n" in text:
+            return TrainingError(f"{where} {text}\ncorrect the function and give the same command again")
+        return TrainingError(f"{where} {text}; correct the function and give the same command again")
 
 
 @cache

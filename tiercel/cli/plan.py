@@ -41,8 +41,9 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
             print(f"--gpu-memory: no unit given, so {memory.text}")
         show(plan, str(arguments.recipe))
     if plan.chosen is None:
-        advice = f"; this fits: {plan.change}" if plan.change else ", and no change that tiercel knows makes it fit"
-        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {arguments.gpus} GPUs of {memory.text}{advice}")
+        advice = f"this fits: {plan.change}" if plan.change else "no change that tiercel knows makes it fit"
+        asked = f"{arguments.gpus} GPUs of {memory.text}"
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {advice}")
 
 
 def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
@@ -52,12 +53,13 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
         raise EnvironmentProblem(f"{file} is there already; remove it, or name another by --output")
     fit = find_fit(recipe, machine, lambda text: print(text, flush=True))
     if fit is None:
-        smaller = "" if recipe.lora is None else ", with nf4 weights and the shortest lengths that are tried"
-        remedy = "add the section lora" if recipe.lora is None else "take a smaller checkpoint"
-        raise EnvironmentProblem(
-            f"{arguments.recipe} does not fit into {machine.ranks} GPUs of {arguments.fit.text}{smaller}; {remedy}, or "
-            "more GPUs by --gpus"
+        remedy = (
+            "add the section lora, or more GPUs by --gpus"
+            if recipe.lora is None
+            else "nf4 weights and the shortest lengths were tried; take a smaller checkpoint, or more GPUs by --gpus"
         )
+        asked = f"{machine.ranks} GPUs of {arguments.fit.text}"
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {remedy}")
     file.write_text(fit.text, encoding="utf-8")
     for change in fit.changes:
         print(change.line)

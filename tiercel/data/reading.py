@@ -184,8 +184,10 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     if source.count is not None:
         rows, rejected = _part(rows, rejected, source.count, file)
     if not rows:
-        reason = f"none of its {len(rejected)} rows can be used as {format} rows for {purpose}"
-        raise DataError(f"{file}: {reason}:\n{first_reasons(rejected)}")
+        raise DataError(
+            f"{file}: none of its {len(rejected)} rows can be used as {format} rows for {purpose}:\n"
+            f"{first_reasons(rejected)}"
+        )
     counts = (len(rows),)
     return RowTable(file=str(given), format=format, rows=tuple(rows), rejected=tuple(rejected), counts=counts)
 

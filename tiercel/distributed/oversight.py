@@ -17,6 +17,7 @@ from pathlib import Path
 from tiercel.distributed.deaths import Death
 from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
 from tiercel.errors import EXIT_STALL
+from tiercel.messages import translated
 from tiercel.reliability.redaction import redact
 from tiercel.reliability.stall import Sign, stall_message
 from tiercel.reliability.stall_files import SignFiles, process_state
@@ -132,7 +133,8 @@ class Oversight:
     def _speak(self, signs: Sequence[Sign]) -> None:
         self.files.call_out(signs)
         note_code(EXIT_STALL)
-        print(f"\n{redact(stall_message(signs, {}, self.notes))}", file=sys.stderr, flush=True)
+        message = translated(redact(stall_message(signs, {}, self.notes)))
+        print(f"\n{message}", file=sys.stderr, flush=True)
 
     def _kill(self, processes: Set[int]) -> None:
         for process in processes:

@@ -48,7 +48,7 @@ def host_name(name: str) -> Verdict:
         remedy = "add it to /etc/hosts, or set GLOO_SOCKET_IFNAME; ranks of other machines will not find this one"
         found = f"{name} does not resolve: {error}"
         return Verdict(name="host name", status="warning", found=found, remedy=remedy)
-    return Verdict(name="host name", status="ok", found=f"{name} is {address}")
+    return Verdict(name="host name", status="ok", found=f"{name} resolves to {address}")
 
 
 def collective_verdict(

@@ -27,6 +27,8 @@ _NUMBER = re.compile(r"[\d,.]+")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _LATIN = re.compile(r"[A-Za-z0-9`]")
 _FULL_WIDTH = ("\uff0c", "\u3002", "\uff1b", "\uff1a", "\u3001", "\uff08", "\uff09")  # , . ; : enumeration ( )
+_NAMES = re.compile(r"(\S+(?:, \S+)*) (and|or) (\S+)")  # in a field: names, or words of a recipe
+_BETWEEN = {"and": "\u548c", "or": "\u6216"}
 _SEPARATORS = {"; ": "\uff1b", ", ": "\uff0c"}
 # What stands before a problem: a key, a file, or a row's `file:line (id) field`.
 _KEY = re.compile(r"(?P<key>[^\s\"'{\[(]+(?: \([^()]*\) [\w.\[\]]+)?): (?P<rest>.+)")
@@ -112,7 +114,9 @@ class _Translator:
 
     def _line(self, line: str) -> str:
         bare = line.strip()
-        found = self._phrase(bare)
+        found, opening = self._phrase(bare), self._phrase(bare[:-1]) if bare.endswith(":") else None
+        if opening is not None and (found is None or found.known <= opening.known):  # lines follow
+            return line.replace(bare, f"{opening.text}\uff1a")
         return line if found is None else line.replace(bare, found.text)
 
     def _phrase(self, text: str) -> _Found | None:
@@ -166,20 +170,28 @@ class _Translator:
             value = fields[name.replace(ALSO_WORDS, "").replace(NUMBER, "")]
             if NUMBER in name and not _NUMBER.fullmatch(value):
                 return None
-            if "\n" in value:
+            if "\n" in value or text.endswith("\n"):  # lines, which keep their indentation
                 meant = _Found(text=self.text(value), known=0)
             else:
                 is_told = " " in value.strip() or ALSO_WORDS in name  # other single words are names or values
-                meant = (self._phrase(value.strip()) if is_told else None) or _Found(text=value, known=0)
+                meant = (self._phrase(value.strip()) if is_told else None) or _Found(text=_names(value), known=0)
             text = _joined(_joined(text, meant.text), piece)
             known += meant.known
         return _Found(text=text, known=known)
+
+
+def _names(value: str) -> str:
+    """Write "a, b or c" in Chinese; other values stay as they are."""
+    match = _NAMES.fullmatch(value)
+    return value if match is None else f"{match[1]} {_BETWEEN[match[2]]} {match[3]}"
 
 
 def _joined(left: str, right: str) -> str:
     """Join two pieces, with a space between Chinese and Latin letters."""
     if left.endswith(_FULL_WIDTH):
         return left + right.lstrip(" ")
+    if _CHINESE.search(left.rstrip(" ")[-1:]) and _CHINESE.match(right.lstrip(" ")):
+        return left.rstrip(" ") + right.lstrip(" ")
     ends, begins = left[-1:], right[:1]
     is_edge = (_CHINESE.match(ends) and _LATIN.match(begins)) or (_LATIN.match(ends) and _CHINESE.match(begins))
     return f"{left} {right}" if is_edge else f"{left}{right}"

@@ -205,8 +205,8 @@ def _take(lock: int, path: Path) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                reason = f"another process is writing {path}; wait for it or name another directory"
-                raise RunError(f"output: {reason}") from error
+                reason = f"output: another process is writing {path}; wait for it or name another directory"
+                raise RunError(reason) from error
             time.sleep(0.1)
 
 
@@ -270,7 +270,8 @@ def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
         if old.get(key) != new.get(key) and key not in MAY_DIFFER
     ]
     if different:
+        lines = "\n  ".join(different)
         raise RunError(
             f"output: {config.parent} was made with another recipe; go on with the old values or name another "
-            "directory\n  " + "\n  ".join(different)
+            f"directory\n  {lines}"
         )

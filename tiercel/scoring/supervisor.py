@@ -242,8 +242,8 @@ def describe_end(code: int, file_mb: float) -> str:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal
         name = f"signal {-code}"
-    limit = f"; {file_limit(file_mb)}" if name == "SIGXFSZ" else ""
-    return f"its process was ended by {name}{limit}"
+    ended = f"its process was ended by {name}"
+    return f"{ended}; {file_limit(file_mb)}" if name == "SIGXFSZ" else ended
 
 
 def _prctl(option: int, argument: int) -> None:

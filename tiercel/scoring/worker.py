@@ -28,6 +28,7 @@ from tiercel.reliability.redaction import redact
 from tiercel.samples import Sample
 from tiercel.scoring import forms
 from tiercel.scoring.wire import LARGEST_VALUE, decode_sample
+from tiercel.shortening import brief
 
 TRACEBACK_LINES = 20
 MODULE_PREFIX = "tiercel_reward"
@@ -124,9 +125,10 @@ def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, 
         raise CannotLoad(f"{source} cannot be imported for its function {name}:\n{failure_text(error)}") from error
     found = getattr(module, name, _registered(module, name))
     if found is None or not callable(found):
-        there = ", ".join(functions_of(module)) or "none"
-        kind = "no function" if found is None else "no function, but something else, called"
-        raise CannotLoad(f"{source} has {kind} {name}; its functions are: {there}")
+        there = ", ".join(dict.fromkeys([*functions_of(module), *_registrations(module)])) or "none"
+        if found is None:
+            raise CannotLoad(f"{source} has no function {name}; its functions are: {there}")
+        raise CannotLoad(f"{source} has no function, but something else, called {name}; its functions are: {there}")
     return source, name, found
 
 
@@ -134,6 +136,13 @@ def _registered(module: ModuleType, name: str) -> Any:
     """Find what a plugin of ms-swift's has registered by that name."""
     orms = getattr(module, "orms", None)
     return orms.get(name) if isinstance(orms, dict) else None
+
+
+def _registrations(module: ModuleType) -> list[str]:
+    """List the names by which a plugin of ms-swift's has registered something of its own."""
+    orms = getattr(module, "orms", None)
+    known = orms.items() if isinstance(orms, dict) else ()
+    return [str(name) for name, value in known if getattr(value, "__module__", None) == module.__name__]
 
 
 def _load_with_stand_in(source: str) -> ModuleType:
@@ -229,7 +238,7 @@ def _brief(value: Any) -> str:
         text = repr(value)
     except Exception:  # the user's own __repr__
         text = object.__repr__(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return brief(text, 80)
 
 
 def failure_text(error: BaseException) -> str:

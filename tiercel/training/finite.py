@@ -76,8 +76,8 @@ def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonF
     spoilt = trainer.ranks.gather(spoilt_weight(trainer.policy.trained_parameters()))
     if (name := next(filter(None, spoilt), None)) is not None:
         rank = spoilt.index(name)
-        what = f"the trained weight {name} is not finite" + (f" on rank {rank}" if trainer.ranks.world_size > 1 else "")
-        what += ", so the loss is not either,"
+        where = f" on rank {rank}" if trainer.ranks.world_size > 1 else ""
+        what = f"the trained weight {name} is not finite{where}, so the loss is not either,"
     return NonFiniteError(what, rows)
 
 
