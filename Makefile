@@ -45,7 +45,7 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 
-.PHONY: venv demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
+.PHONY: venv environments demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-view bench-peers gpu-proof gpu-toy clean
 
 venv: .venv/.made
@@ -196,6 +196,10 @@ test-view: .venv-view/.made
 	$(call LAYER_OF,.venv-view)
 	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	touch $@
+
+# All that the steps of .ci/run need beside .venv.
+environments: $(addsuffix /.made,.venv-site .venv-view .venv-wheel .venv-families-oldest .venv-families-newest \
+	.venv-generic .venv-lowest .venv-scale .venv-vllm)
 
 vllm-env: .venv-vllm/.made
 
