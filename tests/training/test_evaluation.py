@@ -1,6 +1,8 @@
 """Held-out rows of a policy that is not trained."""
 
+from tests.rewards.samples import scored, scored_group
 from tests.tiny_models import tiny_policy, tiny_recipe
+from tiercel.training.evaluation import judge
 from tiercel.training.learners import passes_for_inference
 
 
@@ -10,3 +12,10 @@ def test_a_decoder_that_cannot_share_prompts_repeats_them_in_an_evaluation_too(t
     assert passes_for_inference(policy, recipe).learner.form == "split"
     policy.family.language_model(policy.model).config.layer_types = ["chunked_attention", "full_attention"]
     assert passes_for_inference(policy, recipe).learner.form == "repeated"
+
+
+def test_rows_without_a_reward_are_told_and_are_no_zero():
+    failed, passed = scored_group(scored(None)), scored_group(scored(0.5))
+    assert judge([failed, failed], rejected=0).summary() == "no reward for any of 2 held-out rows"
+    assert judge([failed, passed], rejected=0).summary() == "mean reward 0.500 on 2 held-out rows, of which 1 have none"
+    assert judge([passed], rejected=0).summary() == "mean reward 0.500 on 1 held-out rows"
