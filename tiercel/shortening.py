@@ -6,6 +6,7 @@ CUT = "..."  # marks the place where a message shows only part of a long value
 LONGEST_PATH = 4096  # characters, which is the system's limit
 
 _SPACE = re.compile(r"\s")
+_NO_PATH = re.compile(r"^[\"']?data:|[\uff0c\u3002\uff1b\uff1a\uff01\uff1f]")  # of a word with a slash; Chinese marks
 _QUOTATION = re.compile(r"(?<!\w)(?P<quote>[\"'])(?:\\.|(?!(?P=quote))[^\\])*(?P<end>(?P=quote)?)", re.DOTALL)
 
 
@@ -26,7 +27,9 @@ def _word_end(text: str, place: int) -> int | None:
     start = next((at + 1 for at in range(place - 1, max(-1, place - LONGEST_PATH), -1) if text[at].isspace()), 0)
     match = _SPACE.search(text, place, start + LONGEST_PATH)
     end = match.start() if match else len(text)
-    return end if start < place and end - start <= LONGEST_PATH and "/" in text[start:end] else None
+    word = text[start:end]
+    is_path = "/" in word and len(word) <= LONGEST_PATH and _NO_PATH.search(word) is None
+    return end if start < place and is_path else None
 
 
 def _closed(text: str) -> str:

@@ -362,8 +362,16 @@ def test_a_line_that_is_no_json_is_told_by_its_place_in_the_line_and_kept(tmp_pa
     file.write_bytes("\n".join([line("a"), cut, wrong]).encode() + "\n是".encode("gbk"))
     table = read(file)
     cut_reason, wrong_reason, bytes_reason = (row.reason for row in table.rejected)
-    assert cut_reason == "is not valid JSON: Expecting ',' delimiter at the end of the line; was it cut short?"
+    assert (
+        cut_reason
+        == f"is not valid JSON: Expecting ',' delimiter at character {len(cut) + 1} of the line; was it cut short?"
+    )
     assert wrong_reason == f"is not valid JSON: Expecting value at character {wrong.index(',') + 1} of the line"
+    (tmp_path / "cut.jsonl").write_text(line("a") + '\n{"messages": "cut sho')
+    (row,) = read(tmp_path / "cut.jsonl").rejected
+    assert row.reason == (
+        "is not valid JSON: Unterminated string starting at character 14 of the line; was it cut short?"
+    )
     assert bytes_reason.startswith("is not UTF-8 (byte 0 of the row); convert the file")
     write_fix_report(table.rejected, tmp_path / "fix.jsonl")
     written = (tmp_path / "fix.jsonl").read_text(encoding="utf-8")

@@ -3,9 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
@@ -97,6 +100,29 @@ def test_a_name_that_cannot_be_fetched_says_so():
         resolve(Model(path="no-such-owner/no-such-model"))
     with pytest.raises(ModelError, match=r"teacher\.path: too/many/parts is neither a directory nor a model"):
         resolve(Model(path="too/many/parts"), "teacher.path")
+
+
+ANSWER: Any = SimpleNamespace(headers={}, request=None, status_code=403)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    (
+        (GatedRepoError("403 Client Error.", response=ANSWER), "HF_TOKEN"),
+        (
+            HfHubHTTPError("404 Client Error.\n\nRevision Not Found", response=ANSWER),
+            "404 Client Error. Revision Not Found",
+        ),
+        (Exception("407 Proxy Authentication Required"), "407 Proxy"),  # of no base that says what it is
+    ),
+)
+def test_each_fault_of_a_hub_is_told_as_what_it_is(monkeypatch, fault, said):
+    def fail(*words, **options):
+        raise fault
+
+    monkeypatch.setattr("tiercel.models.hub.snapshot_download", fail)
+    with pytest.raises(EnvironmentProblem, match=said):
+        resolve(Model(path="owner/name"))
 
 
 def test_a_hub_that_does_not_answer_is_told_with_the_other_ways(monkeypatch):

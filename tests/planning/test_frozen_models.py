@@ -82,7 +82,9 @@ def test_a_teacher_that_cannot_be_fetched_is_named_by_its_key(tiny_checkpoints, 
     monkeypatch.setitem(sys.modules, "modelscope", None)  # importing it fails, so nothing is asked
     with pytest.raises(EnvironmentProblem) as caught:
         teacher_size(RECIPES[kind].model_validate({**tree, **own}))
-    assert str(caught.value).startswith(("algorithm." if kind == "grpo" else "") + "teacher.path: no/such")
+    assert str(caught.value).startswith(
+        ("algorithm." if kind == "grpo" else "") + "teacher.hub: modelscope needs its package"
+    )
 
 
 def test_weights_add_up_and_passes_take_turns():

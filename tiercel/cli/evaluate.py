@@ -51,6 +51,8 @@ def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
     if output is not None and not isinstance(recipe, GrpoRecipe):
         reason = f"{recipe.kind} has a held-out loss, and no completions to write"
         raise RecipeError([f"--output {output}: {reason}; leave --output out"])
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise RecipeError([f"--output {output}: name a file in a directory that is there"])
     with launched_ranks(recipe, pulse) as ranks:
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
             said, groups = _score(recipe, judged, ranks)

@@ -239,9 +239,11 @@ def _finite(text: str) -> float:
 def _row_problem(error: Exception) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return _json_problem(error)
-    if error.pos >= len(error.doc.rstrip()):
-        return f"is not valid JSON: {error.msg} at the end of the line; was it cut short?"
-    return f"is not valid JSON: {error.msg} at character {error.pos + 1} of the line"
+    end = len(error.doc.rstrip())
+    said, place = error.msg.removesuffix(" at"), f"character {min(error.pos, end) + 1} of the line"
+    if error.pos >= end or said.startswith("Unterminated"):
+        return f"is not valid JSON: {said} at {place}; was it cut short?"
+    return f"is not valid JSON: {said} at {place}"
 
 
 def _json_problem(error: Exception) -> str:

@@ -20,6 +20,7 @@ from tiercel.shortening import LONGEST_PATH
 _COLUMNS = ("images", "image", "rejected_images", "videos", "video", "image_url")
 _PATHS = ("path", "url")  # keys of an object in such a column
 _ROWS = 100  # of a file, that are looked at
+_MOST_BYTES = 100_000_000  # of a .json file, which is read whole
 _SHOWN = 5  # directories in a note
 
 
@@ -66,6 +67,8 @@ def _looked(draft: RecipeDraft, path: str) -> _Looked:
     file = draft.launch.file(path)
     if file is None:
         return _Looked(folder=dirname(path), paths=None)
+    if file.suffix.lower() == ".json" and file.stat().st_size > _MOST_BYTES:
+        return _Looked(folder=str(file.parent), paths=None)
     try:
         rows = [record.value for record in islice(records_of(row_source(str(file))), _ROWS)]
         paths = tuple(dict.fromkeys(_paths_in(rows)))

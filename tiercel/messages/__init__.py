@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[\d,.]+")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _LATIN = re.compile(r"[A-Za-z0-9`]")
 _FULL_WIDTH = ("\uff0c", "\u3002", "\uff1b", "\uff1a", "\u3001", "\uff08", "\uff09")  # , . ; : enumeration ( )
-_NAMES = re.compile(r"(\S+(?:, \S+)*) (and|or) (\S+)")  # in a field: names, or words of a recipe
+_NAMES = re.compile(r"([^\s\"']+(?:, [^\s\"']+)*) (and|or) ([^\s\"']+)")  # in a field: names, or words of a recipe
 _BETWEEN = {"and": "\u548c", "or": "\u6216"}
 _SEPARATORS = {"; ": "\uff1b", ", ": "\uff0c"}
 # What stands before a problem: a key, a file, or a row's `file:line (id) field`.

@@ -4,17 +4,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
 from tiercel.config.schema import Source
 from tiercel.errors import EnvironmentProblem, ModelError
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 CONFIG = ("config.json",)
-OTHER_WAYS = (
-    "look at the connection; or set HF_ENDPOINT to a mirror of Hugging Face; or write hub: modelscope beside the path; "
-    "or write the path of a directory"
-)
+_WAYS = {
+    "huggingface": "look at the connection; or set HF_ENDPOINT to a mirror of Hugging Face; or write hub: modelscope "
+    "beside the path; or write the path of a directory",
+    "modelscope": "look at the connection; or write hub: huggingface beside the path; or write the path of a directory",
+}
 
 
 def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHECKPOINT_FILES) -> Path:
@@ -24,20 +25,29 @@ def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHEC
     path = Path(source.path).expanduser()
     if path.is_dir():
         return path
+    download = _download(source, key)
     try:
-        return Path(_download(source)(source.path, revision=source.revision, allow_patterns=list(files)))
+        return Path(download(source.path, revision=source.revision, allow_patterns=list(files)))
+    except GatedRepoError as error:
+        ways = "accept its terms on the hub's page, and set HF_TOKEN"
+        raise EnvironmentProblem(
+            f"{key}: {source.path} is given to those only who accepted its terms; {ways}"
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelError(f"{key}: {source.path} is neither a directory nor a model of the hub") from error
-    except (OSError, ValueError) as error:  # the hubs' own errors derive from these
-        said = str(error).strip().partition("\n")[0]
-        raise EnvironmentProblem(f"{key}: {source.path} could not be fetched: {said}\n{OTHER_WAYS}") from error
+    except Exception as error:  # the hubs have errors of many bases, such as httpx's and ModelScope's own
+        said = " ".join(str(error).split())
+        raise EnvironmentProblem(
+            f"{key}: {source.path} could not be fetched: {type(error).__name__}: {said}\n{_WAYS[source.hub]}"
+        ) from error
 
 
-def _download(source: Source) -> Callable[..., str]:
+def _download(source: Source, key: str) -> Callable[..., str]:
     if source.hub != "modelscope":
         return snapshot_download
     try:
         from modelscope import snapshot_download as download
     except ImportError as error:
-        raise EnvironmentProblem("model.hub: modelscope needs its package: pip install modelscope") from error
+        section = key.rpartition(".")[0]
+        raise EnvironmentProblem(f"{section}.hub: modelscope needs its package: pip install modelscope") from error
     return download

@@ -31,8 +31,8 @@ def require_installed(recipe: BaseRecipe) -> None:
 
 
 def missing_packages(recipe: BaseRecipe) -> list[EnvironmentProblem]:
-    """Return what is to be installed for the recipe. Raises RecipeError where a function of the user's own cannot be
-    loaded."""
+    """Return what is to be installed for the recipe: of its trackers, and the first of the rest. Raises RecipeError
+    where a function of the user's own cannot be loaded."""
     found = []
     for require in (partial(require_packages, recipe.trackers), partial(require_installed, recipe)):
         try:
