@@ -110,17 +110,15 @@ def _counted(hits: Sequence[bool]) -> Solution:
 
 def _added(values: Sequence[int | None]) -> Solution:
     """Add up values; None for a digit that is not asked for."""
-    notes, total = [], None
+    notes: list[str] = []
+    asked: list[int] = []
     for value in values:
         if value is None:
             notes.append("no")
-        elif total is None:
-            total = value
-            notes.append(str(total))
-        else:
-            notes.append(f"{total}+{value}={total + value}")
-            total += value
-    return Solution(notes=notes, answer=str(total), slip=str((total or 0) + 1))
+            continue
+        notes.append(f"{sum(asked)}+{value}={sum(asked) + value}" if asked else str(value))
+        asked.append(value)
+    return Solution(notes=notes, answer=str(sum(asked)), slip=str(sum(asked) + 1))
 
 
 def _single(sheet: Sheet) -> list[Digit]:
