@@ -3,13 +3,15 @@
 # make demo-pairs      pointing at a digit, by the IoU (runs/pointing), from pairs (runs/pairs-dpo), from a teacher
 #                      (runs/pairs-distill) and by a reward model of the pairs (runs/pairs-reward, runs/pairs-reward-grpo)
 # make demo-zoom       a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
-# make test            the tests, under 10 minutes on 2 cores
+# make test            the tests, under 8 minutes on 2 cores
+# make test-all        every suite below, whole; .ci/run takes the core cases and a third of the rest
+# make ci-plan         what .ci/run runs for a commit, and why: make ci-plan COMMIT=abc123 BASE=main
 # make lint types      ruff, mypy
 # make wheel           sdist and wheel in dist/, the same bytes from the same files; what is in them, and the wheel installed
 # make test-wheel      make wheel, then the notebook, run with the installed wheel
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
 # make test-quantized   runs on 4-bit and 8-bit weights: learnt as far as others, killed and resumed
-# make test-families   the families' tests with the oldest and the newest transformers that pyproject.toml admits
+# make test-families   the families' tests with the newest transformers and Pillow, against torchvision's processors
 # make test-generic    models without a family of their own: which are admitted, and in which form
 # make test-lowest     the tests that versions may change, with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
@@ -29,10 +31,10 @@
 # make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 # make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
+# make gpu-null        whole runs, two ranks and the kernels of attention on a null GPU: a CUDA build of torch, no card
 # make gpu-toy         the same program in tiny shapes on a CPU
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-OLDEST_TRANSFORMERS := 5.17.0
 NEWEST_TRANSFORMERS := 5.23.0
 NEWEST_PILLOW := 13.0.0
 GPU_PYTHON ?= python3
@@ -41,12 +43,15 @@ RAY := 2.60.0
 UV := 0.13.9
 WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.
-TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PART)
+# make test-scale THIRD=1: the suite's core cases and a third of the others (tools/ci_plan.py); without it, all of them.
+PART = $(if $(THIRD),--third $(THIRD))
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
+LOWEST_TORCHVISION := 0.26.0
 
-.PHONY: venv environments demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-view bench-peers gpu-proof gpu-toy clean
+.PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-toy clean
 
 venv: .venv/.made
 
@@ -66,6 +71,12 @@ demo-zoom: venv
 
 test: venv
 	$(call TESTS,.venv)
+
+test-all:
+	bash .ci/run --all
+
+ci-plan:
+	@$(PYTHON) -m tools.ci_plan --why $(COMMIT) $(if $(BASE),--base $(BASE))
 
 faults faults-short: export TIERCEL_LANG = en
 faults: venv
@@ -134,21 +145,15 @@ LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/pyth
 	print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	> "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/over_venv.pth"
 
-test-families: .venv-families-oldest/.made .venv-families-newest/.made
-	@echo "transformers $(OLDEST_TRANSFORMERS)"
-	$(call TESTS,.venv-families-oldest) tests/models
-	@echo "transformers $(NEWEST_TRANSFORMERS), pillow $(NEWEST_PILLOW)"
-	$(call TESTS,.venv-families-newest) tests/models
+test-families: .venv-families/.made
+	$(call TESTS,.venv-families) tests/models
 
-.venv-families-oldest/.made: TRANSFORMERS = $(OLDEST_TRANSFORMERS)
-.venv-families-newest/.made: TRANSFORMERS = $(NEWEST_TRANSFORMERS)
-.venv-families-newest/.made: MORE = pillow==$(NEWEST_PILLOW)
-.venv-families-%/.made: .venv/.made
-	$(call LAYER_OF,.venv-families-$*)
-	grep -v -E '^(transformers|huggingface_hub|tokenizers|pillow)==' constraints.txt > .venv-families-$*/constraints.txt
-	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c .venv-families-$*/constraints.txt transformers==$(TRANSFORMERS) $(MORE)
-	.venv-families-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+.venv-families/.made: .venv/.made
+	$(call LAYER_OF,.venv-families)
+	grep -v -E '^(transformers|huggingface_hub|tokenizers|pillow)==' constraints.txt > .venv-families/constraints.txt
+	.venv-families/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c .venv-families/constraints.txt transformers==$(NEWEST_TRANSFORMERS) pillow==$(NEWEST_PILLOW)
+	.venv-families/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		torchvision==$(TORCHVISION)
 	touch $@
 
@@ -164,14 +169,15 @@ test-generic: .venv-generic/.made
 		torchvision==$(TORCHVISION)
 	touch $@
 
-# Left out: tests of texts, tables and benchmarks, which no version changes.
+# The families with the oldest transformers are among them. Left out: tests of texts, tables and benchmarks, which no
+# version changes.
 test-lowest: .venv-lowest/.made
 	$(call TESTS,.venv-lowest) $(addprefix --ignore=tests/,benchmarks docs importing messages tools)
 
 .venv-lowest/.made: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
-	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]' torchvision==$(LOWEST_TORCHVISION)
 	touch $@
 
 test-scale: .venv-scale/.made
@@ -198,13 +204,13 @@ test-view: .venv-view/.made
 	touch $@
 
 # All that the steps of .ci/run need beside .venv.
-environments: $(addsuffix /.made,.venv-site .venv-view .venv-wheel .venv-families-oldest .venv-families-newest \
+environments: $(addsuffix /.made,.venv-site .venv-view .venv-wheel .venv-families \
 	.venv-generic .venv-lowest .venv-scale .venv-vllm)
 
 vllm-env: .venv-vllm/.made
 
 test-vllm: vllm-env
-	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
+	.venv-vllm/bin/python -m pytest $(PART) -m vllm tests/vllm
 
 .venv-vllm/.made: benchmarks/environments/vllm.txt benchmarks/environments/declare_torchvision_operators.py
 	$(PYTHON) -m venv .venv-vllm
@@ -257,6 +263,16 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv-$*/bin/python benchmarks/environments/declare_torchvision_operators.py
 	touch $@
 
+# Kernels compute nothing there; docs/gpu.md says what that proves. uv takes torch's CUDA build from PyPI.
+gpu-null: .venv-gpu/.made
+	$(call TESTS,.venv-gpu) -m nullgpu tests/nullgpu
+
+.venv-gpu/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	.venv-gpu/bin/uv pip install --quiet --python .venv-gpu/bin/python -c constraints.txt -e '.[dev]'
+	touch $@
+
 # One call of at most eight minutes for each part; a part that is not done ends with code 3 and is taken up the next time.
 gpu-proof:
 	for part in a b c d e f; do \
@@ -267,4 +283,4 @@ gpu-toy: venv
 	.venv/bin/python -m benchmarks.gpu --toy --again
 
 clean:
-	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families-oldest .venv-families-newest .venv-generic .venv-trl .venv-swift .venv-wheel .venv-site .venv-view runs site build dist *.egg-info
+	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families .venv-generic .venv-trl .venv-swift .venv-wheel .venv-site .venv-view runs site build dist *.egg-info

@@ -27,6 +27,7 @@ MODULES = (
     "errors.py",
     "sections.py",
     "calls.py",
+    "geometry.py",
     "config",
     "rewards",
     "doctor",
@@ -45,22 +46,28 @@ MODULES = (
     "data",
     "models/loading.py",
     "models/prompts.py",
+    "models/endings.py",
     "models/family.py",
     "training/packages.py",
+    "training/rehearsal.py",
     "trackers/opening.py",
     "learner/proof.py",
     "algorithms/trial.py",
     "algorithms/own.py",
     "importing/modelscope.py",
+    "importing/packages.py",
     "distributed/deaths.py",
     "importing/shell.py",
     "learner/forms.py",
     "models/memory_errors.py",
     "runs/directory.py",
+    "runs/named_files.py",
     "runs/recipe.py",
+    "runs/sameness.py",
     "scoring/forms.py",
     "scoring/metrics.py",
     "scoring/process.py",
+    "scoring/replies.py",
     "scoring/scorer.py",
     "scoring/supervisor.py",
     "scoring/user.py",
@@ -134,6 +141,7 @@ PUT_TOGETHER = (
     "rank {0} was killed by {1}: {2}",
     "{0} is no method of this version; nearest: {1}",
     "{0} does not say by its name what it trains; nearest: {1}",
+    "{0} is no script of {1}, which has no {2}; nearest: the flags of `{3}`",
 )
 
 
@@ -177,19 +185,20 @@ def files_of(module: str) -> list[Path]:
 def messages_of(file: Path) -> Iterator[Message]:
     """Collect the messages of a file of code."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    yield from _messages_in(tree, tree, file)
+    yield from _messages_in(tree, set(_no_messages(tree)), file)
 
 
 def errors_of(file: Path) -> Iterator[Message]:
     """Collect the messages of what a file of code raises, and of what its functions put into them."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
+    parts = set(_no_messages(tree))
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         raised = [node for node in ast.walk(function) if _is_error(node)]
         names = {name.id for node in raised for name in ast.walk(node) if isinstance(name, ast.Name)}
         for node in [*raised, *_assigned(function, names), *_constants(tree, names)]:
-            yield from _messages_in(node, tree, file)
+            yield from _messages_in(node, parts, file)
 
 
 def _constants(tree: ast.Module, names: set[str]) -> Iterator[ast.AST]:
@@ -216,8 +225,8 @@ def _assigned(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str])
             yield node.iter if isinstance(node, ast.For) else node.value
 
 
-def _messages_in(within: ast.AST, tree: ast.Module, file: Path) -> Iterator[Message]:
-    parts = set(_no_messages(tree))
+def _messages_in(within: ast.AST, parts: set[ast.AST], file: Path) -> Iterator[Message]:
+    """Collect the messages of a node, but for `parts` of its tree, which hold none."""
     for node in ast.walk(within):
         if node in parts:
             continue

@@ -6,12 +6,14 @@ from typing import Any
 
 from tiercel.algorithms.advantages import ADVANTAGES
 from tiercel.algorithms.correction import Correction
+from tiercel.algorithms.f_divergences import F_DIVERGENCES
 from tiercel.algorithms.kl import KL_ESTIMATORS, Kl
 from tiercel.algorithms.losses import LOSSES
 from tiercel.algorithms.normalisers import NORMALISERS
 from tiercel.algorithms.pairs import PAIR_LOSSES
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.sft import TOKEN_LOSSES
 from tiercel.algorithms.surrogates import SURROGATES
 from tiercel.algorithms.teacher import DIVERGENCES
 from tiercel.config.schema import Optim, Rollout
@@ -59,6 +61,10 @@ SFT is the mean negative logprob of the chosen answers' tokens, times `dpo.sft_c
 reference is the policy that the run started from: the model without the adapter, or with that of `lora.init`. A pair's
 prompt and pictures are computed once for both answers. The loss is a mean over the pairs of the step on all ranks."""
 
+DIVERGENCES_NOTE = """\
+The implicit reward of an answer by the divergence from the reference that bounds the policy, not yet times beta; u is
+log p/r. The margins of sigmoid, hinge, robust, exo_pair and discopop are of these rewards."""
+
 TEACHERS_NOTE = """\
 `tiercel distill` samples from the student and makes its divergence from a teacher smaller at each sampled token: p is
 the student's distribution of the next token, q the teacher's, both at `rollout.temperature`. The mean is that of
@@ -70,17 +76,28 @@ words are told apart, and all others count as one; that is a lower bound of the 
 `algorithm.teacher` adds the same term, times its `coef`, to the loss from rewards. `teacher/kl` in metrics.jsonl is the
 mean of the divergence in use; of `token` that of ln p - ln q."""
 
+TOKENS_NOTE = """\
+`tiercel sft` learns the assistant turns; the loss is a mean over their tokens in the step on all ranks.
+`sft.label_smoothing` e makes log p of `nll` to (1-e) log p plus e times the mean of log p over all words but the
+placeholders of pictures. `sft.neftune_alpha` adds noise to the embeddings of a row, which is the same however rows are
+packed, on any number of ranks, and in a run that goes on. Held-out rows are judged by `nll` without any of these."""
+
 LABELS_NOTE = """\
 `tiercel kto` learns from answers that are labelled good or bad one by one. z is an estimate of the policy's divergence
 from the reference: the mean over the step's rows, on all ranks, of log p/r of the answer of the row that comes next, at
 least 0."""
 
 LABEL_LOSSES = {
-    "tiercel kto": (
+    "kto": (
         "w (1 - s(+-beta (log p/r - z))), + and `kto.desirable_weight` for good answers, - and "
         "`kto.undesirable_weight` for bad ones",
         "KTO: Ethayarajh et al. 2024",
         "thumbs up and down, without pairs",
+    ),
+    "apo_zero_unpaired": (
+        "as kto with z = 0",
+        "APO: D'Oosterlinck et al. 2024, equation 7 by answers",
+        "good answers that are better than what the model writes; two passes less",
     ),
 }
 
@@ -97,6 +114,80 @@ VALUE_LOSSES = {
         "a reward learnt from preferences, for GRPO",
     ),
 }
+
+TRL_NOTE = """\
+Losses, gradients and advantages were compared with TRL 1.16, number by number; they are equal but for these."""
+
+TRL_DIFFERENCES = (
+    (
+        "warm-up",
+        "the first update has the rate `optim.lr` / `optim.warmup_steps`",
+        "0",
+        "an update of rate 0 would waste the first rollout",
+    ),
+    (
+        "mean of the entropy bonus",
+        "that of the loss",
+        "over tokens, whatever the loss",
+        "`entropy_mean: token` is TRL's; with `top_entropy` TRL's is of the chosen tokens, here of all",
+    ),
+    (
+        "tokens that `top_entropy` is a share of",
+        "those with an advantage",
+        "all",
+        "an update without an advantage learns nothing, and DAPO has none; `top_entropy_of: all` is TRL's",
+    ),
+    (
+        "completions that `overlong: mask` leaves out",
+        "are no part of the mean over completions or tokens",
+        "count as 0 in the mean over completions of `grpo`",
+        "how many were truncated does not scale what the others teach",
+    ),
+    (
+        "KL term of the loss",
+        "the estimate",
+        "the estimate times the ratio",
+        "`kl.by_ratio: true` is TRL's default, by token also where the loss has one ratio for a completion",
+    ),
+    (
+        "weight decay",
+        "matrices only",
+        "all but biases and norms",
+        "other vectors and scalars scale activations as norms do",
+    ),
+    (
+        "ratio of RLOO with several updates",
+        "that of the loss: by token in `grpo`",
+        "the product over the completion",
+        "`ratio: product` and `normalise: sequence` are TRL's",
+    ),
+    (
+        "`vespo` with a correction for the engine",
+        "multiplies the loss by the weights of `correction`",
+        "multiplies r by them",
+        "every loss takes the correction in the same way",
+    ),
+    ("`bco_pair` and `mpo`", "rewards less their mean so far", "no mean", "the mean is part of BCO"),
+    (
+        "`sft.label_smoothing`",
+        "the mean is over the words that can be written",
+        "placeholders of pictures count too",
+        "they never have a probability here",
+    ),
+    (
+        "`sft.neftune_alpha`",
+        "L of the noise is a row's own length",
+        "the length of the padded batch",
+        "as in the paper; a row's noise must not depend on the others",
+    ),
+    (
+        "held-out loss of `dft`",
+        "`nll`",
+        "`dft`",
+        "-p log p is 0 too where the answers have no probability",
+    ),
+    ("`orpo`", "the SFT term learns the chosen answers", "prompts too", "as every other SFT term"),
+)
 
 OWN_LOSS = """\
 ## Your own loss
@@ -234,12 +325,18 @@ def render() -> str:
             METRICS,
             f"## Pairs: `dpo.loss`\n\n{PAIRS_NOTE}\n",
             catalogue(PAIR_LOSSES),
+            f"### Divergences of pairs: `dpo.divergence`\n\n{DIVERGENCES_NOTE}\n",
+            catalogue(F_DIVERGENCES),
             f"## Teachers: `teacher.divergence`\n\n{TEACHERS_NOTE}\n",
             catalogue(DIVERGENCES),
-            f"## Labels\n\n{LABELS_NOTE}\n",
+            f"## Tokens: `sft.loss`\n\n{TOKENS_NOTE}\n",
+            catalogue(TOKEN_LOSSES),
+            f"## Labels: `kto.loss`\n\n{LABELS_NOTE}\n",
             losses_table(LABEL_LOSSES),
             f"## Values\n\n{VALUES_NOTE}\n",
             losses_table(VALUE_LOSSES),
+            f"## What differs from TRL\n\n{TRL_NOTE}\n",
+            differences_table(),
             OWN_LOSS,
             OWN_ADVANTAGE,
         ]
@@ -264,6 +361,11 @@ def around_table(say: Say = str) -> str:
         for key, (use, section) in AROUND.items()
     ]
     return _table(tuple(map(say, ("key", "what it does", "when"))), rows)
+
+
+def differences_table(say: Say = str) -> str:
+    """List what differs from TRL, and why."""
+    return _table((say("what"), say("here"), "TRL", say("why")), (tuple(map(say, row)) for row in TRL_DIFFERENCES))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -61,13 +61,16 @@ def tables(speaker: Speaker) -> dict[str, dict[str, str]]:
         "advantages": algorithms.ADVANTAGES,
         "divergences": algorithms.KL_ESTIMATORS,
         "pairs": algorithms.PAIR_LOSSES,
+        "pair divergences": algorithms.F_DIVERGENCES,
         "teachers": algorithms.DIVERGENCES,
+        "tokens": algorithms.TOKEN_LOSSES,
     }
     return {
         "recipe.md": {"keys": recipe.render_keys(say, speaker.say_type)},
         "algorithms.md": {
             **{name: algorithms.catalogue(entries, say) for name, entries in catalogues.items()},
             "around": algorithms.around_table(say),
+            "trl": algorithms.differences_table(say),
             "labels": algorithms.losses_table(algorithms.LABEL_LOSSES, say),
             "values": algorithms.losses_table(algorithms.VALUE_LOSSES, say),
         },

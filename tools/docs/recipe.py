@@ -70,8 +70,8 @@ corrected. `tiercel check RECIPE.yaml` tells them without starting a run; the ex
 **Paths** are relative to the working directory, except images: relative ones resolve under `data.image_root`, absolute
 ones must lie there or under `data.image_roots`.
 
-The verb of a recipe is told by its sections: `dpo`, `kto`, `ranking` (`tiercel reward`), `teacher` (`tiercel distill`);
-else `rewards`, `rollout` or `algorithm` (`tiercel grpo`); an SFT recipe has none of them.
+The verb of a recipe is told by its sections: `sft`, `dpo`, `kto`, `ranking` (`tiercel reward`), `teacher`
+(`tiercel distill`); else `rewards`, `rollout` or `algorithm` (`tiercel grpo`); one with none of them is SFT's.
 """
 
 KEYS_ACROSS = """\
@@ -98,6 +98,7 @@ KEYS_ACROSS = """\
 - GRPO: an option of `algorithm` that its `loss` or `advantage` does not read is refused (docs/algorithms.md).
 - GRPO: `lora.dropout` above 0 needs `learner.form: repeated`, because a shared prompt has one dropout mask.
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
+- SFT: `sft.label_smoothing` goes with `sft.loss: nll`; `sft.neftune_alpha` goes without `data.group_by_prefix`.
 - DPO: an option of `dpo` that its `loss` does not read is refused.
 - `data.group_by_prefix` goes with SFT, DPO and a reward model only, and without `data.mix`.
 - Distillation without `rewards` measures nothing on held-out rows, so it has no `train.keep_best`.

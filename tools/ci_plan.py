@@ -1,0 +1,130 @@
+"""What .ci/run runs for a commit: every suite's core cases, a third of the rest by the commit's hash, and whole suites
+where the change touches what they protect. Standard library only: it runs before any environment is made.
+
+    python3 -m tools.ci_plan                  the steps for HEAD, a line each: `test-scale THIRD=1`
+    python3 -m tools.ci_plan --all            every step, whole
+    python3 -m tools.ci_plan --why COMMIT     with the reason of each step
+"""
+
+import argparse
+import json
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+THIRDS = 3
+ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-wheel")
+DIVIDED = (
+    "test-catalogue",
+    "test-quantized",
+    "test-families",
+    "test-generic",
+    "test-lowest",
+    "test-scale",
+    "test-vllm",
+)
+STEPS = ALWAYS_WHOLE + DIVIDED
+
+# A changed path that begins with the left side runs the suites on the right side whole.
+FORCED = {
+    "Makefile": (),  # a changed recipe of a step is run by its core cases
+    "constraints.txt": ("test-families", "test-quantized"),
+    "pyproject.toml": ("test-lowest",),
+    "benchmarks/environments/vllm.txt": ("test-vllm",),
+    "benchmarks/faults/": ("test-catalogue",),
+    "benchmarks/generic": ("test-generic",),
+    "tiercel/algorithms/": ("test-catalogue",),
+    "tiercel/distributed/": ("test-scale",),
+    "tiercel/environments/": ("test-catalogue",),
+    "tiercel/learner/": ("test-catalogue", "test-generic"),
+    "tiercel/models/": ("test-families", "test-generic", "test-lowest"),
+    "tiercel/models/quant": ("test-quantized",),
+    "tiercel/planning/": ("test-catalogue",),
+    "tiercel/rollout/vllm": ("test-vllm",),
+    "tiercel/scoring/": ("test-catalogue",),
+    "tiercel/training/": ("test-catalogue",),
+    "tiercel/training/strategy": ("test-scale",),
+    "tests/distributed/": ("test-scale",),
+    "tests/models/": ("test-families",),
+    "tests/models/test_generic": ("test-generic",),
+    "tests/tiny_models.py": ("test-families",),
+    "tests/vllm/": ("test-vllm",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A make target, and the third of its cases that runs beside its core cases (None: all of them)."""
+
+    target: str
+    third: int | None
+    why: str
+
+    @property
+    def arguments(self) -> str:
+        return self.target if self.third is None else f"{self.target} THIRD={self.third}"
+
+
+def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
+    """Choose the steps for a commit (its full hash) that changes these paths."""
+    third = int(commit[:8], 16) % THIRDS
+    forced = {
+        suite: (path, start)
+        for path in changed
+        for start, suites in FORCED.items()
+        if path.startswith(start)
+        for suite in suites
+    }
+    steps = [Step(target, None, "always whole") for target in ALWAYS_WHOLE]
+    for target in DIVIDED:
+        if target in forced:
+            steps.append(Step(target, None, f"whole, since {forced[target][0]} changed"))
+        else:
+            steps.append(Step(target, third, f"core cases and third {third} of the rest, by the commit's hash"))
+    return steps
+
+
+def plan_everything() -> list[Step]:
+    """Choose every step, whole."""
+    return [Step(target, None, "everything was asked for") for target in STEPS]
+
+
+def changed_paths(commit: str, base: str | None, hours: int = 4) -> list[str]:
+    """List the paths that differ between a base and a commit. Without a base, it is the newest ancestor that is at
+    least `hours` older than the commit (a working session), or the commit's parent where that is older."""
+    if base is None:
+        committed_at = int(_git("show", "-s", "--format=%ct", commit))
+        before = committed_at - hours * 3600
+        base = _git("rev-list", "-1", f"--before={before}", commit)
+    if not base:  # the whole history is younger: everything is new
+        return _git("ls-tree", "-r", "--name-only", commit).splitlines()
+    return _git("diff", "--name-only", "--no-renames", base, commit).splitlines()
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", nargs="?", default="HEAD")
+    parser.add_argument("--base", help="the commit that the change started from (default: four hours earlier)")
+    parser.add_argument("--all", action="store_true", help="every step, whole")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--why", action="store_true", help="print the reason of each step")
+    form.add_argument("--json", action="store_true", help="print a JSON list")
+    arguments = parser.parse_args()
+    if arguments.all:
+        steps = plan_everything()
+    else:
+        commit = _git("rev-parse", arguments.commit)
+        steps = plan_steps(commit, changed_paths(commit, arguments.base or None))
+    if arguments.json:
+        print(json.dumps([step.arguments for step in steps]))
+        return
+    for step in steps:
+        print(f"{step.arguments:28} {step.why}" if arguments.why else step.arguments)
+
+
+if __name__ == "__main__":
+    main()
