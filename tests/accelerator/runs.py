@@ -25,7 +25,7 @@ from tiercel.runs.directory import read_metrics
 from tiercel.training import build, learning
 
 DEVICE, LIBRARY = register()
-PLAIN = {"data": {"workers": 0, "eval": None}, "train": {"steps": 1}}
+PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
 UPDATE = {"training.update._Sums.read: read": 1, "distributed.replicated.Replicated.reduce_gradients: read": 1}
 SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
 MIXED_ROWS = 4  # a step's: two without pictures, one with a picture, one with two
@@ -89,7 +89,11 @@ def test_a_step_of_grpo_on_the_device_is_that_of_the_cpu(tiny_checkpoints, rows,
         {"algorithm": {"entropy_coef": 0.01, "loss": "sapo"}, "learner": {"form": "dense"}},
         {"learner": {"form": "repeated", "max_tokens_per_microbatch": 600}},
         {"lora": {"targets": "all", "rank": 4, "alpha": 8}, "learner": {"gradient_checkpointing": True}},
-        {"lora": None, "rollout": {"group_size": 3, "max_new_tokens": 34, "min_new_tokens": 17}},
+        {
+            "lora": None,
+            "rollout": {"group_size": 3, "max_new_tokens": 34, "min_new_tokens": 17},
+            "learner": {"form": "flex", "max_tokens_per_microbatch": 180, "skip_zero_advantage": False},
+        },
     ),
 )
 def test_no_recipe_makes_an_update_wait_more_often(tiny_checkpoints, rows, changes, waits_of_updates):

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import grpo_recipe, sft_recipe
-from tiercel.config import DpoRecipe, GrpoRecipe, KtoRecipe, RewardRecipe
+from tiercel.config import DpoRecipe, GrpoRecipe, KtoRecipe, RewardRecipe, SftRecipe
 from tiercel.data.encoding import ExampleEncoder, prompt_encoder
 from tiercel.data.order import RowOrder, rank_slice
 from tiercel.data.reading import read_rows
@@ -65,14 +65,17 @@ STRATEGIES = {
 SAMPLED = ("grpo", "taught")
 OFFLINE = {
     "dpo": (DpoRecipe, {"dpo": {"loss": "mpo", "beta": 0.5}}),
+    "aot": (DpoRecipe, {"dpo": {"loss": "aot", "beta": 0.5, "ld_alpha": 0.5}}),
+    "aot unpaired": (DpoRecipe, {"dpo": {"loss": "aot_unpaired", "beta": 0.5}}),
     "kto": (KtoRecipe, {"kto": {"beta": 0.5}}),
+    "noise": (SftRecipe, {"sft": {"neftune_alpha": 20, "label_smoothing": 0.1}}),
     "reward": (RewardRecipe, {"ranking": {"centre_coef": 0.1}}),
 }
 VIDEOS = {"max_prompt_tokens": 400, "video": {"min_pixels": 3136, "max_pixels": 7000}}
 TRAINED = {
     "adapter": {},
     "adapter, recomputed in part": {
-        "learner": {"gradient_checkpointing": "selective", "max_tokens_per_microbatch": 150}
+        "learner": {"gradient_checkpointing": "selective", "max_tokens_per_microbatch": 160}
     },
     "adapter, videos": {"data": VIDEOS, "learner": {"max_tokens_per_microbatch": 500}},
     "adapter of the tower, videos": {
@@ -184,7 +187,8 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     """Gradients of every step of both loops for every family."""
     found = {}
     train = {"steps": STEPS, "threads": 1, **STRATEGIES[options.strategy]}
-    changes = {"train": train, "optim": {"lr": 1e-3}, "learner": {"max_tokens_per_microbatch": 160}}
+    changes = {"train": train, "optim": {"lr": 1e-3}, "data": {"max_prompt_tokens": 150}}
+    changes["learner"] = {"max_tokens_per_microbatch": 160}  # so that a step has several
     changes |= TRAINED[options.trained]
     for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
         checkpoint = options.checkpoints / family_name
@@ -199,7 +203,9 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             recipe = make(checkpoint, options.rows, Path("unused"), **own)
             if kind in OFFLINE:
                 form, section = OFFLINE[kind]
-                recipe = form.model_validate({**recipe.model_dump(), **section})
+                tree = {**recipe.model_dump(exclude={"sft"}), **section}
+                tree["learner"]["max_tokens_per_microbatch"] = 400  # two answers with the longest prompt
+                recipe = form.model_validate(tree)
             trainer = build_trainer(recipe, ranks=ranks)
             family = trainer.policy.family
             rows = [with_another_answer(row) for row in read_rows(str(options.rows), recipe.data, "sft").rows]

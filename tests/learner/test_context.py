@@ -16,6 +16,7 @@ def packed(length: int, scoring: list[int]) -> PackedTokens:
         token_ids_T=100 + torch.arange(length),
         positions_DT=torch.arange(length)[None],
         images=(),
+        image_counts=(),
         scoring_N=scored,
         targets_N=scored,
         continuation_of_N=scored,

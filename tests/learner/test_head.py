@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiercel.learner import head as head_module
+from tiercel.learner.asked import Asked
 from tiercel.learner.head import GPU_TILE, Tile, TokenHead, _chunks
 from tiercel.models import wide
 
@@ -140,6 +141,49 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.elements = max(self.elements, tensor.numel())
         return result
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+@pytest.mark.parametrize("cap", (None, 3.0))
+@pytest.mark.parametrize("chunk", (1, 2**24))
+def test_smoothed_logprobs_are_those_of_a_target_that_all_words_share(monkeypatch, is_trained, cap, chunk):
+    """(1-e) log p plus e times the mean of log p over the words; placeholders are none."""
+    monkeypatch.setattr(head_module, "TILE", {"cpu": Tile(tokens=3, words=4, logits=chunk)})
+    hidden, linear, targets = random_case(torch.float64)
+    linear.requires_grad_(is_trained)
+    hidden.requires_grad_()
+    found_N = TokenHead(linear, PLACEHOLDERS, cap)(hidden, targets, 0.7, asked=Asked(smoothing=0.1)).logprobs_N
+    found_N.sum().backward()
+
+    expected = hidden.detach().requires_grad_()
+    words = [word for word in range(VOCABULARY) if word not in PLACEHOLDERS]
+    logits = expected @ linear.weight.detach()[words].T
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)) / 0.7
+    places = torch.tensor([words.index(target) for target in targets.tolist()])
+    wanted = -torch.nn.functional.cross_entropy(logits, places, reduction="none", label_smoothing=0.1)
+    wanted.sum().backward()
+    assert torch.allclose(found_N.double(), wanted, rtol=1e-5, atol=2e-6)
+    assert torch.allclose(hidden.grad, expected.grad, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
+def test_squares_of_two_words_by_hand(monkeypatch, is_trained):
+    """p = 1/4, 3/4: 1/16 + 9/16; a third word is a placeholder."""
+    monkeypatch.setattr(head_module, "TILE", {"cpu": Tile(tokens=1, words=1, logits=1)})
+    linear = nn.Linear(1, 3, bias=False).requires_grad_(is_trained)
+    linear.weight.data = torch.tensor([[0.0], [math.log(3)], [2.0]])
+    head, hidden = TokenHead(linear, (2,)), torch.ones(2, 1, requires_grad=True)
+    scores = head(hidden, torch.tensor([1, 0]), 1.0, asked=Asked(squares=True))
+    assert scores.squares_N.tolist() == pytest.approx([math.log(10 / 16)] * 2) and not scores.squares_N.requires_grad
+    assert head(hidden, torch.tensor([1, 0]), 1.0).squares_N is None
+
+
+def test_two_words_smoothed_by_hand():
+    """Logits 0 and ln 3: p = 1/4, 3/4; of the second word 0.8 ln 3/4 + 0.2 (ln 1/4 + ln 3/4) / 2."""
+    linear = nn.Linear(1, 2, bias=False)
+    linear.weight.data = torch.tensor([[0.0], [math.log(3)]])
+    scores = TokenHead(linear, ())(torch.ones(1, 1), torch.tensor([1]), 1.0, asked=Asked(smoothing=0.2))
+    assert scores.logprobs_N.item() == pytest.approx(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4))
 
 
 def test_logits_of_the_whole_batch_never_exist(monkeypatch):

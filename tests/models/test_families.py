@@ -1,11 +1,22 @@
 """Each family against Hugging Face's own code, on tiny random checkpoints in the real format."""
 
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
+from PIL import Image
 
-from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, counting_store, make_row, mixed_rows, noise_image
+from tests.tiny_models import (
+    FAMILY_NAMES,
+    MIXED_PICTURES,
+    QWEN_FAMILIES,
+    counting_store,
+    make_row,
+    mixed_rows,
+    noise_image,
+)
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import DataError
 from tiercel.learner.layout import Continuation, PackItem, pack
@@ -72,6 +83,19 @@ def items_of(family, generator):
     return items
 
 
+@contextmanager
+def resizing_along_x_first():
+    """Inside, Pillow resizes in the order that it had up to version 12, whichever it is; tiercel always does."""
+    own = Image.Image.resize
+
+    def resize(image, size, resample=None, box=None, reducing_gap=None):
+        assert box is None and reducing_gap is None
+        return own(own(image, (size[0], image.height), resample), size, resample)
+
+    with patch.object(Image.Image, "resize", resize):
+        yield
+
+
 def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
     """What the model's own forward takes for one sample, pixels by its own image processor; those of `mixed_rows` where
     no pictures are given."""
@@ -80,7 +104,8 @@ def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
     if prompt.images and not family.name.startswith("qwen"):
         pictures = pictures or (MIXED_PICTURES[:1] if len(prompt.images) == 1 else MIXED_PICTURES[1:])
         more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor asks for
-        pixels = processor(images=pictures, return_tensors="pt", **more)
+        with resizing_along_x_first():
+            pixels = processor(images=pictures, return_tensors="pt", **more)
         inputs |= {key: pixels[key] for key in PIXELS if key in pixels}
         if family.name.startswith("gemma"):
             name = "token_type_ids" if family.name == "gemma3" else "mm_token_type_ids"
@@ -243,6 +268,30 @@ def test_token_count_is_known_from_the_header(tiny_checkpoints, name):
         assert image.plan == plan
         assert len(family.image_token_ids(plan)) == plan.token_count
         assert image.views[0].shape == (plan.processed_size[1], plan.processed_size[0], 3)
+
+
+@pytest.mark.parametrize("size", ((31, 639), (690, 15420), (257, 27), (16, 16), (1, 1), (1, 199), (3000, 20)))
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_thin_and_tiny_pictures_are_planned_as_they_are_encoded(tiny_checkpoints, name, size):
+    limits = {"max_pixels": 6272} if name in QWEN_FAMILIES else {}
+    family = load_family(Model(path=str(tiny_checkpoints[name]), **limits))
+    if name == "llava_onevision" and max(size) > 10 * min(size):  # its canvas would have no row of features
+        with pytest.raises(DataError, match=f"image of {size[0]} x {size[1]} pixels"):
+            family.plan_image(size)
+        return
+    plan = family.plan_image(size)
+    image = family.encode_image(noise_image(*size, seed=3))
+    assert image.plan == plan and plan.token_count >= 1
+    assert len(family.image_token_ids(plan)) == plan.token_count
+
+
+@pytest.mark.parametrize("size", ((2100, 10), (10, 2100), (201, 1)))
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
+def test_a_picture_of_more_than_200_to_1_is_refused_with_its_size(tiny_checkpoints, name, size):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    with pytest.raises(DataError, match=f"image of {size[0]} x {size[1]} pixels") as caught:
+        family.plan_image(size)
+    assert caught.value.field == "images"
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

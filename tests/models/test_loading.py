@@ -1,6 +1,7 @@
 """Checkpoints that are refused, and what is read of the others."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +11,18 @@ import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText
+from transformers import AddedToken, AutoModelForImageTextToText, AutoTokenizer
 
-from tests.tiny_models import FAMILY_NAMES
+from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tiercel.config.schema import Model
-from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.errors import DataError, EnvironmentProblem, ModelError
 from tiercel.models import loading
 from tiercel.models.generic import AnyImageText
 from tiercel.models.hub import resolve
-from tiercel.models.loading import FAMILIES, family_class, load_family, load_weights
+from tiercel.models.loading import FAMILIES, INDEX, WHOLE, family_class, load_family, load_weights, require_finite
+from tiercel.models.prompts import token_ids
 from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
+from tiercel.models.saving import save_adapter
 from tiercel.models.text_only import TextOnly
 
 
@@ -62,6 +65,50 @@ def test_an_architecture_of_a_newer_transformers_names_the_version(tmp_path):
 def test_all_other_language_models_have_a_family_that_needs_a_proof(tmp_path):
     assert family_class(config_directory(tmp_path, {"model_type": "llava"})) is AnyImageText
     assert family_class(config_directory(tmp_path, {"model_type": "qwen3"})) is TextOnly
+
+
+def test_an_adapter_beside_a_models_config_is_not_applied_unasked(checkpoint):
+    family = load_family(Model(path=str(checkpoint)))
+    save_adapter(tiny_policy(checkpoint, noise=0.5), checkpoint)
+    for load in (
+        lambda: load_family(Model(path=str(checkpoint))),
+        lambda: load_weights(family, torch.float32, torch.device("cpu")),
+        lambda: family_class(checkpoint),
+    ):
+        with pytest.raises(ModelError, match=r"adapter_config\.json beside its config\.json"):
+            load()
+
+
+def add_tokens(checkpoint: Path, *tokens: str, special: bool = False) -> int:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    before = len(tokenizer)
+    tokenizer.add_tokens([AddedToken(token, special=special) for token in tokens])
+    tokenizer.save_pretrained(checkpoint)
+    return before
+
+
+def test_more_tokens_than_embeddings_are_refused_with_both_numbers(checkpoint):
+    before = add_tokens(checkpoint, "<|part_a|>", "<|part_b|>")
+    with pytest.raises(ModelError) as error:
+        load_family(Model(path=str(checkpoint)))
+    assert f"its tokenizer has {before + 2} tokens, its model only {before} embeddings" in str(error.value)
+    assert "none for <|part_a|>, <|part_b|>" in str(error.value)
+
+
+def test_more_embeddings_than_tokens_are_padding(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["text_config"]["vocab_size"] += 64
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    add_tokens(checkpoint, "<|part_a|>", "<|part_b|>")
+    assert load_family(Model(path=str(checkpoint))).vocabulary_size == config["text_config"]["vocab_size"]
+
+
+def test_a_special_token_without_an_embedding_is_refused_in_the_row_that_has_it(checkpoint):
+    before = add_tokens(checkpoint, "<|part_a|>", special=True)
+    family = load_family(Model(path=str(checkpoint)))
+    assert token_ids(family, "seven", ())
+    with pytest.raises(DataError, match=rf"token '<\|part_a\|>', number {before}, but the model has {before} emb"):
+        token_ids(family, "<|part_a|>seven", ())
 
 
 def test_code_of_the_checkpoints_own_is_refused(tmp_path):
@@ -144,9 +191,10 @@ def test_no_chat_template(checkpoint):
 
 def test_a_template_file_takes_the_place_of_the_checkpoints(checkpoint, tmp_path):
     file = tmp_path / "mine.jinja"
-    file.write_text("{{ messages[0]['role'] }}: ü")
+    text = "{% for turn in messages %}{% for part in turn.content %}{{ part.text }}ü{% endfor %}{% endfor %}"
+    file.write_text(text)
     model = Model(path=str(checkpoint))
-    assert load_family(model, str(file)).checkpoint.chat_template == "{{ messages[0]['role'] }}: ü"
+    assert load_family(model, str(file)).checkpoint.chat_template == text
     assert load_family(model).checkpoint.chat_template.startswith("{% for message in messages %}<|im_start|>")
     assert load_family(Model(path=str(without_template(checkpoint))), str(file)).checkpoint.chat_template
 
@@ -243,7 +291,10 @@ def test_weights_that_lack_a_tensor_or_have_one_of_another_shape_are_refused(che
     save_file({key: value for key, value in tensors.items() if key != name}, file, metadata={"format": "pt"})
     refused(checkpoint, r"has no weights for .*layers\.0\.mlp\.up_proj\.weight, and transformers would make random")
     save_file(tensors | {name: tensors[name][1:].clone()}, file, metadata={"format": "pt"})
-    refused(checkpoint, "its weights cannot be read")
+    rows, columns = tensors[name].shape
+    refused(
+        checkpoint, rf"up_proj\.weight is of shape \[{rows - 1}, {columns}\], and by .* it is \[{rows}, {columns}\]"
+    )
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "../model.safetensors", 7])
@@ -293,3 +344,87 @@ def test_a_checkpoint_whose_pictures_are_cut_into_crops_is_refused(tiny_checkpoi
     edit(path / "preprocessor_config.json", do_pan_and_scan=True)
     with pytest.raises(ModelError, match="do_pan_and_scan: true"):
         load_family(Model(path=str(path)))
+
+
+def change_weights(checkpoint: Path, change) -> None:
+    save_file(change(load_file(checkpoint / WHOLE)), checkpoint / WHOLE, metadata={"format": "pt"})
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+def test_weights_that_are_not_finite_are_refused(checkpoint, value):
+    change_weights(checkpoint, lambda weights: weights | {DOWN: weights[DOWN].index_fill(0, torch.tensor([3]), value)})
+    family = load_family(Model(path=str(checkpoint)))
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj\.weight holds NaN or infinity"):
+        load_weights(family, torch.float32, torch.device("cpu"))
+
+
+def test_sums_that_overflow_are_no_fault(tmp_path):
+    require_finite({"large": torch.full((8,), 3e38), "half": torch.full((9,), 6e4, dtype=torch.float16)}, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "said"), ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")))
+@pytest.mark.parametrize("device", ("cpu", "meta"))
+def test_weights_that_need_a_scale_are_refused(checkpoint, kind, said, device):
+    change_weights(checkpoint, lambda weights: weights | {DOWN: weights[DOWN].to(kind)})
+    family = load_family(Model(path=str(checkpoint)))
+    with pytest.raises(ModelError, match=f"its weight {DOWN} is stored as {said}, which means nothing without a scale"):
+        load_weights(family, torch.float32, torch.device(device))
+
+
+@pytest.mark.parametrize("device", ("cpu", "meta"))
+@pytest.mark.parametrize(
+    "name",
+    (
+        "model.layers.2.mlp.down_proj.weight",  # one more layer than the config has
+        "model.layers.0.mlp.down_proj.bias",
+        "model.layers.0.self_attn.q_proj.lora_A.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+    ),
+)
+def test_weights_of_the_models_layers_without_a_place_are_refused(checkpoint, name, device):
+    change_weights(checkpoint, lambda weights: weights | {name: torch.ones(3)})
+    family = load_family(Model(path=str(checkpoint)))
+    with pytest.raises(ModelError) as error:
+        load_weights(family, torch.float32, torch.device(device))
+    said = name.replace("model.layers", "model.language_model.layers")
+    assert f"its files have a weight {said} that the model of its config.json has no place for" in str(error.value)
+
+
+def test_weights_of_parts_that_the_architecture_lacks_are_left(checkpoint):
+    more = {"mtp.layers.0.weight": torch.ones(3), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
+    change_weights(checkpoint, lambda weights: weights | more)
+    load_weights(load_family(Model(path=str(checkpoint))), torch.float32, torch.device("cpu"))
+
+
+def test_two_sets_of_weights_are_refused(checkpoint):
+    (checkpoint / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}))
+    with pytest.raises(ModelError, match="two sets of weights"):
+        load_weights(load_family(Model(path=str(checkpoint))), torch.float32, torch.device("cpu"))
+    (checkpoint / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": WHOLE}}))
+    load_weights(load_family(Model(path=str(checkpoint))), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("token", (99999, -1, "<|im_end|>", True, 1.5))
+def test_an_end_token_that_is_none_is_refused(checkpoint, token):
+    edit(checkpoint / "generation_config.json", eos_token_id=[0, token])
+    with pytest.raises(ModelError, match=f"eos_token_id {re.escape(repr(token))} is no number of a token"):
+        load_family(Model(path=str(checkpoint)))
+
+
+@pytest.mark.parametrize("token", (3, 99999))
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl", "llava_onevision", "gemma3"))
+def test_a_picture_token_that_is_another_is_refused(tiny_checkpoints, tmp_path, name, token):
+    place = Path(shutil.copytree(tiny_checkpoints[name], tmp_path / "checkpoint"))
+    key = "image_token_index" if "image_token_index" in (place / "config.json").read_text() else "image_token_id"
+    edit(place / "config.json", **{key: token})
+    with pytest.raises(ModelError, match=f"config.json names token {token} for pictures, "):
+        load_family(Model(path=str(place)))
+
+
+def test_a_config_of_another_architecture_is_refused(checkpoint):
+    edit(checkpoint / "config.json", model_type="bert")
+    with pytest.raises(ModelError, match=r"config\.json is not that of a model of "):
+        load_family(Model(path=str(checkpoint)))

@@ -176,6 +176,56 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(family, tmp_path, kin
     assert error.value.field == "messages"
 
 
+EACH = "{% for message in messages %}", "{% endfor %}" + PROMPT
+LOSSY = {
+    "no system": EACH[0] + "{% if message['role'] != 'system' %}" + TURN + "{% endif %}" + EACH[1],
+    "no thought": EACH[0] + TURN.replace("['text']", "['text'].split('</think>')[-1]") + EACH[1],
+    "first line": EACH[0] + TURN.replace("['text']", "['text'].split('\n')[0]") + EACH[1],
+    "parts": EACH[0] + TURN.replace("[0]['text']", "") + EACH[1],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns", "role"),
+    [
+        ("no system", (("system", "Be brief."), ("user", "?"), ("assistant", "7")), "system"),
+        ("no thought", (("user", "?"), ("assistant", "<think>the seven</think>7")), "assistant"),
+        ("no thought", (("user", "Read </think> this"), ("assistant", "7")), "user"),
+        ("first line", (("user", "?"), ("assistant", "the\nseven")), "assistant"),
+        ("parts", (("user", "?"), ("assistant", "7")), "list of parts"),
+    ],
+)
+def test_a_template_that_leaves_out_text_is_refused(family, tmp_path, kind, turns, role):
+    changed, row = with_template(family, tmp_path, LOSSY[kind]), row_of(*turns)
+    calls = [lambda: conversation_of(changed, row), lambda: conversation_length(changed, row, [], None)]
+    if role != "assistant":
+        calls.append(lambda: encode_prompt(changed, row, 0, [], system=None, max_prompt_tokens=99))
+        calls.append(lambda: prompt_length(changed, row, [], None))
+    for call in calls:
+        with pytest.raises(DataError, match=role) as error:
+            call()
+        assert error.value.field == "messages" and "data.template" in str(error.value)
+
+
+def test_the_recipes_system_message_must_be_in_the_text(family, tmp_path):
+    changed = with_template(family, tmp_path, LOSSY["no system"])
+    with pytest.raises(DataError, match="role system, 'Be brief\\.'"):
+        encode_prompt(changed, row_of(("user", "?")), 0, [], system="Be brief.", max_prompt_tokens=99)
+
+
+def test_a_turn_that_is_trimmed_and_thoughts_of_earlier_answers_are_no_loss(family, tmp_path):
+    trims = with_template(family, tmp_path, EACH[0] + TURN.replace("['text']", "['text'] | trim") + EACH[1])
+    assert conversation_of(trims, row_of(("user", " ? "), ("assistant", "\n7\n")))
+    printed = row_of(("user", "{'type': 'text'"), ("assistant", "7"))
+    assert conversation_of(family, printed)
+    forgets = with_template(family, tmp_path, LOSSY["no thought"])
+    asked = row_of(("user", "?"), ("assistant", "<think>the seven</think>7"), ("user", "12?"))
+    assert "the seven" not in encode_prompt(forgets, asked, 0, [], system=None, max_prompt_tokens=99).text
+    unlearnt = replace(asked, messages=(asked.messages[0], replace(asked.messages[1], is_trained=False)))
+    later = (Message(role="user", content="12?"), Message(role="assistant", content="12"))
+    assert conversation_of(forgets, replace(unlearnt, messages=(*unlearnt.messages, *later)))
+
+
 def test_a_template_that_refuses_is_quoted(family, tmp_path):
     changed = with_template(family, tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DataError, match="refuses this conversation: roles must alternate"):
@@ -244,6 +294,28 @@ def test_boxes_are_written_in_the_familys_space(tiny_checkpoints, name, space, w
     assert prompt.text == conversation.prompt.text
     plans = [image.plan for image in images]
     assert prompt_length(family, row, plans, None) == len(prompt.token_ids_P)
+
+
+@pytest.mark.parametrize(
+    ("box", "written"),
+    [
+        ((-0.4, 0.0, 84.6, 56.9), "[0, 0, 1000, 1000]"),  # rounding of who made the row
+        ((42.0, 14.0), "[500, 250]"),
+        ((-14.0, 20.0, 42.0, 28.0), None),
+        ((1.0, 64.0, 84.0, 200.0), None),
+        ((0.1, 0.2, 0.9, 0.8), None),
+    ],
+)
+def test_a_box_beyond_its_picture_is_never_written(tiny_checkpoints, box, written):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    images = [family.encode_image(noise_image(84, 56, seed=0))]
+    row = row_of(("user", "<image>Where?"), ("assistant", "<bbox>"), images=1, boxes=(box,), box_images=(0,))
+    if written is None:
+        with pytest.raises(DataError, match="its picture of 84 x 56 pixels") as caught:
+            conversation_of(family, row, images)
+        assert caught.value.field == "boxes"
+    else:
+        assert pieces(family, conversation_of(family, row, images)) == [(True, f"{written}<|im_end|>")]
 
 
 ORIGINALS = [noise_image(*size, seed=seed) for seed, size in enumerate(((84, 56), (56, 120)))]

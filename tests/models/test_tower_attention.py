@@ -6,13 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 from tests.tiny_models import QWEN_FAMILIES, noise_image, tiny_policy
 from tiercel.config.schema import Lora, Model
 from tiercel.learner.learner import Learner
 from tiercel.models import tower_attention
 from tiercel.models.loading import load_family
-from tiercel.models.tower_attention import IMPLEMENTATION, sorted_windows
+from tiercel.models.tower_attention import IMPLEMENTATION, patches_product, sorted_windows
 from tiercel.types import EncodedImage, PixelLimits
 
 CPU = torch.device("cpu")
@@ -138,3 +139,21 @@ def test_the_tower_gets_its_bounds_on_the_host(tiny_checkpoints, name):
     assert {name for name, each in inputs.items() if torch.is_tensor(each) and each.device == CPU} == {
         name for name in host if name.startswith("cu_")
     }
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_patches_are_one_product(bias):
+    torch.manual_seed(0)
+    layer = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4), bias=bias)
+    patches = torch.randn(5, 3, 2, 4, 4, requires_grad=True)
+    weights = torch.randn(5, 8, 1, 1, 1)
+    expected, found = layer(patches), patches_product(layer, patches)
+    torch.testing.assert_close(found, expected)
+    inputs = [patches, *layer.parameters()]
+    gradients = [torch.autograd.grad((output * weights).sum(), inputs) for output in (expected, found)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_inputs_larger_than_the_kernel_are_convolved():
+    layer, images = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4)), torch.randn(1, 3, 2, 8, 12)
+    assert torch.equal(patches_product(layer, images), layer(images))

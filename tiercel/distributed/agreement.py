@@ -16,6 +16,7 @@ from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.data.readers import files_of
+from tiercel.devices import driver_version
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
@@ -98,7 +99,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
-        found["driver"] = str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+        found["driver"] = str(driver_version())
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     rows = {
         "data.train": recipe.data.train,

@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tiercel.errors import EXIT_STALL, EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER
+from tiercel.errors import EXIT_STALL, EXIT_TAKEN, EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER
 from tiercel.reliability.stall_files import CALL
 
 NOTES = "TIERCEL_LAUNCH_NOTES"  # the directory; set for ranks that tiercel's own launcher started
-FINAL_CODES = (EXIT_USER, EXIT_TERMINATED)  # another attempt would end in the same way
+FINAL_CODES = (EXIT_USER, EXIT_TAKEN, EXIT_TERMINATED)  # another attempt would end in the same way
 FINAL_FAULTS = {
     "Floating point exception": signal.SIGFPE,
     "Illegal instruction": signal.SIGILL,

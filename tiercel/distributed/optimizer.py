@@ -30,11 +30,16 @@ def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, **settings, fused=is_fused, foreach=not is_fused)
     import bitsandbytes
 
-    if optim.is_paged and policy.device.type != "cuda":
+    require_optimizer(optim, policy.device)
+    return getattr(bitsandbytes.optim, OF_BITSANDBYTES[optim.name])(groups, **settings)
+
+
+def require_optimizer(optim: Optim, device: torch.device) -> None:
+    """Raise EnvironmentProblem for paged moments without a GPU."""
+    if optim.is_paged and device.type != "cuda":
         raise EnvironmentProblem(
             f"optim.name: {optim.name} needs a GPU, whose memory it saves; write adamw or adamw_8bit"
         )
-    return getattr(bitsandbytes.optim, OF_BITSANDBYTES[optim.name])(groups, **settings)
 
 
 def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:

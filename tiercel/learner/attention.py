@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from tiercel.devices import moved
 from tiercel.learner.layout import BySight, GroupSpans, PrefixLayout
-from tiercel.models.attention import Layer
-from tiercel.models.images import moved
+from tiercel.models.attention import Layer, attended
 from tiercel.models.sight import FULL, Sight, Span, sequence_masks
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
@@ -269,7 +268,7 @@ class DenseAttention:
 
     def __call__(self, layer: Layer, query_BASE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         bias = self.biases(query_BASE.dtype).of(layer.sight)
-        return scaled_dot_product_attention(query_BASE, key_BJTE, value_BJTE, bias, scale=layer.scale, enable_gqa=True)
+        return attended(query_BASE, key_BJTE, value_BJTE, layer, bias)
 
     def _bias(self, sight: Sight, dtype: torch.dtype) -> Tensor:
         """Convert a mask to what PyTorch adds to the scores: else it does so in each layer, and keeps the result."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.learner.layout import PrefixLayout
 from tiercel.models.sight import FULL, Sight, Span
 
@@ -25,8 +26,8 @@ def block_mask(
     queries = queries or layout.after(0)
     seen_4S = layout.seen_keys(sight).of(queries)
     touched, full = seen_blocks(layout, seen_4S, queries)
-    partial_counts, partial_places = _ordered((touched & ~full).to(device, non_blocking=True))
-    full_counts, full_places = _ordered(full.to(device, non_blocking=True))
+    partial_counts, partial_places = _ordered(moved(touched & ~full, device))
+    full_counts, full_places = _ordered(moved(full, device))
     return BlockMask.from_kv_blocks(
         partial_counts,
         partial_places,
@@ -83,7 +84,7 @@ def _pieces(layout: PrefixLayout, queries: Sequence[Span]) -> Iterator[Span]:
 def _sees(seen_4S: Tensor, device: torch.device) -> Sees:
     """Make the mask function. It closes over tensors and no number: a number of its own would be compiled into the
     kernel, or would make PyTorch compile anew where it is 0."""
-    prompt_start_S, prompt_stop_S, own_start_S, own_stop_S = seen_4S.to(torch.int32).to(device, non_blocking=True)
+    prompt_start_S, prompt_stop_S, own_start_S, own_stop_S = moved(seen_4S.to(torch.int32), device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_prompt = (key >= prompt_start_S[query]) & (key < prompt_stop_S[query])

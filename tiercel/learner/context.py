@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tiercel.devices import moved
 from tiercel.distributed.context import ContextGroup
 from tiercel.learner.head import TokenScores
 from tiercel.learner.layout import PackedTokens, PrefixLayout
@@ -116,9 +117,9 @@ class _Joined(torch.autograd.Function):
         every = own.new_empty(group.size, *own.shape)
         dist.all_gather_into_tensor(every, own[None], group.processes)
         rows = torch.cat([every[place, :, :count] for place, count in enumerate(part.counts)], dim=1)
-        return tuple(rows[:, part.order_N.to(rows.device, non_blocking=True)])
+        return tuple(rows[:, moved(part.order_N, rows.device)])
 
     @staticmethod
     def backward(ctx: Any, *gradients_N: Tensor) -> tuple[Any, ...]:
-        scored_M = ctx.scored_M.to(gradients_N[0].device, non_blocking=True)
+        scored_M = moved(ctx.scored_M, gradients_N[0].device)
         return None, None, *(gradient_N[scored_M] for gradient_N in gradients_N)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tiercel.learner.block_mask import BLOCK, block_mask
 from tiercel.learner.compiling import default_backend, few_graphs
+from tiercel.learner.flex_kernels import kernel_options
 from tiercel.learner.layout import BySight, PrefixLayout
 from tiercel.models.attention import Layer
 from tiercel.models.sight import Sight, Span
@@ -67,6 +68,7 @@ class FlexAttention:
         queries = queries or layout.after(0)
         self.padding = Padding.of(queries)
         padded, filled = layout.padded(self.padding.front, self.padding.back), self.padding.filled(queries)
+        assert padded.length % BLOCK == 0, padded.length  # the kernels rely on it: flex_kernels.py
         self.masks = BySight(padded, lambda sight: block_mask(padded, device, filled, sight))
         self.attend = attend or compiled_flex(default_backend(device))
 
@@ -97,7 +99,10 @@ def _attention(query_BTAE: Tensor, key_BTJE: Tensor, value_BTJE: Tensor, mask: A
     from torch.nn.attention.flex_attention import flex_attention
 
     query_BATE, key_BJTE, value_BJTE = (tensor.transpose(1, 2) for tensor in (query_BTAE, key_BTJE, value_BTJE))
-    output_BATE = flex_attention(query_BATE, key_BJTE, value_BJTE, block_mask=mask, scale=scale, enable_gqa=True)
+    options = kernel_options(query_BATE.shape[-1], query_BATE.dtype) if query_BATE.is_cuda else None
+    output_BATE = flex_attention(
+        query_BATE, key_BJTE, value_BJTE, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options
+    )
     return output_BATE.transpose(1, 2)
 
 

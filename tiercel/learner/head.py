@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tiercel.devices import moved
+from tiercel.learner.asked import NOTHING, Asked
 from tiercel.learner.divergence import Target, divergence
 from tiercel.models.wide import has_wide_product
 
@@ -46,6 +48,7 @@ class TokenScores(NamedTuple):
     logprobs_N: Tensor  # fp32, with gradient where the pass has one
     entropy_N: Tensor  # fp32, in nats; detached unless its gradient was asked for
     divergence_N: Tensor | None = None  # fp32, from a teacher, with gradient; None where there is none
+    squares_N: Tensor | None = None  # fp32, log of the sum of p² over all words, detached; None where it was not asked
     values_N: Tensor | None = None  # fp32, of a reward model, with gradient; it has no logprobs and no entropy then
 
 
@@ -57,7 +60,7 @@ class TokenHead(nn.Module):
     for any loss of logp. The same sums give the entropy, since the mean logit is h_n . sum_v p_nv W[v] / temperature.
     Where a cap bends the logits, each W[v] counts by the slope there, and the mean logit is a sum of its own. A trained
     head recomputes each chunk in the backward pass, because its weight needs a gradient too. A gradient of the entropy
-    is computed in the same way, because this Jacobian does not give it.
+    is computed in the same way, because this Jacobian does not give it; so are smoothed logprobs.
     """
 
     def __init__(self, linear: nn.Linear, placeholder_ids: tuple[int, ...], cap: float | None = None):
@@ -84,18 +87,27 @@ class TokenHead(nn.Module):
         *,
         entropy_gradient: bool = False,
         target: Target | None = None,
+        asked: Asked = NOTHING,
     ) -> TokenScores:
         weight_VH, scaling = self.linear.weight, self.scaling(temperature)
         tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
-        if weight_VH.requires_grad or entropy_gradient:
-            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile)
+        if weight_VH.requires_grad or entropy_gradient or asked.is_of_all_words:
+            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile, asked)
         else:
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, scaling, tile)
         return TokenScores(
             logprobs_N=logprobs_N,
             entropy_N=entropy_N if entropy_gradient else entropy_N.detach(),
             divergence_N=None if target is None else self._divergence(hidden_NH, scaling, target, tile),
+            squares_N=self._squares(hidden_NH, scaling, tile) if asked.squares else None,
         )
+
+    @torch.no_grad()
+    def _squares(self, hidden_NH: Tensor, scaling: Scaling, tile: Tile) -> Tensor:
+        weight_VH = self.linear.weight
+        chunks = _chunks(len(hidden_NH), weight_VH.shape[0], tile.logits)
+        found = [(2 * _log_softmax(hidden_NH[chunk], weight_VH, scaling)).logsumexp(-1) for chunk in chunks]
+        return torch.cat(found)
 
     def _divergence(self, hidden_NH: Tensor, scaling: Scaling, target: Target, tile: Tile) -> Tensor:
         weight_VH = self.linear.weight
@@ -123,9 +135,18 @@ def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, scaling: Scaling) -> Tens
         logits_MV = scaling.cap * torch.tanh(logits_MV / scaling.cap)
     logits_MV = logits_MV / scaling.temperature
     if scaling.excluded:
-        places = torch.tensor(scaling.excluded).to(logits_MV.device, non_blocking=True)
+        places = moved(torch.tensor(scaling.excluded), logits_MV.device)
         logits_MV = logits_MV.index_fill(1, places, NEVER)
     return logits_MV.log_softmax(-1)
+
+
+def _mean_of_words(logprobs_MV: Tensor, scaling: Scaling) -> Tensor:
+    """Average logprobs (M,) over all words that can be written."""
+    words = logprobs_MV.shape[1] - len(scaling.excluded)
+    if scaling.excluded:
+        places = moved(torch.tensor(scaling.excluded), logprobs_MV.device)
+        logprobs_MV = logprobs_MV.index_fill(1, places, 0.0)
+    return logprobs_MV.sum(-1) / words
 
 
 class _WideProduct(torch.autograd.Function):
@@ -257,12 +278,15 @@ def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, scaling: Sca
 
 
 def _recomputed(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scaling: Scaling, tile: Tile
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scaling: Scaling, tile: Tile, asked: Asked
 ) -> tuple[Tensor, Tensor]:
     def scores(hidden_MH: Tensor, weight: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_MV = _log_softmax(hidden_MH, weight, scaling)
         entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-        return logprobs_MV.gather(1, targets_M[:, None])[:, 0], entropy_M
+        logprobs_M = logprobs_MV.gather(1, targets_M[:, None])[:, 0]
+        if asked.smoothing:
+            logprobs_M = (1 - asked.smoothing) * logprobs_M + asked.smoothing * _mean_of_words(logprobs_MV, scaling)
+        return logprobs_M, entropy_M
 
     pieces = [
         checkpoint(scores, hidden_NH[chunk], weight_VH, targets_N[chunk], use_reentrant=False)

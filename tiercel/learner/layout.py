@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.models.sight import FULL, Sight, Span, seen_spans
 from tiercel.types import EncodedImage, EncodedPrompt
 
@@ -111,7 +112,7 @@ class PrefixLayout:
         """Return the mask, bool (1, 1, S, T): true where the token of the row attends to the token of the column.
         `queries`: the spans of the rows' tokens; None: all."""
         mask_ST = self.seen_keys(sight).mask(queries or self.after(0))
-        return mask_ST[None, None].to(device, non_blocking=True)
+        return moved(mask_ST[None, None], device)
 
 
 class BySight(Generic[Made]):
@@ -167,6 +168,7 @@ class PackedTokens:
     token_ids_T: Tensor  # int64
     positions_DT: Tensor  # int64
     images: tuple[EncodedImage, ...]  # in the order of their placeholders
+    image_counts: tuple[int, ...]  # of each group
     scoring_N: Tensor  # int64, the place in the pack whose state predicts the token
     targets_N: Tensor  # int64, the predicted token
     continuation_of_N: Tensor  # int64, the number of the token's continuation
@@ -214,6 +216,7 @@ def pack(items: Sequence[PackItem]) -> PackedTokens:
         token_ids_T=torch.cat(ids),
         positions_DT=torch.cat(positions, dim=1),
         images=tuple(image for item in items for image in item.images),
+        image_counts=tuple(len(item.images) for item in items),
         scoring_N=torch.cat(scoring),
         targets_N=torch.cat(targets),
         continuation_of_N=torch.cat(owners),

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tiercel.config.schema import Checkpointing
+from tiercel.devices import moved
 from tiercel.distributed.context import ContextGroup
+from tiercel.learner.asked import NOTHING, Asked, Noise
 from tiercel.learner.attention import DenseAttention, SplitAttention
 from tiercel.learner.block_mask import BLOCK
 from tiercel.learner.checkpointing import KeptAttention, checkpoint_layers
@@ -26,7 +28,6 @@ from tiercel.learner.prefix import ContinuedAttention, PrefixPass, RecordingAtte
 from tiercel.learner.recurrence import PackedForm
 from tiercel.models.attention import AttentionForm, PackAttend, form_inputs, position_ids, sights_of
 from tiercel.models.experts import ExpertLoad
-from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.sight import Span, sequence_masks
 from tiercel.models.value_head import value_head
@@ -85,20 +86,21 @@ class Learner(nn.Module):
         prefix: PrefixPass | None = None,
         entropy_gradient: bool = False,
         target: Target | None = None,
+        asked: Asked = NOTHING,
     ) -> TokenScores:
         """Compute logprobs and entropy of the N scored tokens, of a reward model their values. `features_KH`: vision
         features of `batch.images`, in their order; None without images. `prefix`: the pass over the prompt of the
         batch's only group, where it was run before; then `batch.images` are those after the prompt.
         `entropy_gradient`: the entropy has a gradient too. `target`: a teacher's distribution at these tokens, from
-        which the divergence is computed."""
+        which the divergence is computed. `asked`: what a loss of rows' answers needs beside."""
         if self.context is None:
-            hidden_NH = self.scoring_states(batch, features_KH, prefix)
-            return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target)
+            hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
+            return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
         assert prefix is None  # no rank has the whole prompt
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
-        hidden_MH = self._part_states(batch, features_KH, part, self.context)
+        hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)
         target = None if target is None else target.of_tokens(part.scored_M)
-        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, entropy_gradient, target)
+        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, entropy_gradient, target, asked)
         return joined(scores, part, self.context)
 
     def _scores(
@@ -108,39 +110,51 @@ class Learner(nn.Module):
         temperature: float,
         entropy_gradient: bool,
         target: Target | None,
+        asked: Asked,
     ) -> TokenScores:
         if self.value_head is not None:
             none = hidden_NH.new_empty(0, dtype=torch.float32)
             return TokenScores(logprobs_N=none, entropy_N=none, values_N=self.value_head(hidden_NH))
         with self.head_autocast():
-            targets_N = targets_N.to(self.device, non_blocking=True)
-            return self.head(hidden_NH, targets_N, temperature, entropy_gradient=entropy_gradient, target=target)
+            targets_N = moved(targets_N, self.device)
+            options = {"entropy_gradient": entropy_gradient, "target": target, "asked": asked}
+            return self.head(hidden_NH, targets_N, temperature, **options)
 
-    def scoring_states(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass | None) -> Tensor:
+    def scoring_states(
+        self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass | None, noise: Noise | None = None
+    ) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens."""
         with self.autocast():
             if prefix is not None:
                 return self._states_after(batch, features_KH, prefix)
-            embeddings_TH = self._embedded(batch.token_ids_T, features_KH)
+            noise_TH = self._noise(noise, batch)
+            embeddings_TH = self._embedded(batch.token_ids_T, features_KH, noise_TH=noise_TH)
             if self.form == "repeated":
                 return self._repeated_states(batch, embeddings_TH)
             hidden_TH = self._states(embeddings_TH, batch.positions_DT, self._form(batch))
-            return hidden_TH[batch.scoring_N.to(self.device, non_blocking=True)]
+            return hidden_TH[moved(batch.scoring_N, self.device)]
 
     def _part_states(
-        self, batch: PackedTokens, features_KH: Tensor | None, part: Part, context: ContextGroup
+        self,
+        batch: PackedTokens,
+        features_KH: Tensor | None,
+        part: Part,
+        context: ContextGroup,
+        noise: Noise | None,
     ) -> Tensor:
         """Compute the hidden states (M, H) of this rank's tokens that predict the scored tokens."""
         is_vision_T = self.family.is_placeholder(batch.token_ids_T)
         feature_S = part.of(is_vision_T.cumsum(0) * is_vision_T) - 1  # -1: no token of a picture
         if features_KH is not None:
-            features_KH = features_KH[feature_S[feature_S >= 0].to(self.device, non_blocking=True)]
+            features_KH = features_KH[moved(feature_S[feature_S >= 0], self.device)]
         attend: PackAttend = ATTENTIONS[self.form](part.layout, self.device, part.spans)
         form = PartForm(self._kept(GatheredAttention(attend, context)), batch, part, context, self.device)
         with self.autocast():
-            embeddings_SH = self._embedded(part.of(batch.token_ids_T), features_KH, feature_S >= 0)
+            noise_TH = self._noise(noise, batch)
+            noise_SH = None if noise_TH is None else part.of(noise_TH.T).T
+            embeddings_SH = self._embedded(part.of(batch.token_ids_T), features_KH, feature_S >= 0, noise_SH)
             hidden_SH = self._states(embeddings_SH, part.of(batch.positions_DT), form)
-            return hidden_SH[part.states_M.to(self.device, non_blocking=True)]
+            return hidden_SH[moved(part.states_M, self.device)]
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
         """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""
@@ -150,17 +164,32 @@ class Learner(nn.Module):
             hidden_PH = self._states(embeddings_PH, prompt.positions_DT, recording)
         return PrefixPass(recording.kept, hidden_PH[-1])
 
-    def _embedded(self, token_ids_T: Tensor, features_KH: Tensor | None, is_vision_T: Tensor | None = None) -> Tensor:
-        """`is_vision_T`: the tokens that features replace; None: all placeholders."""
-        token_ids_T = token_ids_T.to(self.device, non_blocking=True)
+    def _noise(self, noise: Noise | None, batch: PackedTokens) -> Tensor | None:
+        """Draw the noise (T, H) of a pack's embeddings."""
+        if noise is None:
+            return None
+        like_TH = self.embedding(moved(batch.token_ids_T[:1], self.device)).detach()
+        return noise.of(batch.layout, like_TH, self.head.linear.in_features)
+
+    def _embedded(
+        self,
+        token_ids_T: Tensor,
+        features_KH: Tensor | None,
+        is_vision_T: Tensor | None = None,
+        noise_TH: Tensor | None = None,
+    ) -> Tensor:
+        """`is_vision_T`: the tokens that features replace; None: all placeholders. `noise_TH` is added to others."""
+        token_ids_T = moved(token_ids_T, self.device)
         embeddings_TH = self.embedding(token_ids_T)
+        if noise_TH is not None:
+            embeddings_TH = embeddings_TH + noise_TH
         if self.trains_vision and torch.is_grad_enabled() and not embeddings_TH.requires_grad:
             embeddings_TH.requires_grad_()  # so that a pass without images has a backward pass too
         if features_KH is None:
             return embeddings_TH
         if is_vision_T is None:
             is_vision_T = self.family.is_placeholder(token_ids_T)
-        return self.family.with_features(embeddings_TH, is_vision_T.to(self.device, non_blocking=True), features_KH)
+        return self.family.with_features(embeddings_TH, moved(is_vision_T, self.device), features_KH)
 
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
         """Make the form of a pass over the pack, or over what follows its first `first_query` tokens."""
@@ -176,7 +205,7 @@ class Learner(nn.Module):
     def _decoded(self, embeddings_RTH: Tensor, positions_DRT: Tensor, **options: Any) -> Tensor:
         """Compute the last hidden states (R, T, H)."""
         inputs = self.family.decoder_inputs(embeddings_RTH)
-        positions = position_ids(positions_DRT.to(self.device, non_blocking=True))
+        positions = position_ids(moved(positions_DRT, self.device))
         if self.compiled is not None:
             inputs["inputs_embeds"] = like_later_inputs(inputs["inputs_embeds"])
         with self.expert_load.counting(), nullcontext() if self.compiled is None else self.compiled.running():
@@ -189,18 +218,18 @@ class Learner(nn.Module):
         attention = ContinuedAttention(self._form(batch, first_query=length), prefix)
         hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
         states = torch.cat([prefix.last_state_H[None].to(hidden_SH.dtype), hidden_SH])
-        return states[(batch.scoring_N - (length - 1)).to(self.device, non_blocking=True)]
+        return states[moved(batch.scoring_N - (length - 1), self.device)]
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, by one causal row for each completion, with
         its prompt repeated."""
         places_RU, row_N, column_N = self._repeated_layout(batch)
-        embeddings_RUH = embeddings_TH[places_RU.to(self.device, non_blocking=True)]
+        embeddings_RUH = embeddings_TH[moved(places_RU, self.device)]
         masks = self._repeated_masks(batch.layout, places_RU.shape[1])
         hidden_RUH = self._decoded(
             embeddings_RUH, batch.positions_DT[:, places_RU], attention_mask=masks, use_cache=False
         )
-        return hidden_RUH[row_N.to(self.device, non_blocking=True), column_N.to(self.device, non_blocking=True)]
+        return hidden_RUH[moved(row_N, self.device), moved(column_N, self.device)]
 
     def _repeated_masks(self, layout: PrefixLayout, length: int) -> dict[str, Tensor] | None:
         """Return the masks (R, 1, U, U) of repeated rows with pictures whose tokens see each other, by the kind of

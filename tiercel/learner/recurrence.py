@@ -11,11 +11,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.learner.attention import Bucket, bucket_of, similar
 from tiercel.learner.layout import PrefixLayout
 from tiercel.models.attention import Layer, PackAttend
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.images import moved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText
 from tiercel.config.schema import Part
 from tiercel.errors import DataError, ModelError
 from tiercel.models.attention import shared_prefix_obstacle
-from tiercel.models.images import picture_tensor, views_sha256
+from tiercel.models.images import picture_tensor, resized, views_sha256
 from tiercel.models.sight import Span
 from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Size
 
@@ -34,7 +34,15 @@ class Checkpoint:
     tokenizer: Any
     image_processor: Any
     chat_template: str
-    end_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]  # each ends a completion; the first also ends the turns that are trained on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnEnd:
+    """Holds what a chat template writes after an assistant's turn."""
+
+    text: str  # all of it; blank: the template writes no end
+    token: int | None  # the first token in it that is more than text
 
 
 class Family(ABC):
@@ -50,11 +58,13 @@ class Family(ABC):
     image_marker: str | None = None  # what the chat template writes at the place of an image; None: no pictures
     around_image: ClassVar[tuple[str, str]] = ("", "")  # text that the processor adds before and after each image
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
+    marker_is_placeholder: ClassVar[bool] = True  # false: the marker stands for several tokens of other names
     has_pixel_limits: ClassVar[bool] = False  # true: min_pixels and max_pixels decide an image's size; false: tiles do
     sizes: ClassVar[str] = "cuts images into tiles of one size"  # why it has no pixel limits
     image_processor_class: ClassVar[Any] = None  # of transformers, which uses Pillow and needs no torchvision
     model_class: ClassVar[Any] = AutoModelForImageTextToText
     needs_proof: ClassVar[bool] = False  # true: one class for many architectures (learner/proof.py)
+    turn_end: TurnEnd | None = None  # what the chat template writes after an assistant's turn; None: it did not tell
     unshared: str | None = None  # why a proof did not let completions share their prompt
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
@@ -111,7 +121,7 @@ class Family(ABC):
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
         """Resize an RGB image, here to one view. Every engine gets these pixels. Raises DataError as `plan_image`."""
         plan = self.plan_image(image.size, limits)
-        view = picture_tensor(image.resize(plan.processed_size, self.checkpoint.image_processor.resample))
+        view = picture_tensor(resized(image, plan.processed_size, self.checkpoint.image_processor.resample))
         return EncodedImage(sha256=views_sha256((view,)), plan=plan, views=(view,))
 
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:

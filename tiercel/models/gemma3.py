@@ -30,6 +30,7 @@ class Gemma3(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<start_of_image>"
+    marker_is_placeholder: ClassVar = False
     around_image = ("\n\n", "\n\n")
     sizes = "squashes every image to a square"
     image_processor_class = Gemma3ImageProcessorPil

@@ -15,9 +15,10 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
     get_aspect_ratio_preserving_size,
 )
 
+from tiercel.devices import moved
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import moved, normalised
+from tiercel.models.images import normalised
 from tiercel.models.sight import Span, runs
 from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 

@@ -21,9 +21,10 @@ from torch.nn.functional import pad
 from transformers import AutoImageProcessor, AutoProcessor
 
 from tiercel.config.schema import Part
+from tiercel.devices import moved
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
-from tiercel.models.images import moved, picture_image, picture_tensor, random_picture, views_sha256
+from tiercel.models.images import picture_image, picture_tensor, random_picture, views_sha256
 from tiercel.models.prompts import render, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.types import EncodedImage, ImagePlan, Size
 
 
@@ -23,6 +24,12 @@ def picture_tensor(image: Image.Image) -> Tensor:
 def picture_image(picture_YX3: Tensor) -> Image.Image:
     """Make an RGB image of a tensor, uint8 (Y, X, 3)."""
     return Image.fromarray(picture_YX3.numpy())
+
+
+def resized(image: Image.Image, size: Size, resample: int) -> Image.Image:
+    """Resize along x, then along y, so that every version of Pillow gives the same pixels: from 13 on, its own order
+    depends on the shape, and between the two passes values are cut to whole grey levels."""
+    return image.resize((size[0], image.height), resample).resize(size, resample)
 
 
 def random_picture(size: Size, seed: int) -> Image.Image:
@@ -38,12 +45,6 @@ def views_sha256(views: Sequence[Tensor], also: object = "") -> str:
         digest.update(repr(tuple(view.shape)).encode())
         digest.update(view.numpy().tobytes())
     return digest.hexdigest()
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to the device. The host does not wait for the device."""
-    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
-    return pinned.to(device, non_blocking=True)
 
 
 def normalised(pixels: Tensor, image_processor: Any, dtype: torch.dtype) -> Tensor:
@@ -74,7 +75,7 @@ def canvas_and_thumbnail(image: Image.Image, plan: ImagePlan, image_processor: A
     second view has the image in the size of one tile."""
     tile = image_processor.size["width"], image_processor.size["height"]
     sizes = [plan.processed_size] if plan.grid == (1, 1) else [plan.processed_size, tile]
-    views = tuple(picture_tensor(image.resize(size, resample=image_processor.resample)) for size in sizes)
+    views = tuple(picture_tensor(resized(image, size, image_processor.resample)) for size in sizes)
     return EncodedImage(sha256=views_sha256(views), plan=plan, views=views)
 
 

@@ -18,7 +18,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import normalised_tiles, picture_tensor, tiles, views_sha256
+from tiercel.models.images import normalised_tiles, picture_tensor, resized, tiles, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 SHRINKS_ABOVE = 1.1  # the grid is made smaller where its sides are more than this times too long
@@ -84,7 +84,7 @@ class LlavaOnevision(Family):
         """Resize the image to its size on the canvas, without padding, and to the size of one tile."""
         resample = self.checkpoint.image_processor.resample
         plan, tile = self.plan_image(image.size, limits), self.checkpoint.config.vision_config.image_size
-        views = tuple(picture_tensor(image.resize(size, resample)) for size in (plan.processed_size, (tile, tile)))
+        views = tuple(picture_tensor(resized(image, size, resample)) for size in (plan.processed_size, (tile, tile)))
         return EncodedImage(sha256=views_sha256(views, also=plan.original_size), plan=plan, views=views)
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:

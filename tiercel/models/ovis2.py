@@ -16,8 +16,9 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import (
     get_optimal_tiled_canvas,
 )
 
+from tiercel.devices import moved
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import canvas_and_thumbnail, moved, normalised_tiles, tiles
+from tiercel.models.images import canvas_and_thumbnail, normalised_tiles, tiles
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_token_ids
@@ -37,6 +38,7 @@ class Ovis2(Family):
         "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
+    marker_is_placeholder: ClassVar = False
     image_processor_class = Ovis2ImageProcessorPil
 
     @property

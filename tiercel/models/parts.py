@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils import logging
 
+from tiercel.models.companions import write_companions
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import INDEX
 from tiercel.models.memory_errors import tensor_bytes
 from tiercel.models.policy import WHOLE_FILE
-from tiercel.models.saving import copy_tokenizer_files
 from tiercel.models.value_head import NAME
 
 SCRATCH = "part"  # the folder in which a part is written before its file has its place
@@ -65,7 +65,7 @@ class ModelParts:
             total = sum(size for _, sizes in self._written for size in sizes.values())
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
             (self._directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        copy_tokenizer_files(Path(self._family.checkpoint.path), self._directory)
+        write_companions(self._family, self._directory)
 
 
 def parts_of(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:

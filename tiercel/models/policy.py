@@ -10,19 +10,18 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, Quantization, RewardRecipe
 from tiercel.errors import ModelError
+from tiercel.models.adapters import read_adapter
 from tiercel.models.experts import gate_names
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.loading import DTYPES, load_family, load_weights, read_tensors
+from tiercel.models.loading import DTYPES, load_family, load_weights, named_few, read_tensors, require_finite
 from tiercel.models.loftq import start_at_rounding
-from tiercel.models.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.quantized import is_quantized, settle
-from tiercel.models.targets import adapted_names, adapter_targets
+from tiercel.models.targets import adaptable_names, adapted_names, adapter_targets, expression_of
 from tiercel.models.value_head import NAME as VALUE_HEAD
 from tiercel.models.value_head import add_value_head
 from tiercel.types import EncodedImage
@@ -239,7 +238,7 @@ def frozen_policy(
         add_value_head(model)
         read_whole(model, Path(family.checkpoint.path))
     if adapter is not None:
-        peft = _read_adapter(model, adapter)
+        peft = read_adapter(model, adapter)
         read_whole(model, adapter)
         model.requires_grad_(False)
         leave_casting_to_autocast(model)
@@ -262,31 +261,32 @@ def leave_casting_to_autocast(model: HuggingFaceModel) -> None:
 
 
 def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, directory: Path) -> PeftModel:
-    """Load the adapter of `lora.init` twice: to train it, and frozen as the reference. Raises ModelError where it is
-    not the adapter that the recipe describes."""
+    """Load the adapter of `lora.init`, to train it, and a frozen copy as the reference. Its dropout is the recipe's.
+    Raises ModelError where it is not the adapter that the recipe describes."""
     if (directory / WHOLE_FILE).is_file():
         raise ModelError(
             f"lora.init: {directory} needs weights that its run trained whole; `tiercel export RUN --merge` makes a "
             "model of both: set model.path to that model and remove lora.init"
         )
     asked = adapter_targets(family, model, lora).names(model)
-    peft = _read_adapter(model, directory)
+    adaptable = adaptable_names(model)
+    peft = read_adapter(model, directory, lora.dropout)
     given = peft.peft_config["default"]
     assert isinstance(given, LoraConfig)
     kind = "dora" if given.use_dora else "rslora" if given.use_rslora else "lora"
-    there = {"rank": given.r, "alpha": given.lora_alpha, "dropout": given.lora_dropout, "kind": kind}
+    there = {"rank": given.r, "alpha": given.lora_alpha, "kind": kind}
     for key, value in there.items():
         if value != (here := getattr(lora, key)):
             here, value = (each if isinstance(each, str) else f"{each:g}" for each in (here, value))
-            raise ModelError(f"lora.init: {directory} has {key} {value}, the recipe {here}; make them equal")
-    adapted = adapted_names(model)
-    if odd := sorted(adapted ^ asked):
+            raise ModelError(f"lora.init: {directory} has {key} {value}, the recipe {here}; write lora.{key}: {value}")
+    if (adapted := adapted_names(model)) != asked:
         raise ModelError(
-            f"lora.init: {directory} adapts {len(adapted)} layers, lora.targets: {lora.targets} asks for {len(asked)}, "
-            f"such as {odd[0]}; make them equal"
+            f"lora.init: {directory} adapts {len(adapted)} layers, lora.targets: {lora.targets} names {len(asked)}. "
+            f"Only in the adapter: {named_few(adapted - asked) or 'none'}. Only in lora.targets: "
+            f"{named_few(asked - adapted) or 'none'}. Write lora.targets: "
+            f"'{expression_of(adapted, adaptable - adapted)}'"
         )
-    peft.load_adapter(str(directory), adapter_name=REFERENCE, is_trainable=False)
-    peft.set_adapter("default")
+    _add_copy(peft)
     return peft
 
 
@@ -300,7 +300,7 @@ def _add_adapter(family: Family, model: HuggingFaceModel, lora: Lora, seed: int)
 
 
 def _add_copy(peft: PeftModel) -> None:
-    """Add a frozen copy of a fresh adapter as the start of the reference. Neither changes the model's output yet."""
+    """Add a frozen copy of the adapter as the start of the reference."""
     with torch.random.fork_rng():
         peft.add_adapter(REFERENCE, peft.peft_config["default"])
     named = dict(peft.named_parameters())
@@ -310,24 +310,6 @@ def _add_copy(peft: PeftModel) -> None:
     peft.set_adapter("default")
 
 
-def _read_adapter(model: HuggingFaceModel, directory: Path) -> PeftModel:
-    if not (directory / "adapter_config.json").is_file() or not (directory / "adapter_model.safetensors").is_file():
-        raise ModelError(
-            f"{directory} is not an adapter: adapter_config.json or adapter_model.safetensors is missing there"
-        )
-    with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
-        return _adapted(model, directory)
-
-
-def _adapted(model: HuggingFaceModel, directory: Path) -> PeftModel:
-    try:
-        return PeftModel.from_pretrained(model, str(directory), is_trainable=True)
-    except (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(f"{directory}: the adapter cannot be read: {type(error).__name__}: {error}") from error
-
-
 def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
     """Load the weights that a run trained whole into the model, where the adapter's directory has any, and return
     their names. Raises ModelError where they are those of another model."""
@@ -335,6 +317,7 @@ def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
         return set()
     parameters = dict(model.named_parameters())
     tensors = read_tensors(directory / WHOLE_FILE)
+    require_finite(tensors, directory / WHOLE_FILE)
     for name, tensor in tensors.items():
         if name not in parameters or parameters[name].shape != tensor.shape:
             raise ModelError(f"{directory / WHOLE_FILE}: this model has no weight {name} of shape {list(tensor.shape)}")

@@ -10,10 +10,12 @@ from jinja2 import TemplateError
 from torch import Tensor
 
 from tiercel.errors import DataError
-from tiercel.geometry import from_original
+from tiercel.geometry import clipped, from_original, misfit
 from tiercel.models.family import Family
+from tiercel.shortening import brief
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
+PRINTED_PART = repr({"type": "text"})[:-1]  # how Python prints a part of a turn
 NOTHING = r"(?!)"  # an expression that no text matches
 # A template is a program, which can fail in any of these ways.
 TEMPLATE_FAULTS = (
@@ -35,7 +37,9 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 
 
 def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Message, ...]:
-    """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space."""
+    """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space. Raises
+    DataError where they hold what ends a turn, which the chat template writes."""
+    _require_no_end(family, row.messages)
     if not row.boxes:
         return row.messages
     space = family.coordinate_space
@@ -49,12 +53,25 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
         for piece in pieces[1:]:
             box, image = next(boxes)
             plan = plans[image]
-            mapped = from_original(box, space, plan.original_size, plan.processed_size)
+            if problem := misfit(box, "pixels", plan.original_size):
+                raise DataError(f"[{', '.join(f'{side:g}' for side in box)}] {problem}", field="boxes")
+            inside = clipped(box, plan.original_size)  # but for rounding it is already
+            mapped = from_original(inside, space, plan.original_size, plan.processed_size)
             digits = 3 if space == "unit" else 0
             text += "[" + ", ".join(f"{value:.{digits}f}" for value in mapped) + "]" + piece
         return text
 
     return tuple(replace(message, content=written(message.content)) for message in row.messages)
+
+
+def _require_no_end(family: Family, messages: Sequence[Message]) -> None:
+    for end in family.tokenizer.convert_ids_to_tokens(list(family.checkpoint.end_token_ids)):
+        if odd := next((message for message in messages if end in message.content), None):
+            raise DataError(
+                f"the {odd.role} turn has the text {end}, which ends a turn and which the chat template writes by "
+                "itself; remove it",
+                field="messages",
+            )
 
 
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
@@ -102,9 +119,34 @@ def apply_template(family: Family, conversation: Sequence[dict[str, Any]], add_g
         raise DataError(f"the chat template refuses this conversation: {error}", field="messages") from error
 
 
+def require_whole(text: str, messages: Sequence[Message], *, with_answers: bool) -> None:
+    """Raise DataError where a rendered text lacks text of a turn, or has the list of its parts in place of it. Of the
+    assistant's turns only those that are trained on count, and only `with_answers`: of earlier ones many templates
+    leave out the thought. Spaces do not count."""
+    if PRINTED_PART in text and not any(PRINTED_PART in message.content for message in messages):
+        raise DataError(
+            "the chat template prints a turn as a list of parts; set data.template to one that takes content as a list "
+            "of text and image parts",
+            field="messages",
+        )
+    squeezed = "".join(text.split())
+    for message in messages:
+        if message.role == "assistant" and not (with_answers and message.is_trained):
+            continue
+        for piece in VISUAL_MARK.split(message.content):
+            if "".join(piece.split()) not in squeezed:
+                lost = brief(piece.strip(), 60)
+                raise DataError(
+                    f"the chat template leaves out text of a turn of role {message.role}, {lost!r}; set data.template "
+                    "to one that writes all of it",
+                    field="messages",
+                )
+
+
 def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int]:
     """Tokenise rendered text, with each image marker replaced by the tokens of its image. Raises DataError where the
-    number of markers is not that of the plans, and where the text has one of the model's own vision tokens."""
+    number of markers is not that of the plans, and where the text has one of the model's own vision tokens or one
+    without an embedding."""
     pieces = _markers(family).split(text)
     if len(pieces) - 1 != len(plans):
         raise DataError(
@@ -121,6 +163,12 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
             if forbidden := set(piece_ids) & set(family.placeholder_ids):
                 names = family.tokenizer.convert_ids_to_tokens(sorted(forbidden))
                 raise DataError(f"the text contains the model's own vision token {names}", field="messages")
+            if (largest := max(piece_ids, default=0)) >= family.vocabulary_size:
+                raise DataError(
+                    f"the text has the token {family.tokenizer.convert_ids_to_tokens(largest)!r}, number {largest}, "
+                    f"but the model has {family.vocabulary_size} embeddings",
+                    field="messages",
+                )
             ids += piece_ids
         if number < len(plans):
             ids += family.image_token_ids(plans[number])
@@ -145,15 +193,25 @@ def prompt_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
     """Count the tokens of the row's prompt. `plans` come from the images' headers. Raises DataError."""
     messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
-    return len(token_ids(family, render(family, messages, True), plans[: _image_count(messages)]))
+    text = render(family, messages, True)
+    require_whole(text, messages, with_answers=False)
+    return len(token_ids(family, text, plans[: _image_count(messages)]))
 
 
 def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
     """Count the tokens of the whole conversation. `plans` come from the images' headers. Raises DataError."""
     messages = _to_last_trained(with_system(with_boxes(row, plans, family), system))
-    ids = token_ids(family, render(family, messages, False), plans[: _image_count(messages)])
-    ends = set(family.checkpoint.end_token_ids)
-    while ids and ids[-1] not in ends and not ends.isdisjoint(ids):  # text after the last turn is not trained on
+    text = render(family, messages, False)
+    require_whole(text, messages, with_answers=True)
+    ids = token_ids(family, text, plans[: _image_count(messages)])
+    _require_one_token(family)
+    for number, message in enumerate(messages):
+        if message.role == "assistant":
+            require_growing(family, messages, number, text)
+    if family.turn_end is not None and family.turn_end.token is None:
+        return len(ids) + 1  # the end token, which the template does not write
+    end = family.checkpoint.end_token_ids[0]
+    while ids and ids[-1] != end and end in ids:  # text after the last turn is not trained on
         ids.pop()
     return len(ids)
 
@@ -174,6 +232,7 @@ def encode_prompt(
     images = tuple(images[: _image_count(messages)])
     plans = plans[: len(images)]
     text = render(family, messages, add_generation_prompt=True)
+    require_whole(text, messages, with_answers=False)
     token_ids_P = _checked(token_ids(family, text, plans), max_prompt_tokens)
     return EncodedPrompt(
         row=row,
@@ -213,6 +272,7 @@ def encode_conversation(
     for number, message in enumerate(messages):
         if message.role == "assistant":
             found.add_turn(messages, number)
+    require_whole(found.text, messages, with_answers=True)
     if not found.prompt_text:
         raise DataError("no assistant turn to train on", field="messages")
     if found.image_count != len(images):
@@ -239,6 +299,19 @@ def encode_conversation(
     )
 
 
+def require_growing(family: Family, messages: Sequence[Message], number: int, text: str) -> tuple[str, str]:
+    """Return the text before the assistant turn at `number`, and that up to its end. `text`: of the whole conversation.
+    Raises DataError where they are no beginnings of each other."""
+    before = render(family, messages[:number], add_generation_prompt=True)
+    after = render(family, messages[: number + 1], add_generation_prompt=False)
+    if not (text.startswith(after) and after.startswith(before)):
+        raise DataError(
+            "the chat template changes earlier turns when later ones follow; set data.template to one that does not",
+            field="messages",
+        )
+    return before, after
+
+
 class _TurnTokens:
     """Collects the tokens of a conversation, assistant turn by assistant turn, and which of them are scored."""
 
@@ -255,22 +328,18 @@ class _TurnTokens:
 
     def add_turn(self, messages: Sequence[Message], number: int) -> None:
         """Add the text before the assistant turn at `number`, the turn, and the template's text after it."""
-        before = render(self.family, messages[:number], add_generation_prompt=True)
-        after = render(self.family, messages[: number + 1], add_generation_prompt=False)
-        if not (self.text.startswith(after) and after.startswith(before)):
-            raise DataError(
-                "the chat template changes earlier turns when later ones follow; set data.template to one that does "
-                "not",
-                field="messages",
-            )
+        before, after = require_growing(self.family, messages, number, self.text)
         self._add(before[self._text_length :], is_scored=False)
         is_trained = messages[number].is_trained
         if is_trained and not self.prompt_text:
             self.prompt_text, self.prompt_length = before, len(self.ids)
         turn, end, rest = _split_turn(self.family, after[len(before) :])
         self._add(turn, is_scored=is_trained)
-        self.ids.append(end)
-        self.is_scored.append(is_trained)
+        if end is None and number == len(messages) - 1:  # nothing follows it, and the policy must learn to stop
+            end = self.family.checkpoint.end_token_ids[0]
+        if end is not None:
+            self.ids.append(end)
+            self.is_scored.append(is_trained)
         self._add(rest, is_scored=False)
         self._text_length = len(after)
 
@@ -293,14 +362,28 @@ def completion_positions(positions_DP: Tensor, length: int) -> Tensor:
     return (positions_DP.max() + 1 + torch.arange(length)).expand(positions_DP.shape[0], -1)
 
 
-def _split_turn(family: Family, text: str) -> tuple[str, int, str]:
-    """Split an assistant turn into its text, the id of its end token, and the template's text after it."""
+def _split_turn(family: Family, text: str) -> tuple[str, int | None, str]:
+    """Split an assistant turn into its text, the id of its end token, and the template's text after it. The end is None
+    where the template writes none. Raises DataError where it writes one that is no token."""
+    _require_one_token(family)
     for end in family.checkpoint.end_token_ids:
         token = family.tokenizer.convert_ids_to_tokens(end)
         turn, found, rest = text.rpartition(token)
         if found:
             return turn, end, rest
-    return text, family.checkpoint.end_token_ids[0], ""
+    return text, None, ""
+
+
+def _require_one_token(family: Family) -> None:
+    """Raise DataError where the template ends a turn with text alone, which no engine could stop at."""
+    end = family.turn_end
+    if end is not None and end.token is None and (text := end.text.strip()):
+        raise DataError(
+            f"the chat template ends an assistant's turn with {text!r}, which is no token of this tokenizer, so "
+            "nothing could stop there; set data.template to one that ends a turn with a token of the tokenizer, such "
+            f"as {family.tokenizer.convert_ids_to_tokens(family.checkpoint.end_token_ids[0])}",
+            field="messages",
+        )
 
 
 def _to_last_trained(messages: tuple[Message, ...]) -> tuple[Message, ...]:

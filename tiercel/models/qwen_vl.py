@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
+from tiercel.devices import moved
 from tiercel.errors import DataError
 from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.images import moved, normalised, picture_tensor, views_sha256
+from tiercel.models.images import normalised, picture_tensor, resized, views_sha256
 from tiercel.models.tower_attention import sorted_windows, tower_inputs
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
@@ -100,7 +101,7 @@ class Qwen2VL(Family):
 
     def encode_video(self, frames: Iterable[Image.Image], plan: ImagePlan) -> EncodedImage:
         resample = self.checkpoint.image_processor.resample
-        views = tuple(picture_tensor(frame.resize(plan.processed_size, resample)) for frame in frames)
+        views = tuple(picture_tensor(resized(frame, plan.processed_size, resample)) for frame in frames)
         return EncodedImage(sha256=views_sha256(views, also=("video", plan.fps)), plan=plan, views=views)
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:

@@ -1,7 +1,6 @@
 """Write and read the trained weights: an adapter directory, or a whole model."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import ModelError
+from tiercel.models.companions import write_companions
 from tiercel.models.family import Family, HuggingFaceModel
 from tiercel.models.loading import read_tensors
 from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
 from tiercel.models.value_head import NAME, value_head
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "generation_config.json",
-)
 
 
 def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> Path:
@@ -94,14 +79,7 @@ def save_model(
         own = {name: weights.pop(name).float().cpu() for name in tuple(weights) if name.startswith(f"{NAME}.")}
         save_file(own, directory / WHOLE_FILE)
     family.save(model, directory, weights)
-    copy_tokenizer_files(Path(family.checkpoint.path), directory)
-
-
-def copy_tokenizer_files(source: Path, directory: Path) -> None:
-    """Copy the files of tokenizer and processors, byte for byte."""
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
+    write_companions(family, directory)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Which weights an adapter changes: linear layers, and the experts of a mixture where the recipe names them."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from peft import LoraConfig
@@ -12,6 +13,8 @@ from tiercel.config.schema import Lora
 from tiercel.errors import ModelError
 from tiercel.models.experts import gate_names, mixtures
 from tiercel.models.family import Family, HuggingFaceModel
+
+NAME = r"[\w.]+"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,30 +53,39 @@ def adapted_names(model: HuggingFaceModel) -> set[str]:
     return names
 
 
+def adaptable_names(model: HuggingFaceModel) -> set[str]:
+    """Return the names of all that an adapter can change, on a model without one: its linear layers and experts. The
+    head is not among them, since the passes read its weight and not the layer, nor are the gates of mixtures."""
+    head, gates = model.get_output_embeddings(), gate_names(model)
+    layers = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and name not in gates
+    }
+    return layers | {name for mixture in mixtures(model) for name in mixture.expert_parameters}
+
+
 def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> AdapterTargets:
     """Choose what `lora.targets` names: the linear layers of a part without the head and the gates of mixtures, or the
     linear layers and experts that the user's own expression matches. Raises ModelError where nothing matches, where it
-    matches a gate, which stays as it is, and where experts have dropout."""
-    targets, gates = lora.targets, gate_names(model)
+    matches the head or a gate, which stay as they are, and where experts have dropout."""
+    targets, adaptable = lora.targets, adaptable_names(model)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    possible = [name for name in linear if name in adaptable]
     if targets in (*PARTS, "all"):
-        chosen = [
-            name
-            for name in linear
-            if name not in {"lm_head", *gates} and (targets == "all" or family.part_of(name + ".") == targets)
-        ]
-        return AdapterTargets(layers=_pattern(chosen), experts=()) if chosen else _nothing(targets, linear)
-    if routed := sorted(name for name in gates if re.fullmatch(targets, name)):
+        chosen = [name for name in possible if targets == "all" or family.part_of(name + ".") == targets]
+        return AdapterTargets(layers=pattern(chosen), experts=()) if chosen else _nothing(targets, possible)
+    if fixed := sorted(name for name in {*linear, *gate_names(model)} - adaptable if re.fullmatch(targets, name)):
         raise ModelError(
-            f"lora.targets: {targets!r} matches {routed[0]}, which chooses experts and stays frozen; "
-            "write an expression that leaves it out"
+            f"lora.targets: {targets!r} matches {fixed[0]}, which no adapter changes here; write an expression that "
+            f"leaves it out, such as '(?!{re.escape(fixed[0])}$){targets}'"
         )
     chosen = [name for name in linear if re.fullmatch(targets, name)]
     experts = tuple(
         name for mixture in mixtures(model) for name in mixture.expert_parameters if re.fullmatch(targets, name)
     )
     if not chosen and not experts:
-        return _nothing(targets, linear)
+        return _nothing(targets, possible)
     if experts and lora.kind == "dora":
         raise ModelError("lora.kind: dora given, but PEFT has none for experts, which lora.targets names; write rslora")
     if experts and lora.dropout:
@@ -87,11 +99,37 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
     return AdapterTargets(layers=layers if chosen else "", experts=experts)
 
 
-def _pattern(names: list[str]) -> str:
+def pattern(names: Collection[str]) -> str:
     """Make an expression of names that differ in numbers of layers only."""
     return "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in names}))
 
 
+def expression_of(names: Collection[str], others: Collection[str]) -> str:
+    """Make an expression that matches all of `names` and none of `others`."""
+    if not any(re.fullmatch(pattern(names), other) for other in others):
+        return pattern(names)
+    layers: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(names):
+        before, *more = re.split(r"(?<=\.)(\d+)(?=\.)", name, maxsplit=1)
+        layers.setdefault((before, *more[1:]), []).extend(more[:1])
+    return "|".join(
+        re.escape(before) + "".join(f"({'|'.join(numbers)}){re.escape(after)}" for after in afters)
+        for (before, *afters), numbers in layers.items()
+    )
+
+
 def _nothing(targets: str, linear: list[str]) -> AdapterTargets:
-    examples = ", ".join(linear[:3])
-    raise ModelError(f"lora.targets: {targets!r} matches no linear layer; names look like {examples}")
+    if targets in PARTS:
+        raise ModelError(f"lora.targets: {targets} has no linear layer in this model; write language, or all")
+    words = re.split(r"[,\s]+", targets.strip())
+    wider = f".*({'|'.join(words) if all(re.fullmatch(NAME, word) for word in words) else targets})"
+    if meant := next((name for name in linear if re.fullmatch(wider, name)), None):
+        raise ModelError(
+            f"lora.targets: {targets!r} matches no linear layer, since an expression matches whole names, such as "
+            f"{meant}; write '{wider}'"
+        )
+    ends = sorted({name.rpartition(".")[2] for name in linear if not name.rpartition(".")[2].isdigit()})
+    raise ModelError(
+        f"lora.targets: {targets!r} matches no linear layer; the names of layers end with {', '.join(ends)}; write "
+        f"those that you want as an expression, such as '.*({'|'.join(ends[:2])})'"
+    )

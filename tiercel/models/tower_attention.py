@@ -8,15 +8,16 @@ Shape suffixes: docs/shapes.md. T counts the patches of all spans.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from tiercel.models.images import moved
+from tiercel.devices import moved
 
 # Transformers hands all spans over in one call, with their bounds, only where the name contains "flash".
 IMPLEMENTATION = "tiercel_flash_spans"
@@ -39,6 +40,22 @@ def route_tower(tower: nn.Module) -> None:
     """Make a tower whose layers get bounds of spans compute their attention here."""
     config: Any = tower.config
     config._attn_implementation = IMPLEMENTATION
+    for module in tower.modules():
+        if isinstance(module, nn.Conv3d):
+            module.forward = partial(_embedded, module)  # type: ignore[method-assign]
+
+
+def _embedded(module: nn.Conv3d, patches: Tensor) -> Tensor:
+    """Compute the convolution of patches. On a GPU one product is faster; without cuDNN PyTorch launches kernels for
+    each patch. On a CPU the result is that of transformers to the last bit."""
+    return patches_product(module, patches) if patches.is_cuda else nn.Conv3d.forward(module, patches)
+
+
+def patches_product(module: nn.Conv3d, patches: Tensor) -> Tensor:
+    """Compute the convolution as one product if each input has the size of the kernel, as PyTorch does otherwise."""
+    if patches.shape[2:] != module.kernel_size or module.groups != 1 or any(module.padding):
+        return nn.Conv3d.forward(module, patches)
+    return linear(patches.flatten(1), module.weight.flatten(1), module.bias)[:, :, None, None, None]
 
 
 def tower_inputs(host: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

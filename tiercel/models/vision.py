@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tiercel.models.images import moved
+from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.types import EncodedImage
 

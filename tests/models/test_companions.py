@@ -1,0 +1,80 @@
+"""Beside a saved model lie the template that was trained, the limits of its pictures, and the checkpoint's files."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tiercel.config.schema import Model
+from tiercel.models.companions import FILES, write_companions
+from tiercel.models.loading import load_family
+from tiercel.writing import let_others_read
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+
+
+def companions(directory: Path) -> dict[str, bytes]:
+    return {name: (directory / name).read_bytes() for name in FILES if (directory / name).is_file()}
+
+
+def written(checkpoint: Path, target: Path, template: str | None = None, **limits: int) -> Path:
+    target.mkdir()
+    write_companions(load_family(Model(path=str(checkpoint), dtype="float32", **limits), template), target)
+    return target
+
+
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl", "gemma3"))
+def test_without_a_word_of_the_recipe_they_are_the_checkpoints_bytes(tiny_checkpoints, tmp_path, name):
+    checkpoint = tiny_checkpoints[name]
+    assert companions(written(checkpoint, tmp_path / "out")) == companions(checkpoint)
+
+
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl", "gemma3"))
+def test_the_template_of_the_recipe_is_the_one_that_is_read(tiny_checkpoints, tmp_path, name):
+    own = tmp_path / "own.jinja"
+    own.write_text(TEMPLATE)
+    target = written(tiny_checkpoints[name], tmp_path / "out", str(own))
+    assert AutoTokenizer.from_pretrained(target).chat_template == TEMPLATE
+
+
+def test_a_template_in_older_files_does_not_stay_beside_it(tiny_checkpoints, tmp_path):
+    checkpoint = tmp_path / "old"
+    checkpoint.mkdir()
+    for file in tiny_checkpoints["qwen2_5_vl"].iterdir():
+        (checkpoint / file.name).write_bytes(file.read_bytes())
+    (checkpoint / "chat_template.jinja").unlink()
+    (checkpoint / "chat_template.json").write_text(json.dumps({"chat_template": "old"}))
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "older"}))
+    (checkpoint / "processor_config.json").write_text(json.dumps({"chat_template": "oldest", "kept": 1}))
+    own = tmp_path / "own.jinja"
+    own.write_text(TEMPLATE)
+    target = written(checkpoint, tmp_path / "out", str(own))
+    assert AutoTokenizer.from_pretrained(target).chat_template == TEMPLATE
+    assert not (target / "chat_template.json").exists()
+    assert json.loads((target / "processor_config.json").read_text()) == {"kept": 1}
+
+
+@pytest.mark.parametrize("limits", ({"max_pixels": 6272}, {"min_pixels": 1568, "max_pixels": 6272}))
+def test_limits_of_pictures_are_those_of_the_run(tiny_checkpoints, tmp_path, limits):
+    target = written(tiny_checkpoints["qwen2_5_vl"], tmp_path / "out", **limits)
+    size = json.loads((target / "preprocessor_config.json").read_text())["size"]
+    assert size == {"shortest_edge": limits.get("min_pixels", 784), "longest_edge": 6272}
+    read = Qwen2VLImageProcessorPil.from_pretrained(target).size
+    assert (read.shortest_edge, read.longest_edge) == (size["shortest_edge"], 6272)
+
+
+def test_safetensors_that_only_their_owner_may_read_get_the_mode_of_other_files(tmp_path):
+    (tmp_path / "inside").mkdir()
+    plain, closed = tmp_path / "plain", tmp_path / "inside/model.safetensors"
+    plain.write_text("")
+    closed.write_text("")
+    closed.chmod(0o600)
+    let_others_read(tmp_path)
+    assert stat.S_IMODE(closed.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)

@@ -1,0 +1,43 @@
+"""What kernels would have computed, where a run needs its numbers to go on: drawn tokens, sizes, stop strings."""
+
+import warnings
+from dataclasses import replace
+
+import torch
+
+from tiercel.models.gemma4 import Gemma4
+from tiercel.rollout.local import LocalSampler
+
+
+def stand_in() -> None:
+    """Put plausible values where kernels would have put theirs. The copies from and to the device stay real."""
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.enabled = False  # there is no null cuDNN
+    completions = LocalSampler._completions
+
+    def drawn_completions(self, sequences, seeds):
+        sequences.token_ids_RL.cpu(), sequences.logprobs_RL.cpu()
+        device = sequences.ended_R.device
+        generator = torch.Generator().manual_seed(seeds[0])
+        drawn = torch.randint(5, 60, sequences.token_ids_RL.shape, generator=generator)
+        logprobs = torch.full(drawn.shape, -1.0)
+        drawn_sequences = replace(sequences, token_ids_RL=drawn.to(device), logprobs_RL=logprobs.to(device))
+        return completions(self, drawn_sequences, seeds)
+
+    def completes_no_stop(self, token_ids_RL, stop):
+        token_ids_RL[:, -8:].tolist()
+        none = torch.zeros(len(token_ids_RL), dtype=torch.bool).pin_memory()
+        return none.to(token_ids_RL.device, non_blocking=True)
+
+    def features_of_planned_size(self, model, images):
+        """The tower of Gemma 4 counts its features on the device."""
+        weight = next(model.model.language_model.parameters())
+        width = model.config.get_text_config().hidden_size
+        return [
+            torch.zeros(self.feature_count(image.plan), width, device=weight.device, dtype=torch.bfloat16)
+            for image in images
+        ]
+
+    LocalSampler._completions = drawn_completions
+    LocalSampler._completes_a_stop = completes_no_stop
+    Gemma4.vision_features = features_of_planned_size

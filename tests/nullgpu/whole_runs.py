@@ -1,0 +1,113 @@
+"""Whole runs from tiny checkpoints on a null card: `python -m tests.nullgpu.whole_runs CASE..` prints a line each."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.nullgpu.computed import stand_in
+from tests.nullgpu.log import logged
+from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
+from tests.training.test_loops import grpo_recipe, merged, run_grpo, run_offline, sft_recipe, write_rows
+from tiercel.rollout.captured import FixedDecoder
+
+FAMILY = "qwen2_5_vl"
+COMMON: dict[str, Any] = {
+    "data": {"workers": 0, "eval": None},
+    "train": {"steps": 2, "save_every": 2},
+    "model": {"dtype": "bfloat16"},
+    "learner": {"max_tokens_per_microbatch": 250, "compile": False},
+}
+GRPO = merged(
+    COMMON,
+    {
+        "learner": {"skip_zero_advantage": False},
+        "rollout": {"group_size": 3, "max_new_tokens": 6, "parity_action": "warn"},
+    },
+)
+OF_FAMILIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "compiled": {"learner": {"compile": True}},
+    "deterministic": {"train": {"deterministic": True}},
+    "nf4": {"model": {"quantize": "nf4"}},
+}
+OF_ONE: dict[str, dict[str, Any]] = {
+    "int8": {"model": {"quantize": "int8"}},
+    "full": {"lora": None},
+    "full, compiled": {"lora": None, "learner": {"compile": True}},
+    "checkpointing": {"learner": {"gradient_checkpointing": "full"}},
+    "checkpointing, compiled": {"learner": {"gradient_checkpointing": "full", "compile": True}},
+    "selective checkpointing": {"learner": {"gradient_checkpointing": "selective"}},
+    "KL in the loss, entropy": {"algorithm": {"kl": {"coef": 0.1}, "entropy_coef": 0.01}},
+    "KL in the reward": {"algorithm": {"kl": {"coef": 0.1, "place": "reward", "estimator": "k1"}}},
+    "sampling, stop": {
+        "rollout": {"max_new_tokens": 20, "top_p": 0.9, "top_k": 5, "temperature": 0.7, "stop": ["seven"]}
+    },
+    "rows that leave": {"rollout": {"group_size": 8, "max_new_tokens": 40, "min_new_tokens": 17}},
+    "workers": {"data": {"workers": 2}},
+    "float16": {"model": {"dtype": "float16"}},
+    "float32": {"model": {"dtype": "float32"}},
+    "8-bit moments": {"optim": {"name": "adamw_8bit"}},
+    "paged moments": {"optim": {"name": "paged_adamw"}},
+    "DoRA": {"lora": {"kind": "dora"}},
+    "adapters in the tower": {"lora": {"targets": "all"}},
+    "repeated": {"learner": {"form": "repeated", "max_tokens_per_microbatch": 900}},
+    "dense": {"learner": {"form": "dense"}},
+    "evaluation": {"data": {"eval": {"count": 3}}, "train": {"eval_every": 1}},
+    "off policy": {
+        "optim": {"minibatches": 2, "prompts_per_step": 4},
+        "algorithm": {"correction": {"level": "token"}, "top_entropy": 0.5},
+    },
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{family}: {name}": (family, changes) for name, changes in OF_FAMILIES.items() for family in FAMILY_NAMES
+}
+CASES |= {name: (FAMILY, changes) for name, changes in OF_ONE.items()}
+CASES |= {"SFT": (FAMILY, {}), "SFT, compiled": (FAMILY, {"learner": {"compile": True}})}
+CASES |= {"a wait in the capture": (FAMILY, {})}
+
+
+def run_case(name: str, directory: Path) -> dict[str, Any]:
+    """Run a case, and return what its log says."""
+    family, changes = CASES[name]
+    checkpoint, rows = save_tiny_checkpoint(family, directory / "model"), write_rows(directory)
+    with logged() as log:
+        if name.startswith("SFT"):
+            run_offline(sft_recipe(checkpoint, rows, directory / "run", **merged(COMMON, changes)))
+        else:
+            run_grpo(grpo_recipe(checkpoint, rows, directory / "run", **merged(GRPO, changes)))
+        stream = torch.cuda.current_stream()
+    return {
+        "case": name,
+        "graphs": sum(entry.name == "begin" for entry in log.of("graph")),
+        "replays": sum(entry.name == "launch" for entry in log.of("graph")),
+        "broken": [entry.name for entry in log.entries if entry.broke_capture],
+        "refused": log.refused,
+        "default_stream": stream == torch.cuda.default_stream(),
+        "nvrtc": sum("nvrtc" in entry.name for entry in log.of("module")),
+        "kernels": sorted({name for name in log.counted("launch") if "flex_attention" in name or "flash_fwd" in name}),
+    }
+
+
+def wait_in_captures() -> None:
+    """Make each captured step wait for the device, which CUDA refuses."""
+    step = FixedDecoder._eager_step
+
+    def waiting(self, token_ids_R):
+        if torch.cuda.is_current_stream_capturing():
+            token_ids_R.sum().item()
+        return step(self, token_ids_R)
+
+    FixedDecoder._eager_step = waiting
+
+
+if __name__ == "__main__":
+    stand_in()
+    for case in sys.argv[1:]:
+        if case == "a wait in the capture":
+            wait_in_captures()
+        with tempfile.TemporaryDirectory() as scratch:
+            print(json.dumps(run_case(case, Path(scratch))), flush=True)

@@ -1,0 +1,32 @@
+"""The device that models run on, and the driver of the GPUs."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+
+def training_device() -> torch.device:
+    """Choose the GPU if there is one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # On Hopper and Blackwell PyTorch prefers cuDNN's attention, which plans each new shape anew, a part of a second
+    # each; pictures of many sizes make many shapes. FlashAttention and the memory-efficient kernel plan nothing.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device("cuda")
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device. The host does not wait for a GPU, which it may if the memory is not pinned."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
+def driver_version() -> int:
+    """Return the CUDA version that the driver knows, such as 13000 for 13.0; 0 if it is unknown."""
+    found = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    except (OSError, AttributeError):
+        return 0
+    return found.value
