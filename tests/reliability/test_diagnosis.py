@@ -139,6 +139,16 @@ def test_a_run_that_goes_on_finds_what_a_whole_one_does_and_repeats_nothing(cut)
     assert {"truncated", "flat reward", "entropy"} == {found.key for found in symptoms(whole)}
 
 
+@pytest.mark.parametrize("cut", (150, 180, 240))
+def test_a_long_run_that_goes_on_needs_its_first_and_last_rows_alone(cut):
+    whole = [row(step, truncated=float(step % 60 < 30), reward=0.5, entropy=1.5 * 0.99**step) for step in range(1, 300)]
+    known = Diagnosis()
+    for each in whole[:cut]:
+        known.add(each)
+    resumed = Diagnosis(whole[:cut])
+    assert [resumed.add(each) for each in whole[cut:]] == [known.add(each) for each in whole[cut:]]
+
+
 def test_no_more_rows_are_kept_than_are_looked_at():
     diagnosis = Diagnosis(rows(500))
     assert len(diagnosis._rows) == FLAT_STEPS

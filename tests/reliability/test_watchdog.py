@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import EXIT_STALL
+from tiercel.reliability import stall_files
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.stall import Sign
 from tiercel.reliability.stall_files import SignFiles
@@ -172,7 +173,7 @@ def test_a_lost_sign_on_a_full_disk_is_still_a_sign_of_life(tmp_path, monkeypatc
     files = SignFiles(tmp_path, 1)
     files.write(other_sign(0))
     os.utime(tmp_path / "rank-0.json", (1.0, 1.0))
-    monkeypatch.setattr(Path, "write_text", raising(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(stall_files, "write_new", raising(OSError(errno.ENOSPC, "full")))
     files.write(other_sign(0, 7))
     assert files.moment(0) > time.time() - 60.0
     assert files.read()[0].looks == 0

@@ -1,6 +1,7 @@
 """Checkpoints: what makes one valid, which one wins, and what a crash leaves behind."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,6 @@ DAMAGE = {
     "optimizer.bin does not have the sha256": lambda path: (path / "optimizer.bin").write_text("moments 2x"),
     "adapter/weights.bin is missing": lambda path: (path / "adapter" / "weights.bin").unlink(),
     "state.json is missing": lambda path: (path / "state.json").unlink(),
-    "adapter/more.bin is not in the manifest": lambda path: (path / "adapter" / "more.bin").write_text(""),
     f"{MANIFEST} is missing or unreadable": cut_the_manifest,
     f"{MANIFEST} is missing": lambda path: (path / MANIFEST).unlink(),
     f"{MANIFEST} is missing or unreadabl": lambda path: (path / MANIFEST).write_text("[]"),
@@ -124,6 +124,15 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, problem):
     assert found is not None and found.step == 10
     (line,) = said
     assert line.startswith(f"checkpoint {damaged} is passed over: {problem}")
+
+
+@pytest.mark.parametrize("name", (".DS_Store", ".nfs0001", "adapter/note.txt", "adapter/.cache/huggingface/x.lock"))
+def test_files_that_the_manifest_does_not_list_do_not_matter(tmp_path, name):
+    save(tmp_path, 10)
+    other = directory_of(tmp_path, 10) / name
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("of something else")
+    assert problem_with(directory_of(tmp_path, 10)) is None
 
 
 def test_a_file_that_the_disk_does_not_give_is_named(tmp_path, monkeypatch):
@@ -171,10 +180,13 @@ def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path):
 
 
 def test_saving_a_step_again_replaces_a_damaged_one(tmp_path):
-    save(tmp_path, 20)
-    flip_a_byte(directory_of(tmp_path, 20))
+    for _ in range(2):
+        save(tmp_path, 20)
+        flip_a_byte(directory_of(tmp_path, 20))
     save(tmp_path, 20)
     assert problem_with(directory_of(tmp_path, 20)) is None
+    names = ["step-000020", "step-000020.damaged", "step-000020.damaged-2"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == names
 
 
 def test_a_whole_checkpoint_of_the_same_step_stays(tmp_path):
@@ -200,14 +212,67 @@ def test_prune_keeps_the_newest_and_removes_leftovers(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notes.txt", "step-000030", "step-000040"]
 
 
-def test_prune_never_keeps_a_damaged_one_in_place_of_the_one_just_saved(tmp_path):
-    save(tmp_path, 20, 30)
-    flip_a_byte(directory_of(tmp_path, 30))
-    save(tmp_path, 25)  # of a run that went on from step 20
-    prune(tmp_path, 25, keep=1)
-    assert [step for step, _ in list_checkpoints(tmp_path)] == [25]
-    found, said = found_by(tmp_path)
-    assert found is not None and (found.step, said) == (25, [])
+def test_prune_removes_only_what_a_run_wrote(tmp_path):
+    root, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    save(root, 10, 20, 30, 40)
+    save(elsewhere, 5)
+    (root / "step-000005").symlink_to(elsewhere / "step-000005")
+    for name in ("step-1", "step-000007", ".step-thesis.tmp", "step-000010 (copy)", "step-000020.damaged"):
+        (root / name).mkdir()
+        (root / name / "thesis.txt").write_text("mine")
+    shutil.copytree(root / "step-000010", root / "step-000010.mine")
+    prune(root, 40, keep=1)
+    left = {path.name for path in root.iterdir()}
+    assert left == {
+        *("step-000040", "step-000005", "step-1", "step-000007", ".step-thesis.tmp", "step-000010 (copy)"),
+        *("step-000020.damaged", "step-000010.mine"),
+    }
+    assert problem_with(elsewhere / "step-000005") is None
+
+
+def test_prune_leaves_what_somebody_has_put_into_a_checkpoint(tmp_path):
+    root, mine = tmp_path / "checkpoints", tmp_path / "mine"
+    save(root, 10, 20, 30)
+    mine.mkdir()
+    (mine / "weights").write_text("mine")
+    (root / "step-000010" / "notes").mkdir()
+    (root / "step-000010" / "notes" / "thesis.txt").write_text("mine")
+    (root / "step-000010" / "link").symlink_to(mine)
+    prune(root, 30, keep=1)
+    left = {path.relative_to(root).as_posix() for path in root.rglob("*")}
+    assert {name for name in left if not name.startswith("step-000030")} == {
+        *("step-000010", "step-000010/notes", "step-000010/notes/thesis.txt", "step-000010/link"),
+    }
+    assert (mine / "weights").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ("../../thesis.txt", "{outside}", "folder/thesis.txt", "nul\0"))
+def test_a_manifest_that_names_what_is_elsewhere(tmp_path, name):
+    root, outside = tmp_path / "checkpoints", tmp_path / "thesis.txt"
+    save(root, 10, 20)
+    outside.write_text("mine")
+    (root / "step-000010" / "folder").symlink_to(tmp_path)
+    manifest = root / "step-000010" / MANIFEST
+    listed = json.loads(manifest.read_text())
+    listed["sha256"][name.format(outside=outside)] = file_sha256(outside)
+    manifest.write_text(json.dumps(listed))
+    assert problem_with(root / "step-000010") is not None
+    prune(root, 20, keep=1)
+    assert outside.read_text() == "mine" and (root / "step-000010" / "folder").is_symlink()
+
+
+def test_a_link_is_no_checkpoint_and_one_in_the_place_of_a_save_is_not_followed(tmp_path):
+    root, other = tmp_path / "checkpoints", tmp_path / "other"
+    save(other, 10)
+    root.mkdir()
+    (root / "step-000010").symlink_to(other / "step-000010")
+    (root / ".step-000010.tmp").symlink_to(other)
+    found: list[str] = []
+    assert newest_valid(root, found.append) is None and "it is a link" in found[0]
+    save(root, 10)
+    assert newest_valid(root, found.append) is not None
+    assert (root / "step-000010.damaged").is_symlink()
+    assert [path.name for path in other.iterdir()] == ["step-000010"] and problem_with(other / "step-000010") is None
 
 
 def test_same_weights_give_the_same_bytes(tmp_path):
@@ -232,6 +297,15 @@ def test_the_best_is_the_one_with_the_best_score_and_the_earliest_of_equals(tmp_
     assert best_scored(tmp_path, 2, "eval/loss", lowest=False).step == 1
     assert best_scored(tmp_path, 0, "eval/loss", lowest=False) is None
     assert best_scored(tmp_path, 5, "eval/accuracy", lowest=False) is None
+
+
+def test_a_link_to_the_checkpoint_of_another_run_is_not_the_best(tmp_path):
+    root, other = tmp_path / "checkpoints", tmp_path / "other"
+    save_checkpoint(root, 20, write_weights(), {SCORE: {"eval/accuracy": 0.5}})
+    save_checkpoint(other, 10, write_weights(), {SCORE: {"eval/accuracy": 0.9}})
+    (root / "step-000010").symlink_to(other / "step-000010")
+    best = best_scored(root, 20, "eval/accuracy", lowest=False)
+    assert best is not None and best.step == 20
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path):

@@ -21,16 +21,17 @@ from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliabil
 from tiercel.errors import RunError
 from tiercel.rewards.shape import Format
 from tiercel.rewards.wording import Exact
-from tiercel.runs import directory
+from tiercel.runs import holding
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
 from tiercel.runs.directory import (
-    MAY_DIFFER,
+    ANEW,
     RunDirectory,
     open_run,
     read_metrics,
     resume_point,
 )
 from tiercel.runs.recipe import load_run_recipe, require_no_redaction
+from tiercel.runs.sameness import MAY_DIFFER
 from tiercel.types import RewardValue
 
 
@@ -63,6 +64,12 @@ def make(recipe: SftRecipe | GrpoRecipe) -> None:
         pass
 
 
+def make_a_step(recipe: SftRecipe | GrpoRecipe) -> None:
+    """Open a run, finish a step, and end."""
+    with open_run(recipe) as run:
+        run.record({"step": 1, "loss": 0.5})
+
+
 def test_a_new_run_has_its_files(tmp_path):
     recipe = grpo_recipe(tmp_path / "deep" / "run")
     with open_run(recipe) as run:
@@ -82,7 +89,7 @@ def test_a_new_run_has_its_files(tmp_path):
     assert (run.path / "config.yaml").read_text().startswith("# tiercel grpo\n")
     assert load_run_recipe(run.path) == recipe
     environment = json.loads((run.path / "env.json").read_text())
-    assert {"python", "platform", "packages", "cpu_threads", "gpus"} == set(environment)
+    assert {"python", "platform", "packages", "cpu_threads", "gpus", "files", "run"} == set(environment)
     assert "torch" in environment["packages"]
 
 
@@ -102,9 +109,33 @@ def test_the_same_recipe_opens_it_again(tmp_path):
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"not empty and has no config\.yaml.*name another directory"):
+    with pytest.raises(RunError, match=r"not empty and no run began it.*name another directory"):
         make(grpo_recipe(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("text", ("model: {}\n", "# tiercel grpo\nmodel: {}\n", ""))
+@pytest.mark.parametrize("beside", ((), ("env.json",), ("rollouts/step-000001.jsonl",)))
+def test_a_config_of_something_else_makes_no_run(tmp_path, text, beside):
+    """Such as a recipe of that name with `output: .`, or another tool's directory."""
+    if beside == ("env.json",) and text.startswith("# tiercel"):
+        pytest.skip("that is a run")
+    (tmp_path / "config.yaml").write_text(text)
+    for name in beside:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(RunError, match="no run began it"):
+        make(grpo_recipe(tmp_path))
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("lost", (".lock", "env.json"))
+def test_a_run_that_lost_one_of_its_marks_is_still_one(tmp_path, lost):
+    recipe = grpo_recipe(tmp_path / "run")
+    make(recipe)
+    (tmp_path / "run" / lost).unlink()
+    make(recipe)
 
 
 def test_what_a_run_killed_in_its_first_moment_leaves_is_taken(tmp_path):
@@ -128,13 +159,13 @@ def test_a_file_in_its_place_is_refused(tmp_path):
 
 
 def test_a_run_of_the_other_kind_is_refused(tmp_path):
-    make(sft_recipe(tmp_path))
+    make_a_step(sft_recipe(tmp_path))
     with pytest.raises(RunError, match="is a run of `tiercel sft`; name another directory"):
         make(grpo_recipe(tmp_path))
 
 
 def test_a_differing_recipe_names_every_key(tmp_path):
-    make(grpo_recipe(tmp_path, optim=Optim(lr=1e-5)))
+    make_a_step(grpo_recipe(tmp_path, optim=Optim(lr=1e-5)))
     other = grpo_recipe(tmp_path, optim=Optim(lr=2e-5), rewards=(Exact(),), train=Train(steps=10, seed=1))
     with pytest.raises(RunError) as error:
         make(other)
@@ -150,7 +181,7 @@ def test_secrets_of_a_recipe_are_not_kept_and_it_opens_the_run_again(tmp_path, m
     monkeypatch.setenv("MY_SECRET", "a phrase of words")
     data = Data(train="rows.jsonl", system="a phrase of words, http://me:word@host")
     recipe = grpo_recipe(tmp_path / "run", data=data)
-    make(recipe)
+    make_a_step(recipe)
     assert load_run_recipe(tmp_path / "run").data.system == "[redacted MY_SECRET], http://redacted@host"
     make(recipe)
     other = Data(train="rows.jsonl", system="a phrase of words")
@@ -164,14 +195,65 @@ def test_secrets_of_a_recipe_are_not_kept_and_it_opens_the_run_again(tmp_path, m
 
 def test_a_refused_recipe_does_not_keep_the_lock(tmp_path):
     recipe = grpo_recipe(tmp_path)
-    make(recipe)
+    make_a_step(recipe)
     with pytest.raises(RunError, match="another recipe"):
         make(grpo_recipe(tmp_path, optim=Optim(lr=2e-5)))
     make(recipe)
 
 
-def test_an_adapter_cannot_become_full_fine_tuning(tmp_path):
+@pytest.mark.parametrize("left", [(), ({"step": 0, "eval/loss": 2.0},)])
+def test_a_directory_without_a_finished_step_is_begun_anew(tmp_path, left):
+    with pytest.raises(RunError, match="out of memory"), open_run(grpo_recipe(tmp_path)) as run:
+        for row in left:
+            run.record(row)
+        for name in ("rollouts/step-000001.jsonl", "journal", "chosen.json", "log.txt", "notes.md"):
+            (tmp_path / name).write_text("of the other recipe")
+        assert not run.changed
+        raise RunError("out of memory")
+    other = grpo_recipe(tmp_path, optim=Optim(lr=2e-5))
+    with open_run(other) as run:
+        assert run.changed == (ANEW,)
+    assert load_run_recipe(tmp_path) == other
+    kept = ["log.txt", "notes.md"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(
+        [".lock", "config.yaml", "end.json", "env.json", *kept]
+    )
+    with open_run(other) as run:
+        assert not run.changed
+
+
+def test_a_directory_without_a_finished_step_may_become_another_kind_or_had_a_recipe_of_another_version(tmp_path):
+    make(sft_recipe(tmp_path))
     make(grpo_recipe(tmp_path))
+    (tmp_path / "config.yaml").write_text("# tiercel grpo\nmodel: {key_of_another_version: 1}\n")
+    make(sft_recipe(tmp_path))
+    assert load_run_recipe(tmp_path) == sft_recipe(tmp_path)
+
+
+def test_a_checkpoint_is_a_finished_step_even_where_it_is_damaged(tmp_path):
+    make(grpo_recipe(tmp_path))
+    (tmp_path / "checkpoints/step-000002").mkdir()
+    with pytest.raises(RunError, match=r"optim\.lr"):
+        make(grpo_recipe(tmp_path, optim=Optim(lr=2e-5)))
+
+
+@pytest.mark.parametrize("lost", ("removed", "a link"))
+def test_groups_of_later_steps_are_finished_steps_even_where_the_metrics_are_lost(tmp_path, lost):
+    run = tmp_path / "run"
+    make(grpo_recipe(run))
+    for step in (1, 2):
+        (run / "rollouts" / f"step-{step:06d}.jsonl").write_text("{}\n")
+    if lost == "a link":
+        (run / "rollouts" / "step-000002.jsonl").unlink()
+        (run / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere").write_text("{}\n")
+    with pytest.raises(RunError, match="made with another recipe" if lost == "removed" else "is a link"):
+        make(grpo_recipe(run, lora=Lora(rank=16)))
+    assert (run / "rollouts" / "step-000001.jsonl").exists()
+
+
+def test_an_adapter_cannot_become_full_fine_tuning(tmp_path):
+    make_a_step(grpo_recipe(tmp_path))
     with pytest.raises(RunError, match=r"lora\.rank: 8 there"):
         make(grpo_recipe(tmp_path, lora=None))
 
@@ -215,7 +297,7 @@ def test_a_run_that_moved_goes_on(tmp_path):
 
 
 def test_a_run_that_another_process_writes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "LOCK_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(holding, "LOCK_PATIENCE_SECONDS", 0.3)
     recipe = grpo_recipe(tmp_path / "run")
     make(recipe)
     holder = textwrap.dedent(
@@ -249,7 +331,7 @@ def test_a_lock_that_is_given_back_soon_is_waited_for(tmp_path):
 
 
 def test_a_run_is_held_by_one_at_a_time(run, monkeypatch):
-    monkeypatch.setattr(directory, "LOCK_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(holding, "LOCK_PATIENCE_SECONDS", 0.0)
     with pytest.raises(RunError, match="another process is writing"):
         make(grpo_recipe(run.path))
 
@@ -294,8 +376,27 @@ def test_resuming_past_a_damaged_checkpoint_cuts_to_the_older_one(run):
     (directory_of(run.checkpoints, 4) / "state.json").write_text("{}")
     said: list[str] = []
     found = resume_point(run, said.append)
-    assert found is not None and found.step == 2 and len(said) == 1
+    assert found is not None and found.step == 2
+    assert [line.split("/")[-1] for line in said] == [
+        "step-000004 is passed over: state.json does not have the sha256 of the manifest",
+        "step-000004 is kept as step-000004.damaged",
+    ]
     assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2]
+    assert names(run.checkpoints) == ["step-000002", "step-000004.damaged"]
+
+
+def test_a_run_of_which_no_checkpoint_can_be_used_does_not_begin_anew(run):
+    fill(run, 5)
+    for step in (2, 4):
+        save_checkpoint(run.checkpoints, step, lambda directory: None, {})
+        (directory_of(run.checkpoints, step) / "state.json").write_text("{}")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=f"mv {run.checkpoints} {run.checkpoints}.damaged") as caught:
+        resume_point(run, print)
+    assert all(f"step-00000{step} is passed over: state.json" in str(caught.value) for step in (2, 4))
+    assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    run.checkpoints.rename(f"{run.checkpoints}.damaged")
+    assert resume_point(run, print) is None
 
 
 def test_without_a_checkpoint_everything_is_cut(run):
@@ -351,6 +452,7 @@ def test_groups_are_recorded_with_each_image_once(run):
     assert (good["correct"], good["advantage"], good["tokens"]) == (True, 1.5, 1)
     assert (bad["rewards"], bad["failures"], bad["total"]) == ({"iou": None}, {"iou": "timed out"}, None)
     assert [completion["advantage"] for completion in second["completions"]] == [None, None]
+    run.finish_pictures()
     assert names(run.path / "images") == ["0" * 64 + ".png"]
     assert Image.open(run.path / "images" / ("0" * 64 + ".png")).size == (400, 50)
 
@@ -361,5 +463,38 @@ def test_a_picture_that_does_not_fit_the_disk_is_a_run_error(run, monkeypatch):
 
     monkeypatch.setattr(Image.Image, "save", fail)
     image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
+    run.save_image(image)
     with pytest.raises(RunError, match=r"images/0+\.png cannot be written: .*No space left"):
+        run.finish_pictures()
+
+
+def test_a_step_does_not_wait_for_its_pictures_and_the_end_of_a_run_does(tmp_path, monkeypatch):
+    may_go_on, save = threading.Event(), Image.Image.save
+
+    def slow(self, *arguments, **options):
+        assert may_go_on.wait(30)
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "save", slow)
+    pixels = [torch.full((2, 3, 3), number, dtype=torch.uint8) for number in range(3)]
+    with open_run(grpo_recipe(tmp_path)) as run:
+        for number in (0, 1, 1, 2, 0):
+            run.save_image(SimpleNamespace(sha256=str(number) * 64, views=(pixels[number],)))
+        assert not any(name.endswith(".png") for name in names(run.path / "images"))
+        may_go_on.set()
+    assert names(run.path / "images") == [f"{str(number) * 64}.png" for number in range(3)]
+    for number in range(3):
+        assert Image.open(run.path / "images" / f"{str(number) * 64}.png").getpixel((2, 1)) == (number,) * 3
+
+
+def test_a_picture_that_could_not_be_saved_is_told_at_the_next_and_ends_the_run(tmp_path, monkeypatch):
+    def fail(self, *arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
+    with pytest.raises(RunError, match="No space left"), open_run(grpo_recipe(tmp_path / "end")) as run:
         run.save_image(image)
+    with pytest.raises(RuntimeError, match="another"), open_run(grpo_recipe(tmp_path / "other")) as run:
+        run.save_image(image)
+        raise RuntimeError("another")

@@ -125,3 +125,11 @@ def test_a_live_line_on_a_terminal(tmp_path, monkeypatch, clock):
     assert "━" * 24 + "  step 4/4" in shown
     assert "done\n" in shown.replace("\r", "")
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 5
+
+
+def test_a_note_is_in_the_log_and_not_on_the_terminal(tmp_path, capsys):
+    with Progress(tmp_path / "log.txt", total_steps=1, log_every=1) as progress:
+        progress.note("mine.py:score printed:\n  step 3/999")
+    assert capsys.readouterr().err == ""
+    first, second = (tmp_path / "log.txt").read_text().splitlines()
+    assert first.endswith(" mine.py:score printed:") and second == "  step 3/999"

@@ -6,9 +6,11 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 FLAT_STEPS = 50
+MOST_KEYS = 64  # whose numbers are kept; the checks ask for a dozen
 FLAT_SPREAD = 0.01  # of reward/mean from step to step, as a share of the rewards' own size
 TREND_ERRORS = 2.0  # a trend: the halves of the window differ by more standard errors than this
 EQUAL_STEPS = 10
@@ -23,6 +25,7 @@ ENTROPY_STEPS = 3
 ENTROPY_SHARE = 0.05  # of the first value
 GAP_STEPS = 3
 GAP_SIZE = 0.1  # of a logprob
+FIRST_STEPS = 1000  # in which entropy and gap have a number, if they ever have one
 QUIET_STEPS = 50  # without a fault before it is reported again
 
 _FORMAT_MEAN = re.compile(r"reward/format(_\d+)?/mean")
@@ -53,12 +56,14 @@ class Window:
 
     rows: Sequence[MetricsRow]
     first: Mapping[str, float]
+    numbers: dict[str, deque[float | None]]  # of the rows, by key, as far as they were asked for
 
     def last(self, key: str, count: int) -> list[float]:
         """Return the numbers of the last `count` rows; an empty list where one has no number or rows are missing."""
-        values = [_number(row, key) for row in self.rows[-count:]]
-        known = [value for value in values if value is not None]
-        return known if len(known) == count else []
+        if key not in self.numbers:
+            self.numbers[key] = deque((_number(row, key) for row in self.rows), maxlen=FLAT_STEPS)
+        values = list(self.numbers[key])[-count:]
+        return [] if len(values) < count or None in values else values  # type: ignore[return-value]
 
     def symptom(self, key: str, text: str, cause: str, recipe_key: str) -> Symptom:
         """Make a symptom of the last row."""
@@ -69,23 +74,34 @@ class Diagnosis:
     """Take the rows of a run in their order and report new symptoms. A symptom is new again after QUIET_STEPS without
     it."""
 
-    def __init__(self, rows: Iterable[MetricsRow] = ()):
-        """Begin with the rows that the run already has; their symptoms are known."""
+    def __init__(self, rows: Sequence[MetricsRow] = ()):
+        """Begin with the rows that the run already has; their symptoms are known. Only the first and the last of many
+        are read: no check looks further back, and no symptom is remembered longer."""
         self._rows: deque[MetricsRow] = deque(maxlen=FLAT_STEPS)
         self._first: dict[str, float] = {}
         self._last_seen: dict[str, int] = {}
-        for row in rows:
+        self._numbers: dict[str, deque[float | None]] = {}
+        for row in islice(rows, FIRST_STEPS):
+            self._note_first(row)
+        for row in rows[-(FLAT_STEPS + QUIET_STEPS + 1) :]:
             self.add(row)
+
+    def _note_first(self, row: MetricsRow) -> None:
+        for key in (_ENTROPY, _GAP):
+            if _number(row, "grad_norm") is not None and (value := _number(row, key)) is not None:
+                self._first.setdefault(key, value)
 
     def add(self, row: MetricsRow) -> tuple[Symptom, ...]:
         """Return the symptoms that this row is the first to show. A row without an update, such as row 0, has none."""
         if _number(row, "grad_norm") is None:
             return ()
         self._rows.append(row)
-        for key in (_ENTROPY, _GAP):
-            if (value := _number(row, key)) is not None:
-                self._first.setdefault(key, value)
-        window = Window(rows=list(self._rows), first=self._first)
+        self._note_first(row)
+        if len(self._numbers) > MOST_KEYS:
+            self._numbers.clear()
+        for key, values in self._numbers.items():
+            values.append(_number(row, key))
+        window = Window(rows=list(self._rows), first=self._first, numbers=self._numbers)
         held = [found for check in CHECKS if (found := check(window)) is not None]
         new = [found for found in held if found.step - self._last_seen.get(found.key, -math.inf) > QUIET_STEPS]
         self._last_seen |= {found.key: found.step for found in held}
@@ -103,7 +119,8 @@ def _flat_reward(window: Window) -> Symptom | None:
     spreads = window.last("reward/std", FLAT_STEPS)
     if not (means and equal and spreads) or statistics.fmean(equal) >= EQUAL_FRACTION:
         return None
-    middle, deviation = statistics.fmean(means), statistics.pstdev(means)
+    middle = statistics.fmean(means)
+    deviation = math.sqrt(statistics.fmean([(value - middle) ** 2 for value in means]))
     half = FLAT_STEPS // 2
     rise = statistics.fmean(means[half:]) - statistics.fmean(means[:half])
     has_trend = abs(rise) > TREND_ERRORS * deviation * math.sqrt(2 / half)
@@ -154,7 +171,7 @@ def _failed_calls(window: Window) -> Symptom | None:
 
 
 def _format_never_met(window: Window) -> Symptom | None:
-    means = [window.last(key, FORMAT_STEPS) for key in window.rows[-1] if _FORMAT_MEAN.fullmatch(key)]
+    means = [window.last(key, FORMAT_STEPS) for key in window.rows[-1] if _is_format(key)]
     if not any(values and not any(values) for values in means):
         return None
     return window.symptom(
@@ -165,13 +182,19 @@ def _format_never_met(window: Window) -> Symptom | None:
     )
 
 
+def _is_format(key: str) -> bool:
+    return key.startswith("reward/format") and _FORMAT_MEAN.fullmatch(key) is not None
+
+
 def _no_gradient(window: Window) -> Symptom | None:
     """Find gradients of exactly 0. An update that overflowed in float16, or was left out, also has a norm of 0 and is
     reported elsewhere."""
     norms = window.last("grad_norm", STILL_STEPS)
+    if not norms or any(norms):
+        return None
     overflowed = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
     left_out = {_number(row, "update/left_out") for row in window.rows[-STILL_STEPS - 1 :]}  # in all, so far
-    if not norms or any(norms) or overflowed or len(left_out) > 1:
+    if overflowed or len(left_out) > 1:
         return None
     is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
     equal = window.last("group/zero_std_fraction", STILL_STEPS)

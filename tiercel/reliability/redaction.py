@@ -3,39 +3,23 @@
 A secret is replaced by `[redacted NAME]` in text, and by `redacted` in a URL, which stays a valid URL.
 """
 
-import fnmatch
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
+from tiercel.secret_names import CREDENTIALS, PARAMETER, SHORTEST_SECRET, is_secret_name
 from tiercel.shortening import CUT
 
-SECRET_VARIABLES = ("*_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")  # in either case
-SHORTEST_SECRET = 8  # characters; a shorter value would occur in ordinary words
 _SHORTEST_LINE = 16  # characters, of a secret with several lines, such as a private key
 
-_SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
-_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>]+(?=@)')
+_PASSWORDS = re.compile(r'(?<=://)[^\s/?#"<>:]*:[^\s/?#"<>]+(?=@)')
+_LEVELS = 3  # of writing what was written
 _CUT_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>@:]*:(?!\d*\.\.\.)[^\s/?#"<>@]*?(?=\.\.\.)')
-_PARAMETER = re.compile(r"(?<=[?&;])(?P<name>[\w.%-]+)=(?P<value>[^\s&;#\"'<>]+)")
-_QUOTED = tuple(
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        r"^ *(?P<name>[^:\n]+): (?P<value>\S.{7,})(?= given[;,])",
-        r'^ *override "(?P<name>[^"=\n]+)=(?P<value>.+)(?=": )',
-        r"(?P<name>\S+) is the value (?P<value>.+)(?=, so it has no key)",
-    )
-)
 _MARKS = re.compile(r"\[redacted \w+\]|://redacted@|[?&;][\w.%-]+=redacted\b")
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable, key or URL parameter of this name holds a secret."""
-    return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
@@ -55,10 +39,10 @@ def _secret_parts(name: str, value: str) -> Iterator[str]:
         lines = [line.strip() for line in value.strip().split("\n")]
         yield value.strip()
         yield from (line for line in lines if len(lines) > 1 and len(line) >= _SHORTEST_LINE)
-    for found in _CREDENTIALS.finditer(value):
+    for found in CREDENTIALS.finditer(value):
         password = found[0].partition(":")[2]
         yield from (password, unquote(password))
-    for found in _PARAMETER.finditer(value):
+    for found in PARAMETER.finditer(value):
         if is_secret_name(found["name"]):
             yield from (found["value"], unquote(found["value"]))
 
@@ -78,23 +62,25 @@ class Redactor:
     def redact(self, text: str) -> str:
         """Return the text without secrets. A second call changes nothing."""
         if "://" in text:
-            text = _CUT_CREDENTIALS.sub("redacted", _CREDENTIALS.sub("redacted", text))
+            text = _CUT_CREDENTIALS.sub("redacted", CREDENTIALS.sub("redacted", text))
         if "=" in text:
-            text = _PARAMETER.sub(_redacted_parameter, text)
+            text = PARAMETER.sub(_redacted_parameter, text)
+        return self._without_values(text)
+
+    def redact_answer(self, text: str) -> str:
+        """Return what the policy may see of a text that the user's code answered: without the environment's secrets and
+        the passwords of URLs. All else stays, `?page_token=3` too: it may be needed to go on."""
+        return self._without_values(_PASSWORDS.sub("redacted", text) if "://" in text else text)
+
+    def redact_values(self, value: Any) -> Any:
+        """Copy a tree of dicts, lists and tuples with its texts redacted; keys and numbers stay."""
+        return _with_texts(value, self.redact)
+
+    def _without_values(self, text: str) -> str:
         if any(form in text for form in self._names):
             text = self._pattern.sub(lambda found: self._replacement(found[0]), text)
         *cut, rest = text.split(CUT)
         return CUT.join([*map(self._without_beginning, cut), rest])
-
-    def redact_values(self, value: Any) -> Any:
-        """Copy a tree of dicts, lists and tuples with its texts redacted; keys and numbers stay."""
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, dict):
-            return {key: self.redact_values(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.redact_values(item) for item in value)
-        return value
 
     def _without_beginning(self, text: str) -> str:
         """Remove the beginning of a secret at the end of a text that was cut there."""
@@ -126,16 +112,29 @@ def redact_values(value: Any) -> Any:
     return _process_redactor().redact_values(value)
 
 
+def redact_answer(text: str) -> str:
+    """Return an answer of the user's code without the secrets of this process's environment; see Redactor."""
+    return _process_redactor().redact_answer(text)
+
+
+def redact_answers(value: Any) -> Any:
+    """Copy a tree of such answers."""
+    return _with_texts(value, _process_redactor().redact_answer)
+
+
 def is_redacted(text: str) -> bool:
     """Whether something was removed from the text."""
     return _MARKS.search(text) is not None
 
 
-def redact_given(text: str) -> str:
-    """Return the text of a RecipeError without the values that a recipe or override gives keys named like secrets."""
-    for pattern in _QUOTED:
-        text = pattern.sub(_without_value, text)
-    return text
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_texts(item, change) for item in value)
+    return value
 
 
 def _process_redactor() -> Redactor:
@@ -150,20 +149,18 @@ def _cached_redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """Return the forms that a value has in text, in Python's repr (alone and beside both kinds of quotes) and in a URL;
-    and each of them in JSON."""
-    plain = (value, repr(value)[1:-1], repr(value + "'\"")[1:-4], quote(value, safe="", errors="surrogateescape"))
-    return {
-        form for text in plain for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
-    }
+    """Return the forms that a value has in text: in a URL, in Python's repr (alone and beside both kinds of quotes), in
+    JSON, and in those of each other, such as JSON in the repr of a dict."""
+    forms = {value, quote(value, safe="", errors="surrogateescape")}
+    for _ in range(_LEVELS):
+        forms |= {written for form in forms for written in _written(form)}
+    return forms
+
+
+def _written(text: str) -> tuple[str, ...]:
+    in_json = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    return (repr(text)[1:-1], repr(text + "'\"")[1:-4], *in_json)
 
 
 def _redacted_parameter(found: re.Match[str]) -> str:
     return f"{found['name']}=redacted" if is_secret_name(found["name"]) else found[0]
-
-
-def _without_value(found: re.Match[str]) -> str:
-    if not is_secret_name(found["name"]):
-        return found[0]
-    start = found.start("value") - found.start()
-    return f"{found[0][:start]}[redacted]"

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tiercel.regular_files import LARGEST_JSON, make_directory, open_new, read_json, read_text, write_new
 from tiercel.reliability.redaction import redact_values
 from tiercel.reliability.stall import Sign
 
@@ -32,8 +33,8 @@ class SignFiles:
         file = self._file(sign.rank)
         temporary = file.with_suffix(".tmp")
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}), encoding="utf-8")
+            make_directory(self.directory)
+            write_new(temporary, json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}))
             temporary.replace(file)
         except OSError:
             with suppress(OSError):
@@ -72,7 +73,7 @@ class SignFiles:
         those of the first rank that called out."""
         draft = self.directory / f"{CALL}.{os.getpid()}.tmp"
         with suppress(OSError):
-            draft.write_text(json.dumps([sign.as_json() for sign in signs]), encoding="utf-8")
+            write_new(draft, json.dumps([sign.as_json() for sign in signs]))
             with suppress(FileExistsError):
                 os.link(draft, self._call)  # unlike a rename, it fails where the file exists
             draft.unlink()
@@ -80,8 +81,8 @@ class SignFiles:
 
     def called_out(self) -> Sequence[Sign] | None:
         """Return the signs of the rank that called out; None where none has."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            return [_sign(fields) for fields in json.loads(self._call.read_text(encoding="utf-8"))]
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            return [_sign(fields) for fields in read_json(self._call)]
         return None
 
     def forget(self, rank: int) -> None:
@@ -105,8 +106,8 @@ class SignFiles:
         return self.directory / f"rank-{rank}.json"
 
     def _read(self, rank: int) -> tuple[Sign | None, bool]:
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            fields = json.loads(self._file(rank).read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            fields = read_json(self._file(rank))
             has_stacks = fields.pop(HAS_STACKS)
             return _sign(fields), has_stacks
         return None, False
@@ -121,8 +122,8 @@ def show_sign(file: Path, sign: Sign) -> None:
     """Write a sign to a file of the run directory, for people. Where that fails the run goes on."""
     temporary = file.with_suffix(".tmp")
     with suppress(OSError):
-        file.parent.mkdir(exist_ok=True)
-        temporary.write_text(json.dumps(redact_values(sign.as_json())), encoding="utf-8")
+        make_directory(file.parent)
+        write_new(temporary, json.dumps(redact_values(sign.as_json())))
         temporary.replace(file)
 
 
@@ -146,9 +147,9 @@ def stack_name(rank: int) -> str:
 def write_stacks(directory: Path, rank: int) -> None:
     """Write the Python stacks of all threads of this process as faulthandler does, which stops after 100: the main
     thread last, each from its innermost frame."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     main, stacks = threading.main_thread().ident, sys._current_frames()
-    with (directory / stack_name(rank)).open("w", encoding="utf-8") as file:
+    with open_new(directory / stack_name(rank)) as file:
         for thread in sorted(stacks, key=lambda thread: thread == main):
             file.write(f"Thread {thread:#018x} (most recent call first):\n")
             for frame, line in traceback.walk_stack(stacks[thread]):
@@ -159,5 +160,5 @@ def write_stacks(directory: Path, rank: int) -> None:
 def read_stack(directory: Path, rank: int) -> str:
     """Read what `write_stacks` wrote; an empty text where it wrote nothing."""
     with suppress(OSError):
-        return (directory / stack_name(rank)).read_text(encoding="utf-8")
+        return read_text(directory / stack_name(rank), LARGEST_JSON)
     return ""

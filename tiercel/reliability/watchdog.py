@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tiercel.errors import EXIT_STALL
 from tiercel.messages import translated
+from tiercel.regular_files import LARGEST_JSON, open_to_append, read_text, write_new
 from tiercel.reliability.pulse import Pulse
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.reliability.stall import Sign, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
@@ -213,7 +214,7 @@ class Watchdog:
                 self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
                 if os.environ.get("LOCAL_RANK") == "0":  # a machine may show its user only the output of its own ranks
                     with suppress(OSError):
-                        message = translated(message_file.read_text(encoding="utf-8"))
+                        message = translated(read_text(message_file, LARGEST_JSON))
                         print(f"\n{message}", end="", file=sys.stderr, flush=True)
         finally:
             self._stopped.set()
@@ -228,11 +229,11 @@ class Watchdog:
         message = redact(stall_message(signs, stacks, stall))
         print(f"\n{translated(message)}", file=sys.stderr, flush=True)  # files stay in English, for those who help
         with suppress(OSError):
-            with (self.directory / "log.txt").open("a", encoding="utf-8") as log:
+            with open_to_append(self.directory / "log.txt") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
             signs_text = json.dumps(redact_values([sign.as_json() for sign in signs]), indent=1)
-            (stall / "signs.json").write_text(signs_text, encoding="utf-8")
-            message_file.write_text(message + "\n", encoding="utf-8")
+            write_new(stall / "signs.json", signs_text)
+            write_new(message_file, message + "\n")
 
     def _await(self, is_there: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

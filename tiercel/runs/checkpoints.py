@@ -1,16 +1,20 @@
 """Checkpoints: written to a temporary directory, hashed, and renamed last. A run resumes from the newest valid one."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tiercel.errors import RunError
+from tiercel.regular_files import LARGEST_FILE, read_regular, remove
 from tiercel.runs.files import file_sha256, sync, write_atomically
+from tiercel.writing import let_others_read
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
@@ -51,7 +55,7 @@ def begin_checkpoint(root: Path, step: int, *, expected_bytes: int = 0) -> Path 
     if final.exists() and problem_with(final) is None:  # replacing it would leave no checkpoint for a moment
         return None
     temporary = root / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove(temporary)
     root.mkdir(parents=True, exist_ok=True)
     require_space(root, expected_bytes)
     temporary.mkdir()
@@ -64,6 +68,7 @@ def complete_checkpoint(
     """Add the state and the manifest, flush everything to disk, rename the directory and return its new path. `known`:
     the sha256 of files that the ranks have flushed and hashed, by name."""
     write_atomically(temporary / STATE, json.dumps({"step": step, **state}, indent=1, sort_keys=True))
+    let_others_read(temporary)
     files = {path.relative_to(temporary).as_posix(): path for path in sorted(temporary.rglob("*")) if path.is_file()}
     assert known.keys() <= files.keys()
     hashes = {name: known[name] if name in known else file_sha256(path) for name, path in files.items()}
@@ -74,8 +79,8 @@ def complete_checkpoint(
     for directory in (temporary, *(path for path in temporary.rglob("*") if path.is_dir())):
         sync(directory)
     root, final = temporary.parent, directory_of(temporary.parent, step)
-    if final.exists():  # a damaged one
-        shutil.rmtree(final)
+    if os.path.lexists(final):
+        set_aside(final)
     temporary.rename(final)
     sync(root)
     return final
@@ -91,34 +96,55 @@ def require_space(directory: Path, needed: int) -> None:
         )
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint that cannot be used to `step-N.damaged`, or `step-N.damaged-2` if there is one already, and
+    return its new path. Nothing in it is changed."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else ""))):
+        number += 1
+    return path.rename(aside)
+
+
 def problem_with(path: Path) -> str | None:
-    """Return why a checkpoint cannot be used; None where it can."""
+    """Return why a checkpoint cannot be used; None if it can. Only the files that its manifest lists are judged: what
+    a file system, a copy or a person left beside them does not matter."""
+    if path.is_symlink():
+        return "it is a link; a run goes on from what is in its own directory"
     hashes = _stated_hashes(path / MANIFEST)
     if hashes is None:
         return f"{MANIFEST} is missing or unreadable"
     if STATE not in hashes:
         return f"{STATE} is not in the manifest"
     for name, expected in hashes.items():
+        if _leads_out(path, name):
+            return f"{MANIFEST} lists {name!r}, which is not in the checkpoint"
         if (problem := _file_problem(path / name, expected)) is not None:
             return f"{name} {problem}"
-    present = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST}
-    if extra := sorted(present - set(hashes)):
-        return f"{extra[0]} is not in the manifest"
     return _state_problem(path)
 
 
 def _stated_hashes(manifest: Path) -> dict[str, Any] | None:
     try:
-        hashes = json.loads(manifest.read_text(encoding="utf-8"))["sha256"]
+        hashes = json.loads(read_regular(manifest))["sha256"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return hashes if isinstance(hashes, dict) else None
+
+
+def _leads_out(path: Path, name: str) -> bool:
+    """Tell whether a name of a manifest is of a file outside the checkpoint."""
+    try:
+        return not (path / name).parent.resolve().is_relative_to(path.resolve())
+    except (OSError, ValueError, RuntimeError):
+        return True
 
 
 def _file_problem(file: Path, expected: Any) -> str | None:
     try:
         if not file.is_file():
             return "is missing"
+        if file.suffix == ".json" and (size := file.stat().st_size) > LARGEST_FILE:  # as with a hole
+            return f"has {size:,} bytes"
         return None if file_sha256(file) == expected else "does not have the sha256 of the manifest"
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
@@ -136,15 +162,27 @@ def _state_problem(path: Path) -> str | None:
 
 
 def _read_state(path: Path) -> Any:
-    return json.loads((path / STATE).read_text(encoding="utf-8"))
+    return json.loads(read_regular(path / STATE))
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """List finished checkpoints with their steps, valid or not, newest first."""
+    """List the directories that have the name of a checkpoint with their steps, valid or not, newest first."""
     if not root.is_dir():
         return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name))]
-    return sorted(found, reverse=True)
+    names = {path: match for path in root.iterdir() if (match := re.fullmatch(r"step-(\d{6,})", path.name))}
+    return sorted(((int(match[1]), path) for path, match in names.items() if path.is_dir()), reverse=True)
+
+
+def of_step(root: Path, step: int) -> FoundCheckpoint:
+    """Find the checkpoint of a step. Raises RunError where there is none, with those that are there, and where it is
+    damaged."""
+    path = directory_of(root, step)
+    if not path.is_dir():
+        steps = ", ".join(str(each) for each, _ in reversed(list_checkpoints(root))) or "none"
+        raise RunError(f"{root.parent} has no checkpoint of step {step}; there are: {steps}")
+    if (problem := problem_with(path)) is not None:
+        raise RunError(f"checkpoint {path} is damaged: {problem}; name another step")
+    return FoundCheckpoint(step=step, path=path, state=_read_state(path))
 
 
 def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint | None:
@@ -162,7 +200,8 @@ def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundC
     where no checkpoint has a score."""
     best: FoundCheckpoint | None = None
     for step, path in reversed(list_checkpoints(root)):
-        state = {} if step > newest or _state_problem(path) is not None else _read_state(path)
+        is_left_out = step > newest or path.is_symlink() or _state_problem(path) is not None
+        state = {} if is_left_out else _read_state(path)
         score = (state.get(SCORE) or {}).get(metric)
         if score is not None and (best is None or is_better(score, best.state[SCORE][metric], lowest=lowest)):
             best = FoundCheckpoint(step=step, path=path, state=state)
@@ -175,14 +214,30 @@ def is_better(score: float, other: float, *, lowest: bool) -> bool:
 
 
 def prune(root: Path, newest: int, keep: int, best: FoundCheckpoint | None = None) -> None:
-    """Keep the last `keep` checkpoints up to step `newest`, the one just saved, and the best. Remove all others: older
-    ones, those past `newest`, which were skipped when the run resumed, and the remains of interrupted saves."""
-    found = list_checkpoints(root)
-    kept = [path for step, path in found if step <= newest][:keep]
-    if best is not None:
-        kept.append(best.path)
-    for _, path in found:
-        if path not in kept:
-            shutil.rmtree(path)
+    """Keep the last `keep` checkpoints up to step `newest`, the one just saved, and the best. Remove older ones, and
+    what interrupted saves left. What has no manifest, or is a link, is not of this run and stays; so does what
+    somebody has put into a checkpoint."""
+    older = [path for step, path in list_checkpoints(root) if step <= newest and _is_own(path)][keep:]
+    for path in older:
+        if best is None or path != best.path:
+            _remove_own(path)
     for path in root.glob(".step-*.tmp"):
-        shutil.rmtree(path)
+        if re.fullmatch(r"\.step-\d{6,}\.tmp", path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def _is_own(path: Path) -> bool:
+    return not path.is_symlink() and STATE in (_stated_hashes(path / MANIFEST) or {})
+
+
+def _remove_own(path: Path) -> None:
+    """Remove what a manifest lists, then the manifest, which says until then whose directory it is, then the folders
+    that are empty."""
+    names = [name for name in _stated_hashes(path / MANIFEST) or {} if not _leads_out(path, name)]
+    files = [file for name in names if (file := path / name).is_file() or file.is_symlink()]
+    for file in (*files, path / MANIFEST):
+        file.unlink(missing_ok=True)
+    folders = {folder for file in files for folder in file.parents if folder != path and folder.is_relative_to(path)}
+    for folder in (*sorted(folders, reverse=True), path):
+        with suppress(OSError):  # it holds what is somebody's
+            folder.rmdir()

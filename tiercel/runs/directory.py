@@ -1,67 +1,72 @@
 """A run directory: its files, the lock that one process holds, and how a run resumes from it."""
 
-import fcntl
 import json
 import os
 import platform
-import shutil
+import re
+import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tiercel.config import Recipe, flatten
-from tiercel.config.schema import Reliability
+from tiercel.config import Recipe
 from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
-from tiercel.errors import RunError
+from tiercel.errors import RecipeError, RunError
 from tiercel.models.family import Family
-from tiercel.models.images import picture_image
+from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact_values
-from tiercel.runs.checkpoints import FoundCheckpoint, newest_valid
+from tiercel.runs.anew import MARK, clear, has_no_step, is_begun
+from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, set_aside
 from tiercel.runs.ending import LOCK, told_ending
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.runs.group_records import Folder, groups_path
+from tiercel.runs.holding import Hold
 from tiercel.runs.index import append_entry, cut_index, written_entry
+from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
+from tiercel.runs.named_files import changed_files, digests
+from tiercel.runs.named_files import identity as identity_of
+from tiercel.runs.pictures import PictureWriter
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.recording import gathered_groups, group_record, images_of
+from tiercel.runs.sameness import changes, is_rounded, may_differ
 from tiercel.runs.token_records import GroupTokens, tokens_path
+from tiercel.shortening import brief
 from tiercel.types import EncodedImage, ScoredGroup
-from tiercel.writing import GO_ON, writing
+from tiercel.writing import GO_ON, reading, writing
 
-_MAY_DIFFER_IN = {
-    "train": ("steps", "epochs", "save_every", "eval_every", "log_every", "keep", "keep_best"),
-    "train.profile": ("steps",),
-    "rollout": ("urls", "request_timeout", "patience", "parity_action", "record_tokens"),
-    "rollout.vllm": ("gpu_memory_utilization", "sleep_level"),
-    "reliability": tuple(Reliability.model_fields),
-}
-MAY_DIFFER = (
-    *(f"{section}.{key}" for section, keys in _MAY_DIFFER_IN.items() for key in keys),
-    *("train.strategy", "train.shard_size", "train.context_parallel", "train.profile"),
-    *("teacher.url", "algorithm.teacher.url"),
-    *("trackers", "output"),
+RUN = "run"  # in env.json and in a checkpoint's state: the run's identity
+ANEW = "the directory had a start by another recipe, which finished no step; begun anew"
+WITHOUT_LOCKS = (
+    "the file system of `output` has no locks; another process that writes it is noticed by pulse/writer.json alone, "
+    "so start no second one"
 )
-LOCK_PATIENCE_SECONDS = 5.0
 FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")
+LATER = ("journal", "policies", "nonfinite", "profiles", "trackers", "stall", PULSES)  # folders, where they are needed
+STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
 # Files that a run may leave where it ends before it has written config.yaml.
-BEGUN, SIGNS = (".lock", "config.yaml.tmp", "stall", "log.txt"), ".signs-"
+BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", PULSES), ".signs-"
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """A run that is open for writing. All ranks call its methods. The first rank writes the files; each rank writes its
-    own pictures."""
+    own pictures, which are there after `finish_pictures`."""
 
     path: Path
     ranks: Ranks = ALONE
+    changed: tuple[str, ...] = ()  # lines on what has changed since its last start
+    hold: Hold | None = None  # of the first rank
+    identity: str | None = None  # of the recipe and the files that it began with; checkpoints have it, too
+    _pictures: PictureWriter = field(default_factory=PictureWriter, init=False, repr=False, compare=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -75,11 +80,17 @@ class RunDirectory:
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    def require_held(self) -> None:
+        """Raise TakenError, on the first rank, where another process has taken the directory."""
+        if self.hold is not None:
+            self.hold.require()
+
     def record(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl and flush it."""
 
         def append() -> None:
-            with writing(self.metrics_file, GO_ON), self.metrics_file.open("a", encoding="utf-8") as file:
+            self.require_held()
+            with writing(self.metrics_file, GO_ON), open_to_append(self.metrics_file) as file:
                 file.write(json_line(row))
 
         self.ranks.on_first(append)
@@ -109,6 +120,7 @@ class RunDirectory:
         file = groups_path(self.path, folder, step)
 
         def write() -> None:
+            self.require_held()
             with writing(file, GO_ON):
                 write_atomically(file, "".join(lines))
                 append_entry(self.path, written_entry(folder, step, lines, records))
@@ -128,25 +140,40 @@ class RunDirectory:
         self.ranks.on_first(write)
 
     def save_image(self, image: EncodedImage) -> None:
-        """Save the picture that the model got, under its hash."""
+        """Save the picture that the model got, under its hash, while the step goes on. Raises RunError where an earlier
+        one could not be saved."""
         path = self.path / "images" / f"{image.sha256}.png"
-        if not path.exists():
-            temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
-            with writing(path, GO_ON):
-                picture_image(image.views[0]).save(temporary, format="PNG")
-                temporary.replace(path)
+        self._pictures.write(path, image.views[0], path.with_suffix(f".{self.ranks.rank}.tmp"))
+
+    def finish_pictures(self) -> None:
+        """Wait until this rank's pictures are saved. Raises RunError where one could not be."""
+        self._pictures.finish()
 
 
 @contextmanager
 def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
     """Make or reopen the recipe's run directory, and lock it on the first rank. Raises RunError where the directory
-    holds something else or another recipe's run, or where a rank cannot see it."""
+    holds something else or another recipe's run of a step or more, or where a rank cannot see it."""
     path = Path(recipe.output)
     with ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(_held(recipe, path)))
+        hold: Hold | None = None
+
+        def opened() -> tuple[tuple[str, ...], str | None]:
+            nonlocal hold
+            hold, changed, identity = stack.enter_context(_held(recipe, path))
+            return changed, identity
+
+        changed, identity = ranks.on_first(opened)
         ranks.together(lambda: _require_seen(path))
         with ranks.pulse.shown_in(path / PULSES / f"rank-{ranks.rank}.json"):
-            yield RunDirectory(path=path, ranks=ranks)
+            run = RunDirectory(path=path, ranks=ranks, changed=changed, hold=hold, identity=identity)
+            try:
+                yield run
+            except BaseException:
+                with suppress(RunError):  # what ended the run says more
+                    run.finish_pictures()
+                raise
+            ranks.together(run.finish_pictures)
 
 
 def _require_seen(path: Path) -> None:
@@ -156,58 +183,84 @@ def _require_seen(path: Path) -> None:
 
 
 @contextmanager
-def _held(recipe: Recipe, path: Path) -> Iterator[None]:
+def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], str | None]]:
+    """Hold the run; give the hold, lines on what has changed since its last start, and the run's identity."""
     with writing(path, "name another `output`, or free some space there and allow writing"):
-        lock = _opened(path)
+        _require_own(path)
+        path.mkdir(parents=True, exist_ok=True)
+        hold = Hold(path)
     try:
-        _take(lock, path)
-        config = path / "config.yaml"
-        if config.exists():
-            _require_same(load_run_recipe(path), recipe, config)
+        with writing(path, "name another `output`, or free some space there and allow writing"):
+            told = () if hold.take() else (WITHOUT_LOCKS,)
+        changed = _changed(recipe, path) if (path / "config.yaml").exists() else ()
         with writing(path, GO_ON):
-            _begin(recipe, path)
-            os.utime(lock)  # when the last process began
+            if changed is None:
+                clear(path)
+            identity = _begin(recipe, path)
+            os.utime(path / LOCK, follow_symlinks=False)  # when the last process began
         with told_ending(path):
-            yield
+            yield hold, (*told, *((ANEW,) if changed is None else changed)), identity
+            hold.require()
     finally:
-        os.close(lock)
+        hold.close()
 
 
-def _opened(path: Path) -> int:
-    """Return the descriptor of the lock file of a directory that is a run or is to become one."""
-    config = path / "config.yaml"
+def _changed(recipe: Recipe, path: Path) -> tuple[str, ...] | None:
+    """Return lines on what has changed since the run's last start; None where this is another run and the directory has
+    no finished step. Raises RunError, or RecipeError for a recipe that cannot be read, where it has one."""
+    try:
+        told = _require_same(load_run_recipe(path), recipe, path)
+        return told if has_no_step(path) else (*told, *changed_files(path, recipe))
+    except (RunError, RecipeError):
+        if has_no_step(path):
+            return None
+        raise
+
+
+def _require_own(path: Path) -> None:
+    """Raise RunError where a directory is no run and cannot become one."""
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
-    is_other = path.is_dir() and not config.exists()
+    is_other = path.is_dir() and not is_begun(path)
     if is_other and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir()):
-        raise RunError(f"output: {path} is not empty and has no config.yaml, so it is no run; name another directory")
-    path.mkdir(parents=True, exist_ok=True)
-    return os.open(path / LOCK, os.O_RDWR | os.O_CREAT)
+        raise RunError(
+            f"output: {path} is not empty and no run began it (a run has .lock, env.json, and a config.yaml that "
+            f"begins with {MARK.decode().strip()!r}); name another directory"
+        )
+    for name in (*FOLDERS, *LATER):
+        if (path / name).is_symlink():
+            raise RunError(
+                f"output: {path / name} is a link, and a run writes inside its own directory only; put the folder "
+                "itself there, or let `output` name a directory where there is room"
+            )
 
 
-def _begin(recipe: Recipe, path: Path) -> None:
+def _begin(recipe: Recipe, path: Path) -> str | None:
+    """Write what a start writes, and return the run's identity, which stays from its first checkpoint on: None where an
+    older version began it."""
     text = f"# tiercel {recipe.kind}\n" + render(redact_values(recipe.model_dump(mode="json")))
     write_atomically(path / "config.yaml", text)
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
-    shutil.rmtree(path / PULSES, ignore_errors=True)  # of ranks that were killed
+    for file in (path / PULSES).glob("rank-*.json"):  # of ranks that were killed
+        file.unlink(missing_ok=True)
+    identity = _identity_of(path)
     if not any((path / "checkpoints").iterdir()):  # a run that begins anew
         (path / "bad_rows.jsonl").unlink(missing_ok=True)
-    write_atomically(path / "env.json", json.dumps(redact_values(environment()), indent=1, sort_keys=True))
+        identity = identity_of(recipe)
+    described = {**redact_values(environment()), "files": digests(recipe), RUN: identity}
+    write_atomically(path / "env.json", json.dumps(described, indent=1, sort_keys=True))
+    return identity
 
 
-def _take(lock: int, path: Path) -> None:
-    """Lock the run. The workers of a run that was just killed hold the lock until they end, so this waits a little."""
-    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                reason = f"output: another process is writing {path}; wait for it or name another directory"
-                raise RunError(reason) from error
-            time.sleep(0.1)
+def _identity_of(run: Path) -> str | None:
+    """Read the identity that a run had at its last start."""
+    try:
+        described = json.loads(read_text(run / "env.json"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    found = described.get(RUN) if isinstance(described, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def resume_point(
@@ -216,35 +269,69 @@ def resume_point(
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:
     """Find the newest valid checkpoint and remove the metrics, rollouts, evaluations and index lines of later steps.
-    Nothing is removed where `require_usable` raises."""
-    found = newest_valid(run.checkpoints, report)
+    Newer checkpoints, which cannot be used, are set aside. Nothing is changed if `require_usable` raises. Raises
+    RunError if there are checkpoints and none can be used: beginning anew would lose what they hold."""
+    problems: list[str] = []
+    found = newest_valid(run.checkpoints, problems.append)
+    if problems and found is None:
+        raise RunError(
+            "no checkpoint of the run can be used, and the run does not begin anew by itself:\n  "
+            + "\n  ".join(problems)
+            + f"\nput back what is missing or changed; to begin anew, move them away: "
+            f"mv {shlex.quote(str(run.checkpoints))} {shlex.quote(str(run.checkpoints.absolute()) + '.damaged')}"
+        )
     if found is not None:
+        _require_of_run(run, found)
         require_usable(found)
+    for problem in problems:
+        report(problem)
     step = found.step if found else -1
     with writing(run.path, GO_ON):
-        if run.metrics_file.exists():
-            kept = [row for row in read_metrics(run.path) if row["step"] <= step]
-            write_atomically(run.metrics_file, "".join(json_line(row) for row in kept))
+        for newer, path in list_checkpoints(run.checkpoints):
+            if newer > step and not path.is_symlink():
+                report(f"checkpoint {path} is kept as {set_aside(path).name}")
+        if os.path.lexists(run.metrics_file):
+            cut_lines(run.metrics_file, partial(is_up_to, step))
         for folder in ("rollouts", "evaluations", "tokens"):
-            for file in (run.path / folder).glob("step-*.jsonl"):
-                if int(file.stem.removeprefix("step-")) > step:
+            for file in (run.path / folder).iterdir() if (run.path / folder).is_dir() else ():
+                if (match := STEP_FILE.fullmatch(file.name)) and int(match[1]) > step:
                     file.unlink()
         cut_index(run.path, step)
+        _tell_lost_rows(run.metrics_file, step, report)
     return found
+
+
+def _require_of_run(run: RunDirectory, found: FoundCheckpoint) -> None:
+    """Raise RunError for a checkpoint that another run has written."""
+    other = found.state.get(RUN)
+    if other is not None and run.identity is not None and other != run.identity:
+        raise RunError(
+            f"{found.path} is of another run, which began with another recipe or other files; move it away, or start a "
+            f"run from its weights in another directory (lora.init: {found.path / 'adapter'})"
+        )
+
+
+def _tell_lost_rows(metrics: Path, step: int, report: Callable[[str], None]) -> None:
+    """Say whether rows are gone that a run had recorded before it saved its checkpoint of this step."""
+    newest = Rows(metrics).newest(1) if step > 0 else [{"step": step}]
+    last = newest[0].get("step") if newest else "none"
+    if last != step:
+        report(f"{metrics} has lost rows: its last is of step {last}, and the run goes on from step {step}")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the rows of metrics.jsonl. A last line that a crash cut short is left out. Raises RunError for any other
-    line that is not JSON."""
+    line that is no row with a step."""
     rows = []
     file = path / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    with reading(file):
+        lines = read_text(file).split("\n") if os.path.lexists(file) else []
     for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise RunError(f"{file}:{number} is not JSON: {error}; correct or remove the line") from error
+        row = parsed(line)
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        elif number < len(lines):
+            raise RunError(f"{file}:{number} is no row with a step: {brief(line, 80)}; correct or remove the line")
     return rows
 
 
@@ -259,19 +346,22 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _require_same(before: Recipe, now: Recipe, config: Path) -> None:
+def _require_same(before: Recipe, now: Recipe, run: Path) -> tuple[str, ...]:
+    """Return lines on what has changed. Raises RunError where that would be another run."""
     was = before.kind
     if was != now.kind:
-        raise RunError(f"output: {config.parent} is a run of `tiercel {was}`; name another directory")
-    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
-    different = [
-        f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key not in MAY_DIFFER
-    ]
-    if different:
-        lines = "\n  ".join(different)
+        raise RunError(f"output: {run} is a run of `tiercel {was}`; name another directory")
+    changed = changes(before, now)
+    if refused := [line for key, line in changed.items() if not may_differ(key)]:
+        lines = "\n  ".join(refused)
         raise RunError(
-            f"output: {config.parent} was made with another recipe; go on with the old values or name another "
-            f"directory\n  {lines}"
+            f"output: {run} was made with another recipe; go on with the old values, or name another directory and "
+            f"start from its weights (lora.init: {run}; without lora, model.path: what `tiercel export {run} --merge` "
+            f"writes)\n  {lines}"
         )
+    told = [f"the recipe has changed: {line}" for key, line in changed.items() if key != "output"]
+    if any(map(is_rounded, changed)):
+        told.append("from here on sums are taken in another order; they differ by rounding, and nothing else does")
+        if now.lora is not None and now.lora.dropout > 0:
+            told.append("lora.dropout: from here on other masks are drawn")
+    return tuple(told)

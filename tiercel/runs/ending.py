@@ -1,5 +1,6 @@
 """How the last process of a run ended, in its end.json; `tiercel runs` reads it. Imports no torch."""
 
+import errno
 import fcntl
 import json
 import os
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tiercel.errors import EXIT_DONE, EXIT_STALL, EXIT_TERMINATED, TiercelError
+from tiercel.errors import EXIT_DONE, EXIT_STALL, EXIT_TERMINATED, TakenError, TiercelError
+from tiercel.regular_files import read_text
 from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact
 from tiercel.runs.files import write_atomically
 from tiercel.writing import GO_ON, writing
 
 FILE, LOCK = "end.json", ".lock"
+LARGEST_MESSAGE = 1 << 20  # bytes
 SILENT_SECONDS = 15.0  # without a sign of a rank, which come every two seconds
+NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)  # of a file system
 EXIT_BUG = 1  # of Python itself, after an error that no one foresaw
 State = Literal["running", "done", "stopped", "stalled", "failed", "killed"]
 
@@ -33,9 +37,12 @@ class Ending:
 @contextmanager
 def told_ending(run: Path) -> Iterator[None]:
     """Write inside `run` how the block ended. A process that is killed leaves no file behind."""
-    (run / FILE).unlink(missing_ok=True)
+    with writing(run / FILE, GO_ON):
+        (run / FILE).unlink(missing_ok=True)
     try:
         yield
+    except TakenError:
+        raise  # the other process tells how its run ends
     except BaseException as error:
         is_known = isinstance(error, TiercelError)
         text = str(error) if is_known else f"{type(error).__name__}: {error}"
@@ -54,19 +61,22 @@ def ending_of(run: Path) -> Ending:
     """Tell the state of a run directory. Raises OSError where it cannot be read."""
     if is_held(run / LOCK) or _has_fresh_sign(run):
         return Ending(state="running")
-    with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
-        end = json.loads((run / FILE).read_text(encoding="utf-8"))
-        return Ending(state=_state(end["exit_code"]), reason=str(end["reason"]))
-    messages = sorted((run / "stall").glob("step-*/message.txt"), key=lambda file: file.stat().st_mtime)
+    silent = "its process ended without a word: it was killed, or the machine went down"
+    if os.path.lexists(run / FILE):
+        silent = f"{FILE} does not say how its process ended: it was killed, or something else wrote the file"
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            end = json.loads(read_text(run / FILE, LARGEST_MESSAGE))
+            return Ending(state=_state(end["exit_code"]), reason=str(end["reason"]))
+    messages = sorted((run / "stall").glob("step-*/message.txt"), key=lambda file: file.lstat().st_mtime)
     lock = run / LOCK
-    if messages and (not lock.exists() or messages[-1].stat().st_mtime >= lock.stat().st_mtime):
-        return Ending(state="stalled", reason=messages[-1].read_text(encoding="utf-8", errors="replace"))
-    return Ending(state="killed", reason="its process ended without a word: it was killed, or the machine went down")
+    if messages and (not lock.exists() or messages[-1].lstat().st_mtime >= lock.stat().st_mtime):
+        return Ending(state="stalled", reason=read_text(messages[-1], LARGEST_MESSAGE))
+    return Ending(state="killed", reason=silent)
 
 
 def _has_fresh_sign(run: Path) -> bool:
     """Tell whether a rank has just shown what it does: where locks do not reach other machines, this does."""
-    times = [file.stat().st_mtime for file in (run / PULSES).glob("rank-*.json")]
+    times = [file.lstat().st_mtime for file in (run / PULSES).glob("rank-*.json")]
     return bool(times) and time.time() - max(times) < SILENT_SECONDS
 
 
@@ -78,13 +88,16 @@ def _state(code: int) -> State:
 def is_held(lock: Path) -> bool:
     """Tell whether a process holds the lock of a run."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError as error:  # without locks, the ranks' signs tell it
+        if error.errno not in NO_LOCKS:
+            raise
     finally:
         os.close(descriptor)
     return False

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tiercel.regular_files import open_new
 from tiercel.reliability.redaction import redact, redact_values
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a temporary file, flush it to disk, and rename it over `path`."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with open_new(temporary) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

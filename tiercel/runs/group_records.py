@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from tiercel.samples import CoordinateSpace, ToolCall
+from tiercel.samples import BoxSpace, CoordinateSpace, ToolCall
 
 Folder = Literal["rollouts", "evaluations"]
 
@@ -84,11 +84,16 @@ class GroupRecord:
     answer: Any
     images: tuple[ImageRecord, ...]
     completions: Annotated[tuple[CompletionRecord, ...], Field(min_length=1)]
+    answer_image: int | None = 0  # as in Sample
+    answer_space: BoxSpace = "pixels"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields in the order of the file. Only trajectories have `turns`, and `teacher` only what one has
-        read."""
+        """Return the fields in the order of the file. Only trajectories have `turns`, `teacher` only what one has read,
+        and `answer_image` and `answer_space` only rows with others than most have."""
         written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
+        for name, usual in (("answer_image", 0), ("answer_space", "pixels")):
+            if written[name] == usual:
+                del written[name]
         for completion in written["completions"]:
             for name in ("turns", "teacher"):
                 if not completion[name]:

@@ -4,13 +4,17 @@ With it `tiercel view` finds groups without reading the files. It can always be 
 """
 
 import json
+import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tiercel.runs.files import json_line, write_atomically
+from tiercel.regular_files import lines_of, open_to_append
+from tiercel.runs.files import json_line
 from tiercel.runs.group_records import Folder, finite, groups_path
+from tiercel.runs.json_lines import cut_lines, is_up_to
 
 FILE = "index.jsonl"
 DECIMALS = 4
@@ -62,39 +66,27 @@ def written_entry(
 def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:
     """Describe a step's file by reading it; lines that are no groups are left out. Raises OSError."""
     placed, start = [], 0
-    with groups_path(run, folder, step).open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-                index_entry(folder, step, [(start, len(line), record)])
-                placed.append((start, len(line), record))
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                pass
-            start += len(line)
+    for line in lines_of(groups_path(run, folder, step)):
+        try:
+            record = json.loads(line)
+            index_entry(folder, step, [(start, len(line), record)])
+            placed.append((start, len(line), record))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
+        start += len(line)
     return index_entry(folder, step, placed)
 
 
 def append_entry(run: Path, entry: Mapping[str, Any]) -> None:
     """Append one line to index.jsonl. Raises OSError where it cannot be written."""
-    with (run / FILE).open("a", encoding="utf-8") as file:
+    with open_to_append(run / FILE) as file:
         file.write(json_line(entry))
 
 
 def cut_index(run: Path, last_step: int) -> None:
-    """Remove the lines of later steps, and what is no line. Raises OSError where it cannot be written."""
-    if (run / FILE).exists():
-        kept = [entry for entry in _entries((run / FILE).read_bytes()) if entry["step"] <= last_step]
-        write_atomically(run / FILE, "".join(map(json_line, kept)))
-
-
-def _entries(content: bytes) -> Iterator[dict[str, Any]]:
-    for line in content.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and type(entry.get("step")) is int:
-            yield entry
+    """Remove the lines of later steps. Raises OSError where it cannot be written."""
+    if os.path.lexists(run / FILE):
+        cut_lines(run / FILE, partial(is_up_to, last_step))
 
 
 def _completions(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tiercel.messages import translated
+from tiercel.regular_files import open_to_append
 from tiercel.reliability.redaction import redact
 from tiercel.writing import GO_ON, writing
 
@@ -44,7 +45,7 @@ class Progress:
         self._is_terminal = sys.stderr.isatty() and log is not None
         self._log = Path(os.devnull) if log is None else log
         with writing(self._log, GO_ON):
-            self._file: IO[str] = self._log.open("a", encoding="utf-8")
+            self._file: IO[str] = self._log.open("a") if log is None else open_to_append(log)
         self._first: tuple[int, float] | None = None
         self._rewards = deque[float](maxlen=2 * TREND_STEPS)
 
@@ -63,6 +64,10 @@ class Progress:
         text = redact(text)
         self._write(text)
         self._console.print(Text(translated(text)))
+
+    def note(self, text: str) -> None:
+        """Write to log.txt alone."""
+        self._write(redact(text))
 
     def step(self, row: Mapping[str, float]) -> None:
         """Show a finished step: the live line on a terminal, a line every `log_every` steps elsewhere."""

@@ -6,12 +6,13 @@ that has loaded the name has the right weights.
 
 import hashlib
 import re
-import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from tiercel.regular_files import remove
 from tiercel.runs.files import file_sha256
-from tiercel.writing import GO_ON, writing
+from tiercel.writing import GO_ON, let_others_read, writing
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -30,24 +31,32 @@ class Publisher:
         with writing(f"{self.root}: version {version} of the policy", GO_ON):
             self.root.mkdir(parents=True, exist_ok=True)
             unfinished = self.root / f"unfinished-{self.run_name}"
-            shutil.rmtree(unfinished, ignore_errors=True)
+            remove(unfinished)
             unfinished.mkdir()
             write(unfinished)
+            let_others_read(unfinished)
             weights = min(unfinished.glob("*.safetensors"))  # an adapter's, or the first file of a whole model's
             name = f"policy-{self.run_name}-{version}-{file_sha256(weights)[:8]}"
             directory = self.root / name
             if directory.exists():
-                shutil.rmtree(unfinished)
+                remove(unfinished)
             else:
                 unfinished.rename(directory)
         return directory
 
     def keep_only(self, directories: Iterable[Path]) -> None:
         """Remove the run's other versions."""
-        for other in set(self.root.glob(f"policy-{self.run_name}-*")) - set(directories):
-            shutil.rmtree(other, ignore_errors=True)
+        for other in self._published() - set(directories):
+            with suppress(OSError):
+                remove(other)
 
     def close(self) -> None:
         """Remove all versions of the run."""
-        for directory in (*self.root.glob(f"policy-{self.run_name}-*"), self.root / f"unfinished-{self.run_name}"):
-            shutil.rmtree(directory, ignore_errors=True)
+        for directory in (*self._published(), self.root / f"unfinished-{self.run_name}"):
+            with suppress(OSError):
+                remove(directory)
+
+    def _published(self) -> set[Path]:
+        """List the run's versions; a copy that somebody made under another name is none."""
+        name = re.compile(rf"policy-{re.escape(self.run_name)}-\d+-[0-9a-f]{{8}}")
+        return {path for path in self.root.glob("policy-*") if name.fullmatch(path.name) and not path.is_symlink()}

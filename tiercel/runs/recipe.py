@@ -5,8 +5,11 @@ from pathlib import Path
 
 from tiercel.config import Kind, Recipe, flatten, load_recipe
 from tiercel.config.keys import RECIPES
+from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import RunError
+from tiercel.regular_files import read_text
 from tiercel.reliability.redaction import is_redacted
+from tiercel.writing import reading
 
 
 def is_run(path: Path) -> bool:
@@ -20,7 +23,8 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     config = path / "config.yaml"
     if not is_run(path):
         raise RunError(f"{path} is no run: it has no config.yaml")
-    first = config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    with reading(config):
+        first = read_text(config, LARGEST_TEXT).partition("\n")[0]
     kind: Kind = next((kind for kind in RECIPES if first.strip() == f"# tiercel {kind}"), "grpo")
     return load_recipe(kind, config, overrides, check_paths=False)
 

@@ -54,6 +54,8 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: 
         prompt=prompt.text,
         question=next(message.content for message in reversed(prompt.row.messages) if message.role == "user"),
         answer=prompt.row.answer,
+        answer_image=prompt.row.answer_visual,
+        answer_space=prompt.row.answer_space,
         images=tuple(_image_record(image, path) for image, path in zip(prompt.images, prompt.image_paths, strict=True)),
         completions=tuple(
             CompletionRecord(

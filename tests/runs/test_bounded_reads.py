@@ -1,0 +1,86 @@
+"""Every read of a file of a run goes through regular_files.py, which bounds it: held by a look at the whole source.
+
+A run directory may hold pipes, devices, links and files without end. No module opens a file by itself, but for those
+listed here: modules that read no file of a run, and calls that are safe for another reason.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import tiercel
+
+ROOT = Path(tiercel.__file__).parent
+HELPER = "tiercel.regular_files"
+OPENERS = {"open", "fdopen", "read_text", "read_bytes", "safe_open", "load_file", "memmap"}
+NO_FILE_OF_A_RUN = {
+    **dict.fromkeys(
+        ("cli/ahead.py", "models/companions.py", "models/loading.py", "models/memory_errors.py"), "weights"
+    ),
+    **dict.fromkeys(("rollout/vllm_weights.py", "distributed/agreement.py"), "weights"),
+    **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
+    **dict.fromkeys((f"importing/{name}.py" for name in ("accelerate", "hydra_rows", "plugins", "rows")), "a script"),
+    **dict.fromkeys(("importing/tuning.py", "importing/table.py", "config/synonyms/__init__.py"), "a script, our own"),
+    **dict.fromkeys(("messages/__init__.py", "demo/command.py", "demo/pairs.py", "demo/running.py"), "our own files"),
+    **dict.fromkeys(("data/images.py", "data/readers.py", "data/videos.py", "pictures.py"), "rows, with own limits"),
+    **dict.fromkeys(("rewards/wording.py", "scoring/judge.py", "scoring/model.py"), "a schema, a prompt, a template"),
+    **dict.fromkeys(("distributed/deaths.py", "distributed/oversight.py", "distributed/notes.py"), "/proc, /tmp"),
+    **dict.fromkeys(("doctor/machine.py", "reliability/work.py", "scoring/supervisor.py"), "/proc"),
+    **dict.fromkeys(("rollout/vllm_shared_memory.py", "view/serving.py"), "/dev/shm, the user's state directory"),
+    "regular_files.py": "the helper",
+}
+SAFE = {
+    ("cli/plan.py", "file.open('x', encoding='utf-8')"): "writes a new file",
+    ("cli/dry_run.py", "dialogues.open(prompt, [0])"): "no file",
+    ("rollout/trajectory.py", "dialogues.open(prompt, range(params.group_size))"): "no file",
+    ("training/turns.py", "self.dialogues.open(prompt, [self.first + sample for sample in samples])"): "no file",
+    ("trackers/opening.py", "trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)"): "no file",
+    ("scoring/forms.py", "image.open()"): "a picture of a row",
+    ("scoring/forms.py", "found.open()"): "a picture of a row",
+    ("data/reading.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
+    ("distributed/shards.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
+    ("reliability/stall_files.py", "Path(f'/proc/{sign.process}/stat').read_text()"): "/proc",
+    ("report/page.py", "Path(__file__).with_name(name).read_text(encoding='utf-8')"): "our own",
+    ("report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
+    ("runs/holding.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
+    ("runs/holding.py", "Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')"): "/proc",
+    ("runs/holding.py", "os.open(self._file, _FLAGS, 438)"): "not read",
+    ("runs/holding.py", "os.open(self._path / LOCK, _FLAGS, 438)"): "not read",
+    ("runs/ending.py", "os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)"): "not read",
+    ("runs/files.py", "os.open(path, os.O_RDONLY)"): "flushed, not read",
+    ("runs/files.py", "path.open('rb')"): "read in blocks, after is_file",
+    ("runs/named_files.py", "path.open('rb')"): "what the recipe names",
+    ("runs/progress.py", "self._log.open('a')"): "/dev/null",
+    ("trackers/tensorboard.py", "(place.directory / name).open('xb')"): "writes a new file",
+    ("training/kept_batches.py", "safe_open(file, 'pt')"): "after require_regular",
+    ("training/precomputed.py", "safe_open(file, 'pt')"): "after require_regular",
+    ("training/precomputed.py", "file.open('rb')"): "a picture of a row",
+    ("view/server.py", "(Path(__file__).parent.parent / folder / name).read_text(encoding='utf-8')"): "our own",
+}
+
+
+def opening_calls(source: str) -> Iterator[str]:
+    """The calls that open a file by something else than the helper's functions."""
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == HELPER]
+    helped = {name.asname or name.name for node in imports for name in node.names}
+    for node in ast.walk(tree):
+        function = node.func if isinstance(node, ast.Call) else None
+        is_method = isinstance(function, ast.Attribute) and function.attr in OPENERS
+        if is_method or (isinstance(function, ast.Name) and function.id in OPENERS - helped):
+            yield ast.unparse(node)
+
+
+def test_every_read_of_a_run_goes_through_the_helper():
+    found = {
+        (path.relative_to(ROOT).as_posix(), call)
+        for path in ROOT.rglob("*.py")
+        for call in opening_calls(path.read_text(encoding="utf-8"))
+    }
+    assert {module for module, _ in found if module in NO_FILE_OF_A_RUN} == set(NO_FILE_OF_A_RUN)
+    assert {each for each in found if each[0] not in NO_FILE_OF_A_RUN} == set(SAFE)
+
+
+def test_the_look_finds_what_opens_a_file():
+    source = f"from {HELPER} import read_text\nread_text(a)\nopen(a)\na.read_text()\nos.open(a, 0)\nsafe_open(a)\n"
+    assert list(opening_calls(source)) == ["open(a)", "a.read_text()", "os.open(a, 0)", "safe_open(a)"]

@@ -1,0 +1,39 @@
+"""Keeping this process's environment from processes that run code of the user's, on Linux.
+
+A process may read /proc/PID/environ, the memory and the open files of another of the same user, unless that one is "not
+dumpable". Root may read it all the same by some capabilities, which the user's code is therefore started without. A
+process that is not dumpable leaves no core dump, and debuggers such as py-spy need CAP_SYS_PTRACE to look into it.
+"""
+
+import ctypes
+import os
+import sys
+
+from tiercel.reliability.redaction import secret_values
+
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 4, 24
+_READING = (19, 21, 38)  # CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def keep_private() -> None:
+    """Make this process unreadable for other processes of the user, if its environment has a secret."""
+    if sys.platform == "linux" and secret_values(os.environ):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
+
+
+def give_up_reading_others() -> None:
+    """Give up, for this process and all that it starts, the capabilities by which root reads others."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: of capabilities 0 to 31, then of 32 to 63
+    if libc.capget(header, sets) != 0:
+        return
+    for number in _READING:
+        libc.prctl(_PR_CAPBSET_DROP, *map(ctypes.c_ulong, (number, 0, 0, 0)))
+        word, bit = divmod(number, 32)
+        for place in range(3 * word, 3 * word + 3):
+            sets[place] &= ~(1 << bit)
+    libc.capset(header, sets)

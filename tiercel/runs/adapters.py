@@ -1,0 +1,59 @@
+"""`lora.init` of a recipe where it names a run: the adapter of its newest valid checkpoint, chosen once for a run.
+
+The adapter is the KL reference too, so a run that goes on keeps the one that it began with, however far the other run
+has come since. Imports no torch.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from tiercel.config.schema import BaseRecipe, Lora
+from tiercel.errors import RecipeError, RunError
+from tiercel.runs.anew import has_no_step
+from tiercel.runs.checkpoints import newest_valid
+from tiercel.runs.recipe import is_run, load_run_recipe
+
+AnyRecipe = TypeVar("AnyRecipe", bound=BaseRecipe)
+_tell = partial(print, file=sys.stderr)
+
+
+def started_from(recipe: AnyRecipe) -> AnyRecipe:
+    """Return the recipe with an adapter's directory as lora.init where it names a run. Raises RecipeError where that
+    run has no adapter."""
+    lora = recipe.lora
+    if lora is None or lora.init is None or not is_run(Path(lora.init)):
+        return recipe
+    run = Path(lora.init)
+    adapter = _kept(recipe, run) or _newest(run)
+    _tell(f"lora.init: {run} is a run; its adapter of {adapter.parent.name} is taken")
+    return recipe.model_copy(update={"lora": lora.model_copy(update={"init": str(adapter)})})
+
+
+def _kept(recipe: BaseRecipe, run: Path) -> Path | None:
+    """Return the adapter of `run` that the recipe's own run began with; None where it has not begun."""
+    output = Path(recipe.output)
+    if not is_run(output) or has_no_step(output):
+        return None
+    try:
+        before: Lora | None = load_run_recipe(output).lora
+    except (RecipeError, RunError):
+        return None  # whoever opens that run says what is wrong there
+    kept = None if before is None or before.init is None else Path(before.init)
+    return kept if kept is not None and (run / "checkpoints").resolve() in kept.resolve().parents else None
+
+
+def _newest(run: Path) -> Path:
+    found = newest_valid(run / "checkpoints", _tell)
+    if found is None:
+        raise RecipeError([f"lora.init: {run} is a run without a valid checkpoint yet; write an adapter's directory"])
+    adapter = found.path / "adapter"
+    if not adapter.is_dir():
+        raise RecipeError(
+            [
+                f"lora.init: {run} is a run of full fine-tuning, which has no adapter; `tiercel export {run} --merge` "
+                "writes its model: set model.path to that and remove lora.init"
+            ]
+        )
+    return adapter

@@ -1,0 +1,50 @@
+"""A start that failed before its first step: a run directory that another recipe may take over."""
+
+import os
+import re
+from pathlib import Path
+
+from tiercel.regular_files import lines_of, open_regular, remove
+from tiercel.runs.checkpoints import list_checkpoints
+from tiercel.runs.ending import LOCK
+from tiercel.writing import reading
+
+_LATER = re.compile(r"step-(?!0*[01]\.)\d+\.jsonl")  # groups of a step after the first, so the first was finished
+# What belongs to a recipe. Logs and reports of stalls stay, and whatever else a person has put there.
+_MADE = (
+    *("metrics.jsonl", "index.jsonl", "bad_rows.jsonl", "chosen.json", "reference.safetensors", "report.html"),
+    *("rollouts", "evaluations", "tokens", "journal", "policies", "nonfinite", "profiles", "trackers"),
+)
+MARK = b"# tiercel "  # how the config.yaml of a run begins
+_BESIDE = ("env.json", LOCK)  # one of which a run has beside it
+_EVALUATED = b'{"step": 0,'  # how the line of the evaluation before the first step begins
+
+
+def is_begun(directory: Path) -> bool:
+    """Tell whether a run began a directory: a config.yaml alone, such as a recipe of that name, makes none."""
+    config = directory / "config.yaml"
+    if not config.is_file() or config.is_symlink() or not any((directory / name).exists() for name in _BESIDE):
+        return False
+    with open_regular(config) as file:
+        return file.read(len(MARK)) == MARK
+
+
+def has_no_step(run: Path) -> bool:
+    """Tell whether a directory is a run of which no step was ever finished."""
+    if not (run / "env.json").is_file() or not is_begun(run):
+        return False
+    if list_checkpoints(run / "checkpoints"):
+        return False
+    if any(_LATER.fullmatch(file.name) for file in (run / "rollouts").glob("*")):  # metrics.jsonl was lost
+        return False
+    metrics = run / "metrics.jsonl"
+    if not os.path.lexists(metrics):
+        return True
+    with reading(metrics):
+        return all(line.startswith(_EVALUATED) for line in lines_of(metrics))
+
+
+def clear(run: Path) -> None:
+    """Remove what a start has left behind, so that a run by another recipe does not go on from it."""
+    for name in _MADE:
+        remove(run / name)

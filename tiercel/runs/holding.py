@@ -1,0 +1,235 @@
+"""Hold a run directory: one process writes it at a time, and is known by two things.
+
+The first is a lock on .lock. The second is pulse/writer.json: it says who writes, and changes every two seconds. It
+reaches other hosts and file systems, whose locks do not, and it outlives `rm .lock`. Both are looked at at each save.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tiercel.errors import RunError, TakenError
+from tiercel.regular_files import read_regular
+from tiercel.reliability.pulse import PULSES
+from tiercel.runs.ending import FILE as END
+from tiercel.runs.ending import LOCK, NO_LOCKS
+from tiercel.writing import GO_ON, writing
+
+WRITER = "writer.json"  # in PULSES
+LOCK_PATIENCE_SECONDS = 5.0
+BEAT_SECONDS = 2.0
+SILENT_SECONDS = 30.0  # without a beat, after which a writer on another machine is gone
+LARGEST_WRITER = 1 << 12  # bytes
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writer:
+    """A process that writes a run, and how often it has shown that it lives."""
+
+    id: str
+    host: str
+    process: int
+    machine: str  # tells boots and containers apart, in which a process's number is one process
+    began: str  # of the process, in the system's clock: numbers are given again
+    directory: int  # the inode of the run's directory, which a copy does not have
+    beats: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+class Hold:
+    """The hold of a process on a run directory, from `take` to `close`."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file = path / PULSES / WRITER
+        self._lock = -1
+        self._has_locks = True
+        self._other: Writer | None = None  # that has taken the directory
+        self._own = Writer(
+            id=secrets.token_hex(8),
+            host=platform.node(),
+            process=os.getpid(),
+            machine=_machine(),
+            began=_began(os.getpid()),
+            directory=path.stat().st_ino,
+        )
+        self._closed = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="tiercel-hold", daemon=True)
+
+    def take(self) -> bool:
+        """Take the directory; tell whether its file system has locks. Raises RunError where another process has it, and
+        OSError."""
+        self._lock_file()
+        self._require_none_alive()
+        (self._path / PULSES).mkdir(exist_ok=True)
+        self._show()
+        self._beating.start()
+        return self._has_locks
+
+    def require(self) -> None:
+        """Raise TakenError if another process has taken the directory, and RunError if the lock is gone and cannot be
+        made again."""
+        self._require_own()
+        if self._has_locks and self._is_same_file():
+            return
+        if self._has_locks:
+            # Somebody removed .lock or put another in its place, which a newcomer may hold until it has found out that
+            # this process lives.
+            self._unlock()
+            with writing(self._path / LOCK, GO_ON):
+                self._lock_file()
+            self._require_own()
+        if (self._path / END).exists():  # of one that has come to its end meanwhile
+            raise self._taken("another process")
+
+    def close(self) -> None:
+        """Give the directory back."""
+        self._closed.set()
+        if self._beating.is_alive():
+            self._beating.join()
+        with suppress(OSError):
+            if (found := self._found()) is not None and found.id == self._own.id:
+                self._file.unlink()
+            self._file.parent.rmdir()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def _lock_file(self) -> None:
+        """Open .lock and lock it. The workers of a run that was just killed hold the lock until they end, so this waits
+        a little."""
+        deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+        while True:
+            self._lock = os.open(self._path / LOCK, _FLAGS, 0o666)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise self._refused() from error
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                self._has_locks = False
+                return
+            else:
+                if self._is_same_file():
+                    return
+            self._unlock()
+            time.sleep(0.1)
+
+    def _is_same_file(self) -> bool:
+        own = os.fstat(self._lock)
+        try:
+            now = os.stat(self._path / LOCK, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino)
+
+    def _refused(self) -> Exception:
+        """Return the error of a process that cannot have the directory: it never had it, or another has it now."""
+        found = self._found()
+        if self._beating.ident is not None:
+            return self._taken("another process" if found is None else found.name)
+        return RunError(f"output: another process is writing {self._path}; wait for it or name another directory")
+
+    def _taken(self, other: str) -> TakenError:
+        return TakenError(
+            f"output: {other} has taken {self._path}, so this run ends here and writes nothing more into it; let "
+            "one of the two name another directory"
+        )
+
+    def _require_own(self) -> None:
+        if self._sees_another():
+            assert self._other is not None
+            raise self._taken(self._other.name)
+
+    def _sees_another(self) -> bool:
+        if (found := self._found()) is not None and found.id != self._own.id:
+            self._other = found
+        return self._other is not None
+
+    def _require_none_alive(self) -> None:
+        """Raise RunError while another process shows that it writes the directory. A process of this machine is looked
+        for; one of another is watched until it has been silent for long enough."""
+        found = first = self._found()
+        if found is None or found.directory != self._own.directory:
+            return
+        refusal = RunError(f"output: {found.name} is writing {self._path}; wait for it or name another directory")
+        if found.machine and found.machine == self._own.machine:
+            if _began(found.process) == found.began:
+                raise refusal
+            return
+        deadline = time.monotonic() + SILENT_SECONDS - self._silent_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(min(0.5, BEAT_SECONDS / 2))
+            if (found := self._found()) is None:
+                return  # it has come to its end
+            if found != first:
+                raise refusal
+
+    def _silent_seconds(self) -> float:
+        """Return the time since the last beat, both moments by the clock of the file system."""
+        os.utime(self._lock)
+        with suppress(OSError):
+            return max(0.0, os.fstat(self._lock).st_mtime - self._file.stat().st_mtime)
+        return 0.0
+
+    def _found(self) -> Writer | None:
+        """Read who writes the directory; None where no one says so."""
+        try:
+            found = Writer(**json.loads(read_regular(self._file, LARGEST_WRITER)))
+            return found if isinstance(found.process, int) else None
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+
+    def _show(self, beats: int = 0) -> None:
+        """Write who writes the directory, in place: other hosts see a file that stays the same file soonest."""
+        text = json.dumps({**asdict(self._own), "beats": beats}).encode()
+        descriptor = os.open(self._file, _FLAGS, 0o666)
+        try:
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+        finally:
+            os.close(descriptor)
+
+    def _beat(self) -> None:
+        """Show every two seconds that this process lives, until another has taken the directory. A disk that is full
+        or gone for a while does not end it."""
+        beats = 0
+        while not self._closed.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                if self._sees_another():
+                    return
+                self._file.parent.mkdir(exist_ok=True)
+                self._show(beats := beats + 1)
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _began(process: int) -> str:
+    """Return when a process of this machine began; an empty text where it has ended, or the system does not say."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]

@@ -1,0 +1,143 @@
+"""Files of JSON lines that grow with a run: read from their end, and cut without reading what stays.
+
+Imports no torch.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from tiercel.regular_files import LONGEST_LINE, lines_of, open_new, open_regular, too_long
+from tiercel.runs.files import sync
+
+BLOCK_BYTES = 1 << 16
+LINES_BYTES = 1 << 20
+LONGEST_BLOCKS = 128  # of one line
+
+
+def lines_from_end(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the place of the first byte of each line and the line, from the last line to the first. Only the last line
+    may lack its newline. Raises OSError, as where one is longer than LONGEST_LINE."""
+    with open_regular(file) as stream:
+        place, tail = stream.seek(0, os.SEEK_END), b""
+        while place > 0:
+            if len(tail) > LONGEST_LINE:
+                raise too_long(file)
+            size = min(max(BLOCK_BYTES, len(tail)), place)
+            place -= size
+            stream.seek(place)
+            tail = stream.read(size) + tail
+            first, *lines = tail.splitlines(keepends=True)
+            start = place + len(tail)
+            for line in reversed(lines):
+                start -= len(line)
+                yield start, line
+            tail = first
+        if tail:
+            yield 0, tail
+
+
+def blocks_of_lines(stream: IO[bytes], stop: int | None = None) -> Iterator[bytes]:
+    """Yield whole lines from where a file stands, about a megabyte at a time; at its end also a last line without a
+    newline. `stop`: the place to end at. Raises OSError, as where a line is longer than LONGEST_BLOCKS megabytes."""
+    place, rest = stream.tell(), list[bytes]()
+    while block := stream.read(LINES_BYTES if stop is None else min(LINES_BYTES, stop - place)):
+        place += len(block)
+        whole, newline, last = block.rpartition(b"\n")
+        if newline:
+            yield b"".join([*rest, whole, newline])
+            rest = []
+        rest.append(last)
+        if len(rest) > LONGEST_BLOCKS:
+            raise OSError(errno.EFBIG, f"has a line of more than {LONGEST_BLOCKS * LINES_BYTES:,} bytes", stream.name)
+    if last := b"".join(rest):
+        yield last
+
+
+def cut_lines(file: Path, is_kept: Callable[[Any], bool]) -> bool:
+    """Remove the lines after the last one that is kept, and say whether there were any. `is_kept` judges the value of a
+    line; what is not JSON is not kept. The file is replaced as a whole, and only if something goes. Raises OSError."""
+    size, stop, newline = file.lstat().st_size, 0, b""
+    for start, line in lines_from_end(file):
+        if (value := parsed(line)) is not None and is_kept(value):
+            stop, newline = start + len(line), b"" if line.endswith(b"\n") else b"\n"
+            break
+    if stop == size and not newline:
+        return False
+    temporary = file.with_name(file.name + ".tmp")
+    with open_regular(file) as old, open_new(temporary, "wb") as new:
+        shutil.copyfileobj(_First(old, stop), new)
+        new.write(newline)
+        new.flush()
+        os.fsync(new.fileno())
+    temporary.replace(file)
+    sync(file.parent)
+    return True
+
+
+def is_up_to(step: int, row: Any) -> bool:
+    """Say whether a row is of this step or an earlier one; what has no step is of none."""
+    return isinstance(row, dict) and type(row.get("step")) is int and row["step"] <= step
+
+
+def parsed(line: bytes | str) -> Any:
+    """Return the value of a line; None for what is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+class Rows(Sequence[Mapping[str, Any]]):
+    """The rows of metrics.jsonl, each read when it is asked for. What is not a JSON object is left out."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        if os.path.lexists(self._file):
+            yield from (row for line in lines_of(self._file) if isinstance(row := parsed(line), dict))
+
+    def newest(self, count: int) -> list[Mapping[str, Any]]:
+        """Return the last `count` rows, in their order."""
+        if not os.path.lexists(self._file):
+            return []
+        backwards = (parsed(line) for _, line in lines_from_end(self._file))
+        found: list[Mapping[str, Any]] = list(islice((row for row in backwards if isinstance(row, dict)), count))
+        return found[::-1]
+
+    def __bool__(self) -> bool:
+        return bool(self.newest(1))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == -1:
+            return self.newest(1)[0]
+        if (
+            isinstance(index, slice)
+            and index.start is not None
+            and index.start < 0
+            and index.stop is index.step is None
+        ):
+            return self.newest(-index.start)
+        return list(self)[index]
+
+
+class _First:
+    """Read the first bytes of a stream."""
+
+    def __init__(self, stream: Any, count: int) -> None:
+        self._stream, self._left = stream, count
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` of them."""
+        block = self._stream.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(block)
+        return bytes(block)
