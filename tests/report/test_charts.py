@@ -31,6 +31,16 @@ def test_whiskers_reach_from_low_to_high():
     assert "step 10: 0.500" in chart
 
 
+def test_of_many_points_few_are_drawn():
+    points = tuple((step, float(step == 700)) for step in range(20_000))
+    whiskers = tuple((step, value - 0.1, value + 0.1) for step, value in points)
+    series = Series(label="held out", points=points, style="points", whiskers=whiskers)
+    chart = line_chart(Chart(title="T", series=(series,)))
+    dots, drawn = re.findall(r"<title>step ([\d,]+): ", chart), numbers_in(chart, "whisker")
+    assert len(dots) == len(drawn) <= 302 and {"0", "700", "19,999"} <= set(dots)
+    ElementTree.fromstring(chart)
+
+
 def test_a_spike_does_not_flatten_the_rest():
     points = tuple((step, 1000.0 if step == 50 else 1.0 + step % 2) for step in range(100))
     chart = line_chart(Chart(title="T", series=(Series(label="l", points=points),), from_zero=True))

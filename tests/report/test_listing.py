@@ -50,11 +50,27 @@ def test_the_best_score_and_the_newest_are_told(runs):
 def test_the_list_says_what_stopped_each(runs, capsys):
     assert main(["runs", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "verb", "state", "step", "held-out", "changed"]
+    assert lines[0].split() == ["run", "verb", "state", "step", "held-out", "training", "lr", "changed"]
     assert "40 of 40" in lines[1] and "done" in lines[1] and "5 min" in lines[1]
     assert "failed" in lines[2] and lines[3] == "    out of memory: 3 GB"
     assert "killed" in lines[4] and "without a word" in lines[5]
     assert lines[6] == "3 runs: 1 done, 1 failed, 1 killed"
+
+
+def test_reward_or_loss_and_learning_rate_are_told(runs):
+    rows = [
+        {"step": step, "reward/mean": reward, "loss": 0.1} for step, reward in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.3))
+    ]
+    path = made(runs / "sampled", rows, 0)
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(
+        "# tiercel grpo\noptim: {lr: 2.0e-6}\n" + text.partition("\n")[2].replace("optim:", "was:")
+    )
+    entry = listed([path])[0]
+    assert entry.training is not None and entry.training.text == "reward 0.50, best 0.90 at step 2"
+    assert entry.learning_rate == 2e-6
+    others = {Path(entry.path).name: entry.training and entry.training.text for entry in listed([runs])}
+    assert others["oom"] == "loss 1.00, best 1.00 at step 7" and others["rec"] is None
 
 
 def test_the_list_as_json(runs, capsys):

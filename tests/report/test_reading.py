@@ -15,7 +15,7 @@ def test_a_directory_without_config_is_no_run(tmp_path):
 def test_a_run_that_has_just_started(tmp_path):
     run = read_run(make_empty(tmp_path / "run"))
     assert (run.kind, run.last_step, run.total_steps) == ("grpo", 0, 400)
-    assert run.metrics == run.bad_rows == run.rollout_steps == run.evaluation_steps == ()
+    assert tuple(run.metrics) == run.bad_rows == run.rollout_steps == run.evaluation_steps == ()
 
 
 def test_a_cut_line_is_left_out_and_counted(tmp_path):
@@ -31,6 +31,13 @@ def test_a_cut_line_is_left_out_and_counted(tmp_path):
 def test_steps_of_a_run_by_epochs_come_from_its_log(tmp_path):
     run = read_run(make_sft(tmp_path / "run", steps=50))
     assert (run.kind, run.total_steps) == ("sft", 50)
+
+
+def test_what_a_reward_printed_into_the_log_is_no_number_of_steps(tmp_path):
+    path = make_sft(tmp_path / "run", steps=50)
+    with (path / "log.txt").open("a") as log:
+        log.write("2026-01-01 10:07:00 mine.py:score printed:\n  step 3/999\n")
+    assert read_run(path).total_steps == 50
 
 
 @pytest.mark.parametrize(

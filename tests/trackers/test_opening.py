@@ -10,9 +10,11 @@ from typing import ClassVar
 import pytest
 
 from tests.trackers.runs import grounding, recipe_of, track
+from tiercel.config import tracker_packages
+from tiercel.config.tracker_packages import require_packages
 from tiercel.errors import EnvironmentProblem
 from tiercel.trackers import opening
-from tiercel.trackers.opening import TRACKERS, open_trackers, require_packages
+from tiercel.trackers.opening import TRACKERS, open_trackers
 
 DOCUMENT = Path(__file__).parents[2] / "docs/trackers.md"
 
@@ -131,12 +133,11 @@ def test_a_picture_that_is_not_there_costs_no_row(tmp_path, recorder):
 
 def test_an_absent_package_is_named_with_what_installs_it(monkeypatch):
     absent = ("wandb", "swanlab")
-    honest = opening.find_spec
+    honest = tracker_packages.find_spec
     # wandb's own folder of offline runs makes an empty package of that name where the run was started.
     folder = ModuleSpec("wandb", None, is_package=True)
-    monkeypatch.setattr(
-        opening, "find_spec", lambda name: {"wandb": folder, "swanlab": None}[name] if name in absent else honest(name)
-    )
+    found = {"wandb": folder, "swanlab": None}
+    monkeypatch.setattr(tracker_packages, "find_spec", lambda name: found[name] if name in absent else honest(name))
     with pytest.raises(EnvironmentProblem) as problem:
         require_packages(["wandb", "swanlab"])
     text = "trackers: wandb, swanlab are not installed; pip install wandb swanlab, or leave them out"

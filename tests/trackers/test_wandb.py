@@ -26,7 +26,7 @@ def offline(monkeypatch):
 
 def records(file: Path) -> list[Any]:
     """Once the last is there: wandb's own process writes them, and may go on after `finish` has returned."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while True:
         found = list(written(file))
         if any(record.HasField("exit") for record in found):
@@ -44,6 +44,8 @@ def written(file: Path) -> Iterator[Any]:
             continue
         _, length, kind = HEADER.unpack_from(data, at)
         part = data[at + HEADER.size : at + HEADER.size + length]
+        if len(part) < length:  # being written
+            return
         at += HEADER.size + length
         parts = part if kind in (WHOLE, FIRST) else parts + part
         if kind in (WHOLE, LAST):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import time
 
 import pytest
@@ -187,3 +188,30 @@ def test_lines_of_the_index_that_make_no_sense_are_left_out(run):
     with (run / "index.jsonl").open("a") as file:
         file.write('[]\nnonsense\n{"folder": "rollouts", "step": 7}\n{"folder": "else", "step": 7}\n{"step": 1\n')
     assert len(known(run).columns("rollouts")) == 6
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_entries_in_any_order_of_which_the_last_of_a_step_counts(tmp_path, seed):
+    dice = random.Random(seed)
+    run = new_run(tmp_path / "run", "# tiercel grpo\n")
+    groups, expected = Groups(run), {}
+    for _ in range(3):
+        for _ in range(dice.randint(0, 6)):
+            step = dice.randint(1, 5)
+            totals = {dice.choice("abcd"): [dice.random()] for _ in range(dice.randint(0, 3))}
+            groups_path(run, "rollouts", step).unlink(missing_ok=True)
+            write_step(run, step, totals)
+            expected[step] = list(totals)
+        groups.refresh()
+        columns = groups.columns("rollouts")
+        assert names(columns) == [f"{step}{id}" for step in sorted(expected) for id in expected[step]]
+        assert len(columns.mean) == len(columns.rewards.get("exact", columns.mean)) == len(columns)
+
+
+def test_columns_that_were_given_stay_as_they_are(run):
+    groups = known(run)
+    before = groups.columns("rollouts")
+    for step in range(4, 400):
+        write_step(run, step, {"f": [1.0], "g": [0.0], "h": [0.5], "i": [0.5]})
+    groups.refresh()
+    assert names(before) == ["1a", "1b", "2a", "2c", "3d", "3e"] and len(groups.columns("rollouts")) == 6 + 4 * 396

@@ -147,13 +147,15 @@ def _drawn(series: Series, frame: Frame) -> Html:
     colour = f"c{series.colour}"
     if series.style == "every_step":
         return _every_step(series, frame, colour)
-    line = element("path", d=_path(series.points, frame), class_=f"thin {colour}")
+    points = thinned(series.points, _MOST_POINTS)
+    line, drawn = element("path", d=_path(points, frame), class_=f"thin {colour}"), {step for step, _ in points}
     whiskers = [
         element("path", d=_whisker(frame.x(step), frame.y(low), frame.y(high)), class_=f"whisker {colour}")
         for step, low, high in series.whiskers
+        if step in drawn
     ]
-    said = [element("title", f"step {step:,}: {short(value)}") for step, value in series.points]
-    dots = [_dot(point, frame, colour, title) for point, title in zip(series.points, said, strict=True)]
+    said = [element("title", f"step {step:,}: {short(value)}") for step, value in points]
+    dots = [_dot(point, frame, colour, title) for point, title in zip(points, said, strict=True)]
     return fragment(line, whiskers, dots)
 
 

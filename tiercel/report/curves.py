@@ -4,11 +4,11 @@ import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from tiercel.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
 from tiercel.report.markup import Html, aside, element, section
 from tiercel.report.reading import Run
-from tiercel.runs.group_records import finite
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
 _SINGLE_REWARD, _TOOL_CALLS = re.compile("reward/(.*)/mean"), re.compile("tools/.*/calls")
@@ -33,10 +33,12 @@ def curves_section(run: Run) -> Html:
     return section("curves", "Curves", aside(said + turns), element("div", charts, class_="charts"))
 
 
-def charts_of(run: Run) -> list[Chart]:
-    """Return line charts in reading order: score, rewards, loss, then the health of the run."""
-    drawn = [_accuracy(run), *_score_charts(run), *_health_charts(run)]
-    return [replace(chart, last_step=run.last_step) for chart in drawn if chart.series]
+def charts_of(run: Run) -> Iterator[Chart]:
+    """Yield line charts in reading order: score, rewards, loss, then the health of the run. So only one of them needs
+    its points at a time."""
+    for chart in chain([_accuracy(run)], _score_charts(run), _health_charts(run)):
+        if chart.series:
+            yield replace(chart, last_step=run.last_step)
 
 
 def _score_charts(run: Run) -> Iterator[Chart]:
@@ -85,11 +87,8 @@ def _health_charts(run: Run) -> Iterator[Chart]:
 
 
 def _accuracy(run: Run) -> Chart:
-    rows = [
-        (row["step"], finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high")))
-        for row in run.metrics
-    ]
-    whiskers = tuple((step, low, high) for step, low, high in rows if low is not None and high is not None)
+    low, high = dict(run.series("eval/accuracy_low")), run.series("eval/accuracy_high")
+    whiskers = tuple((step, low[step], value) for step, value in high if step in low)
     points = tuple(run.series("eval/accuracy"))
     series = Series(label="held out", points=points, style="points", whiskers=whiskers)
     return Chart(title="Held-out accuracy", series=(series,) if points else (), from_zero=True)
@@ -106,18 +105,20 @@ def _chart(
 
 def time_chart(run: Run) -> Html | None:
     """Draw the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
-    rows = [row for row in run.metrics if finite(row.get("time/step")) is not None]
-    keys = [key for key in PHASES if any(finite(row.get(key)) for row in rows)]
-    if not rows:
+    steps = run.series("time/step")
+    phases = {key: found for key in PHASES if any((found := dict(run.series(key))).values())}
+    if not steps:
         return None
-    if not keys or len(rows) < 2:
+    if not phases or len(steps) < 2:
         return line_chart(_chart(run, "Seconds per step", "time/step", "seconds", from_zero=True))
-    size = -(-len(rows) // _MOST_AREAS)
-    stretches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    layers = [[statistics.fmean(finite(row.get(key)) or 0.0 for row in part) for part in stretches] for key in keys]
-    totals = [statistics.fmean(row["time/step"] for row in part) for part in stretches]
+    size = -(-len(steps) // _MOST_AREAS)
+    stretches = [steps[start : start + size] for start in range(0, len(steps), size)]
+    layers = [
+        [statistics.fmean(found.get(step, 0.0) for step, _ in part) for part in stretches] for found in phases.values()
+    ]
+    totals = [statistics.fmean(value for _, value in part) for part in stretches]
     rest = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, *layers, strict=True)]
-    labels = [PHASES[key] for key in keys]
+    labels = [PHASES[key] for key in phases]
     if max(rest) > 0.01 * max(totals):
         layers, labels = [*layers, rest], [*labels, "other"]
-    return stacked_chart("Seconds per step", labels, [part[-1]["step"] for part in stretches], layers)
+    return stacked_chart("Seconds per step", labels, [part[-1][0] for part in stretches], layers)

@@ -2,17 +2,21 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tiercel.errors import RunError
-from tiercel.report.numbers import pair
+from tiercel.report.brief import read_briefly
+from tiercel.report.numbers import ends, pair
 from tiercel.report.reading import Run, read_run
 from tiercel.report.verdict import HELD_OUT
 from tiercel.runs.ending import Ending, State, ending_of
+from tiercel.runs.group_records import finite
 from tiercel.runs.recipe import is_run
 
+TRAINED = {"reward/mean": max, "loss": min}  # what a run learns by, and what the best of it is
 DEEPEST = 4  # folders between the one that is given and a run
 
 
@@ -34,6 +38,22 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What a run learns by, over its training steps: the mean of the newest steps, and the best single one."""
+
+    name: str
+    newest: float
+    best: float
+    step: int  # of the best
+
+    @property
+    def text(self) -> str:
+        """Return it in words."""
+        newest, best = pair(self.newest, self.best)
+        return f"{self.name} {newest}, best {best} at step {self.step:,}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """A run in the list."""
 
@@ -43,6 +63,8 @@ class Entry:
     step: int
     steps: int | None  # to make; None where the run has not come so far as to know
     score: Score | None
+    training: Training | None
+    learning_rate: float | None
     changed: float  # seconds since 1970
     reason: str  # what stopped it, or why it cannot be read; empty where nothing is wrong
 
@@ -87,13 +109,25 @@ def run_ending(run: Run) -> Ending:
 def _entry(path: Path) -> Entry:
     changed = 0.0
     try:
-        changed = max(os.stat(file).st_mtime for file in (path, path / "config.yaml", *path.glob("*.jsonl")))
-        run = read_run(path)
-        ending = run_ending(run)
+        changed = max(os.lstat(file).st_mtime for file in (path, path / "config.yaml", *path.glob("*.jsonl")))
+        run = _read(path)
     except (RunError, OSError) as error:
         return Entry(
-            path=str(path), kind="", state="failed", step=0, steps=None, score=None, changed=changed, reason=str(error)
+            path=str(path),
+            kind="",
+            state="failed",
+            step=0,
+            steps=None,
+            score=None,
+            training=None,
+            learning_rate=None,
+            changed=changed,
+            reason=str(error),
         )
+    try:
+        ending = run_ending(run)
+    except OSError as error:
+        ending = Ending(state="failed", reason=str(error))
     return Entry(
         path=str(path),
         kind=run.kind,
@@ -101,9 +135,18 @@ def _entry(path: Path) -> Entry:
         step=run.last_step,
         steps=run.total_steps,
         score=_score(run),
+        training=_training(run),
+        learning_rate=finite(run.setting("optim", "lr")),
         changed=changed,
         reason=ending.reason,
     )
+
+
+def _read(path: Path) -> Run:
+    with suppress(OSError):
+        if (run := read_briefly(path, (tuple(HELD_OUT), tuple(TRAINED)))) is not None:
+            return run
+    return read_run(path)
 
 
 def _score(run: Run) -> Score | None:
@@ -112,4 +155,14 @@ def _score(run: Run) -> Score | None:
             choose = min if key == "eval/loss" else max
             step, best = choose(points, key=lambda point: point[1])
             return Score(name=name.removeprefix("held-out "), best=best, step=step, newest=points[-1][1])
+    return None
+
+
+def _training(run: Run) -> Training | None:
+    """Return the reward of the sampled completions, or else the loss."""
+    for key, choose in TRAINED.items():
+        if points := run.series(key):
+            step, best = choose(points, key=lambda point: point[1])
+            _, newest, _ = ends(points)
+            return Training(name=key.partition("/")[0], newest=newest, best=best, step=step)
     return None

@@ -18,9 +18,8 @@ from tiercel.report.pictures import Album, has_boxes
 from tiercel.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.report.rollouts import MOST_STEPS, rollouts_section
 from tiercel.report.symptoms import symptoms_section
-from tiercel.report.verdict import Notice, changes, completions_sampled, headline, note, notices, progress
+from tiercel.report.verdict import Notice, changes, completions_sampled, headline, note, notices, progress, warning
 from tiercel.runs.files import write_atomically
-from tiercel.runs.group_records import finite
 from tiercel.writing import writing
 
 FILE = "report.html"
@@ -72,6 +71,8 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
     """Say what this page could not show, and why."""
     for folder, files in (("evaluations", evaluations), ("rollouts", rollouts)):
         for file in files:
+            if file.problem:
+                yield warning(file.problem)
             if file.unreadable:
                 name = f"{folder}/step-{file.step:06d}.jsonl"
                 yield note(f"Left out of {name}: {counted(file.unreadable, 'line')} that cannot be read.")
@@ -80,7 +81,9 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
         unknown = "The run does not say in which coordinates the model writes boxes"
         yield note(f"{unknown}, so predicted boxes are not drawn.")
     if album.missing:
-        yield note(f"Of the rows shown, {counted(len(album.missing), 'image')} cannot be read from images/.")
+        name, reason = next(iter(album.missing.items()))
+        count = counted(len(album.missing), "image")
+        yield note(f"Of the rows shown, {count} cannot be read from images/. The first is {name}: {reason}.")
     if album.left_out:
         yield note(f"To keep this page small, {counted(album.left_out, 'image')} of the rows shown stayed out.")
 
@@ -107,7 +110,7 @@ def tiles_block(run: Run) -> Html:
         number = change.before if change.after is None else f"{change.before} → {change.after}"
         notes = [each for each in (change.before_note, change.after_note, change.note) if each]
         tiles.append(_tile(change.label[:1].upper() + change.label[1:], number, "; ".join(notes)))
-    seconds = sum(finite(row.get(key)) or 0.0 for row in run.metrics for key in ("time/step", "eval/time"))
+    seconds = sum(value for key in ("time/step", "eval/time") for _, value in run.series(key))
     facts = [progress(run)]
     if (sampled := completions_sampled(run)) > 0:
         facts.append(counted(sampled, "completion"))

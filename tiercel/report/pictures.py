@@ -2,14 +2,18 @@
 
 import base64
 import io
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from tiercel.geometry import to_pixels
 from tiercel.plurals import counted
+from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.report.markup import Html, aside, element
 from tiercel.report.numbers import TIMES
 from tiercel.rewards.answers import extract_answer, parse_box
@@ -18,6 +22,7 @@ from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecor
 from tiercel.samples import Box, Size
 
 MOST_IMAGES = 60
+MOST_PIXELS = 1 << 25  # of a picture of a run, which has the size that the model got; a file of 170 kB may have 5 times
 MOST_IMAGE_BYTES = 4_000_000  # in the page, as base64
 PART_IMAGE_BYTES = 600_000  # of the pictures that came back between turns, in each part of the page
 
@@ -27,7 +32,11 @@ _LARGEST_ZOOM = 4
 _PIXELATED_BELOW = 160  # pixels: smaller pictures are shown with visible pixels, not smoothed
 _LARGEST_PNG = 30_000
 _JPEG_QUALITY = 82
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+# Of a file that is no picture, or a broken or too large one.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, SyntaxError, TypeError, LookupError, OverflowError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +103,7 @@ class Album:
             with opened(self._folder / f"{sha256}.png") as image:
                 found = embedded(image.convert("RGB"), id=f"image-{sha256}")
         except UNREADABLE as error:
-            self.missing[f"{sha256}.png"] = type(error).__name__
+            self.missing[f"{sha256}.png"] = in_words(error)
             return None
         if len(found.href) > room.size:
             self.left_out += 1
@@ -107,7 +116,22 @@ class Album:
 
 def opened(file: Path) -> Image.Image:
     """Open a picture of a run, to be read or closed. Raises one of UNREADABLE, now or when it is read."""
-    return Image.open(file, formats=("PNG",))
+    stream = open_regular(file, LARGEST_FILE)
+    try:
+        image = Image.open(stream, formats=("PNG",))
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}, which a page takes")
+    except UNREADABLE:
+        stream.close()
+        raise
+    return image
+
+
+def in_words(error: Exception) -> str:
+    """Say why a picture cannot be read."""
+    if isinstance(error, UnidentifiedImageError):
+        return "is no PNG"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def embedded(image: Image.Image, id: str | None = None) -> Embedded:
@@ -141,7 +165,14 @@ def true_box(group: GroupRecord) -> Box | None:
         return None
     is_written = isinstance(answer, str) and _is_scored_by_iou(group)
     box = parse_box(extract_answer(answer)) if is_written else box_of(answer)
-    return box if box is not None and is_proper(box) else None
+    image = group.images[answer_image(group)]
+    return to_pixels(box, group.answer_space, image.original_size) if box is not None and is_proper(box) else None
+
+
+def answer_image(group: GroupRecord) -> int:
+    """Return the number of the image on which the row's right box lies."""
+    number = group.answer_image or 0
+    return number if number < len(group.images) else 0
 
 
 def box_of(value: Any) -> Box | None:
@@ -163,13 +194,13 @@ def _is_scored_by_iou(group: GroupRecord) -> bool:
 
 
 def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Prediction:
-    """Read the completion's box on the prompt's first image, with the parser that training uses."""
+    """Read the completion's box on the image of the right one, with the parser that training uses."""
     written = parse_box(extract_answer(completion.text))
     if written is None:
         return Prediction(box=None, missing="no box")
     if group.coordinate_space is None:
         return Prediction(box=None, missing="coordinates unknown")
-    image = group.images[0]
+    image = group.images[answer_image(group)]
     box = to_original(written, group.coordinate_space, image.original_size, image.processed_size)
     return Prediction(box=box, missing="")
 
@@ -177,7 +208,7 @@ def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Predictio
 def true_outlines(group: GroupRecord) -> list[Outline]:
     """Return the row's right box, where it has one."""
     box = true_box(group)
-    return [] if box is None else [Outline(box=box, style="truth", label="right")]
+    return [] if box is None else [Outline(box=box, style="truth", label="right", image=answer_image(group))]
 
 
 def predicted_outlines(
@@ -185,7 +216,7 @@ def predicted_outlines(
 ) -> list[Outline]:
     """Return the completion's box, where it should have one and has."""
     box = predicted_box(group, completion).box if has_boxes(group) else None
-    return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag)]
+    return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag, image=answer_image(group))]
 
 
 def box_text(box: Box) -> str:

@@ -5,19 +5,32 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import RunError
+from tiercel.regular_files import LARGEST_FILE, LARGEST_JSON, open_regular, read_text
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.runs.group_records import Folder, GroupRecord, finite, groups_path
+from tiercel.report.metrics import GrowingMetrics, Metrics
+from tiercel.runs.group_records import Folder, GroupRecord, groups_path
+from tiercel.runs.json_lines import blocks_of_lines
+from tiercel.shortening import brief
+from tiercel.writing import reading
 
-_STEP_FILE = re.compile(r"step-([0-9]{1,12})\.jsonl")
+_STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
 _FIRST_LINE = re.compile(r"# tiercel ([a-z]+)\s")
+_SHORT_YAML = 8192  # characters; a recipe with every key has 5,000
+_MOST_BRACKETS = 10_000  # a recipe has dozens
+_SHOWN = 80  # characters of a file that is not what the run wrote
+T = TypeVar("T")
 _LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
+
+
+_IDENTITY = "run"  # in env.json, as runs/directory.py writes it: it differs for each run and says nothing to a reader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +40,7 @@ class GroupFile:
     step: int
     groups: tuple[GroupRecord, ...]
     unreadable: int  # lines
+    problem: str = ""  # why the file cannot be read; empty where it can
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +52,13 @@ class Run:
     config_text: str
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]
-    metrics: tuple[Mapping[str, Any], ...]  # by step, each step once
+    metrics: Metrics  # by step, each step once
     bad_rows: tuple[Mapping[str, Any], ...]
     log: tuple[str, ...]
     rollout_steps: tuple[int, ...]
     evaluation_steps: tuple[int, ...]
     unreadable: Mapping[str, int]  # lines by file name
-    _series: dict[str, list[tuple[int, float]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    problems: tuple[str, ...] = ()  # why other files than metrics.jsonl cannot be read
 
     @property
     def name(self) -> str:
@@ -62,7 +76,8 @@ class Run:
         steps = self.setting("train", "steps")
         if isinstance(steps, int):
             return steps
-        found = [match for line in self.log if (match := _LOG_STEPS.search(line))]
+        own = [line for line in self.log if not line.startswith("  ")]  # and not what a reward printed
+        found = [match for line in own if (match := _LOG_STEPS.search(line))]
         return int(found[-1][1] or found[-1][2]) if found else None
 
     def setting(self, *keys: str) -> Any:
@@ -74,14 +89,11 @@ class Run:
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """Return (step, value) for each row of metrics.jsonl that has a finite number under `key`."""
-        if key not in self._series:
-            known = [(row["step"], value) for row in self.metrics if (value := row.get(key)) is not None]
-            self._series[key] = [(step, value) for step, given in known if (value := finite(given)) is not None]
-        return self._series[key]
+        return self.metrics.series(key)
 
     def metric_names(self) -> list[str]:
         """Return every key of metrics.jsonl, in order of first appearance."""
-        return list(dict.fromkeys(key for row in self.metrics for key in row))
+        return self.metrics.names()
 
 
 def read_run(path: Path) -> Run:
@@ -92,48 +104,63 @@ def read_run(path: Path) -> Run:
     config = path / "config.yaml"
     if not config.is_file():
         raise RunError(f"{path} is no run: it has no config.yaml")
+    problems: list[str] = []
+    with reading(path):
+        bad_rows = parsed_lines(noted("bad_rows.jsonl", lambda: _text(path / "bad_rows.jsonl"), "", problems))
+        log = noted("log.txt", lambda: _text(path / "log.txt"), "", problems).splitlines()
+        return assembled(path, _metrics(path), bad_rows, tuple(log), problems)
+
+
+def noted(name: str, read: Callable[[], T], otherwise: T, problems: list[str]) -> T:
+    """Read a file; where it cannot be read, note why and return something else."""
     try:
-        metrics, bad_rows = (parsed_lines(_text(path / name)) for name in ("metrics.jsonl", "bad_rows.jsonl"))
-        return assembled(path, metrics, bad_rows, tuple(_text(path / "log.txt").splitlines()))
+        return read()
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error
+        problems.append(f"{name} cannot be read: {error.strerror or error}.")
+        return otherwise
 
 
-def assembled(path: Path, metrics: Sequence[Any], bad_rows: Sequence[Any], log: tuple[str, ...]) -> Run:
-    """Make a run of the values of its lines, None for a line that is no JSON, and of its small files. Raises OSError
-    where these cannot be read."""
-    config_text = _text(path / "config.yaml")
-    by_step = {row["step"]: row for row in metrics if isinstance(row, dict) and type(row.get("step")) is int}
-    numbered = sum(isinstance(row, dict) and type(row.get("step")) is int for row in metrics)
+def assembled(
+    path: Path, metrics: Metrics, bad_rows: Sequence[Any], log: tuple[str, ...], problems: Sequence[str] = ()
+) -> Run:
+    """Make a run of its metrics, of the values of its bad rows, None for a line that is no JSON, and of its small
+    files; `problems`: of files that could not be read. Raises OSError where config.yaml cannot be read."""
+    config_text, told = _text(path / "config.yaml", LARGEST_TEXT), list(problems)
+    environment_text = noted("env.json", lambda: _text(path / "env.json", LARGEST_JSON), "", told)
+    recipe, environment = _mapping(_yaml, config_text), _mapping(json.loads, environment_text)
+    for name, text, value in (("config.yaml", config_text, recipe), ("env.json", environment_text, environment)):
+        if value is None:
+            told.append(f"{name} is not what the run wrote: {brief(text, _SHOWN) or 'it is empty'}.")
     bad = tuple(row for row in bad_rows if isinstance(row, dict))
-    counts = {"metrics.jsonl": len(metrics) - numbered, "bad_rows.jsonl": len(bad_rows) - len(bad)}
-    rows = tuple(by_step[step] for step in sorted(by_step))
+    counts = {"metrics.jsonl": metrics.unreadable, "bad_rows.jsonl": len(bad_rows) - len(bad)}
     return Run(
         path=path,
-        kind=_kind(config_text, rows),
+        kind=_kind(config_text, metrics),
         config_text=config_text,
-        recipe=_mapping(yaml.safe_load, config_text),
-        environment=_mapping(json.loads, _text(path / "env.json")),
-        metrics=rows,
+        recipe=recipe or {},
+        environment=_without(_IDENTITY, environment or {}),
+        metrics=metrics,
         bad_rows=bad,
         log=log,
         rollout_steps=steps_of(path / "rollouts"),
         evaluation_steps=steps_of(path / "evaluations"),
         unreadable={name: count for name, count in counts.items() if count},
+        problems=tuple(told),
     )
 
 
 def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
-    """Read the completions of one step. Raises RunError where the file cannot be read."""
-    return group_file(groups_path(run.path, folder, step), step)
+    """Read the completions of one step; none, and why, where the file cannot be read."""
+    try:
+        return group_file(groups_path(run.path, folder, step), step)
+    except RunError as error:
+        return GroupFile(step=step, groups=(), unreadable=0, problem=str(error))
 
 
 def group_file(file: Path, step: int) -> GroupFile:
     """Read a file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
-    try:
+    with reading(file):
         records = parsed_lines(_text(file))
-    except OSError as error:
-        raise RunError(f"{file}: cannot be read: {error}") from error
     groups: list[GroupRecord] = []
     unreadable = 0
     for record in records:
@@ -144,29 +171,66 @@ def group_file(file: Path, step: int) -> GroupFile:
     return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
 
 
-def _kind(config_text: str, metrics: tuple[Mapping[str, Any], ...]) -> str:
+def _metrics(run: Path) -> Metrics:
+    found, file = GrowingMetrics(), run / "metrics.jsonl"
+    if os.path.lexists(file):
+        with open_regular(file, LARGEST_FILE) as stream:
+            for block in blocks_of_lines(stream):
+                add_lines(found, block)
+    return found.now()
+
+
+def add_lines(metrics: GrowingMetrics, block: bytes) -> None:
+    """Add the rows of whole lines of metrics.jsonl, without secrets."""
+    for value in parsed_lines(block.decode("utf-8", errors="replace")):
+        metrics.add(value)
+
+
+def _kind(config_text: str, metrics: Metrics) -> str:
     if (first := _FIRST_LINE.match(config_text)) is not None:
         return first[1]
-    return "grpo" if any(key.startswith("reward/") for row in metrics for key in row) else "sft"
+    return "grpo" if any(key.startswith("reward/") for key in metrics.names()) else "sft"
 
 
-def _mapping(parse: Callable[[str], Any], text: str) -> dict[str, Any]:
-    """Parse a text; an empty mapping where it is none."""
+def _without(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {each: value for each, value in values.items() if each != name}
+
+
+def _mapping(parse: Callable[[str], Any], text: str) -> dict[str, Any] | None:
+    """Parse a text; None where it is no mapping."""
     try:
         value = parse(text)
-    except (ValueError, yaml.YAMLError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def recipe_of(text: str) -> Mapping[str, Any]:
+    """Return the values of config.yaml, or of sections of it; none where it cannot be read."""
+    return _mapping(_yaml, text) or {}
+
+
+def _yaml(text: str) -> Any:
+    """Parse what `render` wrote, by libyaml if PyYAML was built with it: ten times faster. libyaml's stack overflows
+    on brackets by the ten thousand, so a longer text is left to PyYAML's own parser, which raises RecursionError."""
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:  # which would take seconds
+        raise RecursionError
+    is_short = len(text) <= _SHORT_YAML
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text) if is_short else yaml.SafeLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def steps_of(folder: Path) -> tuple[int, ...]:
     """Return the steps that rollouts/ or evaluations/ has a file of, in order."""
     names = os.listdir(folder) if folder.is_dir() else []
-    return tuple(sorted(int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))))
+    return tuple(sorted({int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))}))
 
 
-def _text(file: Path) -> str:
-    return redact(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else ""
+def _text(file: Path, largest: int = LARGEST_FILE) -> str:
+    return redact(read_text(file, largest)) if os.path.lexists(file) else ""
 
 
 def parsed_lines(text: str) -> list[Any]:

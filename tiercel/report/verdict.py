@@ -84,8 +84,7 @@ def changes(run: Run) -> list[Change]:
 
 
 def _held_out(run: Run) -> Change | None:
-    recorded = [(key, [row for row in run.metrics if finite(row.get(key)) is not None]) for key in HELD_OUT]
-    key, rows = next(((key, rows) for key, rows in recorded if rows), ("", []))
+    key, rows = next(((key, rows) for key in HELD_OUT if (rows := run.metrics.having(key))), ("", []))
     if not rows:
         return None
     label, first, last = HELD_OUT[key], rows[0], rows[-1]
@@ -137,6 +136,7 @@ def _parenthesis(note: str) -> str:
 def notices(run: Run) -> list[Notice]:
     """List the problems of a run, from its metrics and its rejected rows; warnings first."""
     found = [*_progress_notices(run), *_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
+    found += map(warning, run.problems)
     if run.bad_rows:
         found.append(warning(f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."))
     for name, count in run.unreadable.items():
@@ -208,7 +208,7 @@ def _truncated_at(run: Run) -> str:
 
 
 def _held_out_notices(run: Run) -> Iterator[Notice]:
-    scored = [row for row in run.metrics if finite(row.get("eval/accuracy")) is not None]
+    scored = run.metrics.having("eval/accuracy")
     if len(scored) > 1:
         high, low = finite(scored[-1].get("eval/accuracy_high")), finite(scored[0].get("eval/accuracy_low"))
         if high is not None and low is not None and high < low:
@@ -225,8 +225,8 @@ def _held_out_notices(run: Run) -> Iterator[Notice]:
 
 def completions_sampled(run: Run) -> int:
     """Return the number of completions of all rollouts: tokens in all divided by tokens on average."""
-    pairs = [(finite(row.get("tokens/completion")), finite(row.get("completion/tokens_mean"))) for row in run.metrics]
-    return sum(round(tokens / mean) for tokens, mean in pairs if tokens is not None and mean)
+    means = dict(run.series("completion/tokens_mean"))
+    return sum(round(tokens / mean) for step, tokens in run.series("tokens/completion") if (mean := means.get(step)))
 
 
 def _recent(run: Run, key: str) -> tuple[float, str]:

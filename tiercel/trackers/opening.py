@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tiercel.config.schema import BaseRecipe, TrackerName
-from tiercel.errors import EnvironmentProblem, RunError
+from tiercel.errors import RunError
+from tiercel.regular_files import LARGEST_JSON, make_directory, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.files import write_atomically
 from tiercel.runs.group_records import finite, groups_path
@@ -34,22 +34,6 @@ TRACKERS: dict[TrackerName, Callable[[Place], Tracker]] = {
 }
 
 
-def require_packages(names: Sequence[TrackerName]) -> None:
-    """Require the packages of these trackers, before anything is loaded. Raises EnvironmentProblem, with the command
-    that installs what is missing."""
-    missing = [name for name in names if not _is_installed(name)]
-    if missing:
-        verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-        remedy = f"pip install {' '.join(missing)}, or leave {them} out"
-        raise EnvironmentProblem(f"trackers: {', '.join(missing)} {verb} not installed; {remedy}")
-
-
-def _is_installed(name: str) -> bool:
-    spec = find_spec(name)
-    # A plain folder of that name, such as the one that wandb writes, has no origin.
-    return spec is not None and spec.origin is not None
-
-
 class Trackers:
     """The trackers of a run that work so far. A tracker that fails is turned off, with a line in the log; the run goes
     on."""
@@ -67,7 +51,7 @@ class Trackers:
         is_new = not place.directory.exists()
 
         def build() -> None:
-            place.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(place.directory)
             self._working[name] = TRACKERS[name](place)
 
         self._attempt(name, build)
@@ -166,10 +150,10 @@ def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept
 def _run_id(file: Path, is_new: bool) -> str:
     """Return the run's id, which is kept in its directory, so that the directory may be moved. A run that starts again
     from step 0 gets a new id."""
-    file.parent.mkdir(exist_ok=True)
-    if is_new or not file.exists():
+    make_directory(file.parent)
+    if is_new or not file.exists() or file.is_symlink():
         write_atomically(file, uuid.uuid4().hex[:21])  # as long as SwanLab's own
-    return file.read_text(encoding="utf-8")
+    return read_text(file, LARGEST_JSON)
 
 
 def _plain(name: str) -> str:

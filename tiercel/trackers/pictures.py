@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 
 from tiercel.reliability.redaction import redact
 from tiercel.report.numbers import evenly_spaced
-from tiercel.report.pictures import has_boxes, predicted_box, true_box
+from tiercel.report.pictures import answer_image, has_boxes, opened, predicted_box, true_box
 from tiercel.report.reading import group_file
 from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
@@ -27,9 +27,9 @@ def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[Picture]:
 
 
 def _picture(folder: Path, group: GroupRecord) -> Picture:
-    record, completion = group.images[0], group.completions[0]
-    with Image.open(folder / f"{record.sha256}.png", formats=("PNG",)) as opened:
-        image = opened.convert("RGB")
+    record, completion = group.images[answer_image(group)], group.completions[0]
+    with opened(folder / f"{record.sha256}.png") as stored:
+        image = stored.convert("RGB")
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     if has_boxes(group):
         boxes = [(true_box(group), TRUE), (predicted_box(group, completion).box, PREDICTED)]

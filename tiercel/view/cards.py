@@ -12,7 +12,7 @@ from tiercel.report.cards import clipped, value_text
 from tiercel.report.charts import Chart, Series, line_chart
 from tiercel.report.markup import Html, aside, element, fragment, side_head, table
 from tiercel.report.numbers import NOTHING, TIMES
-from tiercel.report.pictures import UNREADABLE, Album, Embedded, has_boxes, has_visible_pixels, opened
+from tiercel.report.pictures import UNREADABLE, Album, Embedded, has_boxes, has_visible_pixels, in_words, opened
 from tiercel.report.rollouts import boxes_legend, group_card
 from tiercel.report.turns import is_asked
 from tiercel.rewards.answers import extract_answer
@@ -46,7 +46,7 @@ class LinkedAlbum(Album):
             with opened(self._folder / f"{sha256}.png") as image:
                 is_small = has_visible_pixels(image.size)
         except UNREADABLE as error:
-            self.missing[f"{sha256}.png"] = type(error).__name__
+            self.missing[f"{sha256}.png"] = in_words(error)
             return None
         return Embedded(href=f"images/{sha256}?run={quote(self._name, safe='')}", is_small=is_small)
 

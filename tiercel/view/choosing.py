@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from tiercel.regular_files import LONGEST_LINE, open_regular
 from tiercel.report.reading import parsed_lines
 from tiercel.runs.group_records import Folder, GroupRecord, groups_path
 from tiercel.view.groups import Columns
@@ -124,7 +125,8 @@ class StepFiles:
     def __init__(self, run: Path, folder: Folder) -> None:
         self._run = run
         self._folder: Folder = folder
-        self._step = self._descriptor = -1
+        self._step = -1
+        self._stream: IO[bytes] | None = None
 
     def __enter__(self) -> "StepFiles":
         return self
@@ -133,9 +135,9 @@ class StepFiles:
         self._close()
 
     def _close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._step = self._descriptor = -1
+        if self._stream is not None:
+            self._stream.close()
+        self._step, self._stream = -1, None
 
     def line(self, columns: Columns, position: int) -> bytes:
         """Return the bytes of a group; none where its file cannot be read."""
@@ -143,10 +145,12 @@ class StepFiles:
         try:
             if step != self._step:
                 self._close()
-                self._descriptor = os.open(groups_path(self._run, self._folder, step), os.O_RDONLY)
+                self._stream = open_regular(groups_path(self._run, self._folder, step))
                 self._step = step
-            return os.pread(self._descriptor, int(columns.bytes[position]), int(columns.starts[position]))
-        except OSError:
+            assert self._stream is not None
+            size = min(int(columns.bytes[position]), LONGEST_LINE)
+            return os.pread(self._stream.fileno(), size, int(columns.starts[position]))
+        except (OSError, ValueError):  # a number of the index may be any
             return b""
 
 
@@ -159,8 +163,9 @@ def _searching(text: str) -> Callable[[bytes], bool]:
     def holds(line: bytes) -> bool:
         if written not in line.lower():
             return False
-        (record,) = parsed_lines(line.decode("utf-8", errors="replace")) or [None]
-        return any(plain in found.encode("utf-8", errors="replace").lower() for found in _texts(record))
+        records = parsed_lines(line.decode("utf-8", errors="replace"))  # several, if the index is of an older file
+        texts = (found for record in records for found in _texts(record))
+        return any(plain in found.encode("utf-8", errors="replace").lower() for found in texts)
 
     return holds
 

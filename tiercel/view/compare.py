@@ -22,7 +22,7 @@ def compare_section(runs: Sequence[tuple[str, Run]]) -> Html:
     if len(runs) < 2:
         return element("p", "Choose two runs or more.")
     names = [name for name, _ in runs]
-    recipes = [flat({key: value for key, value in run.recipe.items() if key not in _EXPECTED}) for _, run in runs]
+    recipes = compared_recipes([run for _, run in runs])
     versions = [flat(run.environment) for _, run in runs]
     verdicts = [(_mark(number, name), headline(run).replace("->", "→")) for number, (name, run) in enumerate(runs)]
     charts = [line_chart(chart) for chart in shared_charts(runs)]
@@ -70,9 +70,19 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _differences(names: Sequence[str], values: Sequence[Mapping[str, Any]]) -> Html:
+def differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the keys that have not the same value everywhere, in their order."""
     keys = dict.fromkeys(key for each in values for key in each)
-    different = [key for key in keys if any(each.get(key) != values[0].get(key) for each in values)]
+    return [key for key in keys if any(each.get(key) != values[0].get(key) for each in values)]
+
+
+def compared_recipes(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the leaves of the runs' recipes, without what differs between any two."""
+    return [flat({key: value for key, value in run.recipe.items() if key not in _EXPECTED}) for run in runs]
+
+
+def _differences(names: Sequence[str], values: Sequence[Mapping[str, Any]]) -> Html:
+    different = differing(values)
     if not different:
         return element("p", "Nothing.")
     rows = [(side_head(element("code", key)), *(_value(each, key) for each in values)) for key in different]

@@ -13,14 +13,23 @@ from typing import Any, get_args
 
 import numpy as np
 
+from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.report.reading import steps_of
 from tiercel.runs.group_records import Folder, groups_path
 from tiercel.runs.index import FILE, file_entry
+from tiercel.runs.json_lines import blocks_of_lines
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # of a line that is no entry
+# Of a line that is no entry.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _NUMBERS = ("best", "mean", "worst")  # columns of an entry that may be None
 _COUNTS = ("starts", "bytes", "judged", "right", "masked")
+_KINDS = {
+    "steps": "q",
+    "starts": "q",
+    **dict.fromkeys(("places", "ids", *_COUNTS[1:]), "i"),
+    **dict.fromkeys(_NUMBERS, "d"),
+}
 _PATIENCE_SECONDS = 3.0  # in which the run writes the index line of a file that it has just written
 
 
@@ -31,7 +40,7 @@ class Columns:
     steps: np.ndarray
     places: np.ndarray  # in the step's file, from 0
     ids: np.ndarray  # codes, see `names`
-    names: Sequence[str]  # ids of rows by code
+    names: Sequence[str]  # ids of rows by code; those of later groups may come
     codes: Mapping[str, int]
     starts: np.ndarray  # of the group's bytes in its file
     bytes: np.ndarray
@@ -47,58 +56,94 @@ class Columns:
         return len(self.steps)
 
 
+class _Numbers:
+    """Numbers that others are added to. What was given away is not copied, and stays as it is."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind  # as array and numpy both name it
+        self._kept, self._count = np.empty(1024, dtype=kind), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, values: array | np.ndarray) -> None:
+        needed = self._count + len(values)
+        if needed > len(self._kept):
+            grown = np.empty(max(needed, len(self._kept) * 3 // 2), dtype=self.kind)
+            grown[: self._count] = self.now()
+            self._kept = grown
+        self._kept[self._count : needed] = values
+        self._count = needed
+
+    def now(self) -> np.ndarray:
+        return self._kept[: self._count]
+
+
 @dataclass(kw_only=True, slots=True)
 class _Growing:
     """Columns that entries are added to."""
 
-    columns: dict[str, array] = field(default_factory=lambda: {name: array("d") for name in _NUMBERS})
-    whole: dict[str, array] = field(
-        default_factory=lambda: {name: array("q") for name in ("steps", "places", "ids", *_COUNTS)}
-    )
-    rewards: dict[str, array] = field(default_factory=dict)
+    columns: dict[str, _Numbers] = field(default_factory=lambda: {name: _Numbers(_KINDS[name]) for name in _KINDS})
+    rewards: dict[str, _Numbers] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     codes: dict[str, int] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
+    again: dict[int, int] = field(default_factory=dict)  # where what counts of a step begins, if it came twice
+    is_ordered: bool = True  # each entry is of a later step than those before
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add the groups of a step. Raises one of MALFORMED, and adds nothing, where the entry is malformed."""
-        ids, count, before = list(map(str, entry["ids"])), len(entry["ids"]), len(self.whole["steps"])
-        columns = {name: array("d", _floats(entry[name])) for name in _NUMBERS}
-        whole = {name: array("q", entry[name]) for name in _COUNTS}
+        """Add the groups of a step; they replace those that it had. Raises one of MALFORMED, and adds nothing, where
+        the entry is malformed."""
+        ids, count, before, step = list(map(str, entry["ids"])), len(entry["ids"]), self.count, entry["step"]
+        added = {name: array(_KINDS[name], entry[name]) for name in _COUNTS}
+        added |= {name: array(_KINDS[name], _floats(entry[name])) for name in _NUMBERS}
+        added |= {"steps": array("q", [step]) * count, "places": array("i", range(count))}
         rewards = {str(name): array("d", _floats(values)) for name, values in entry["rewards"].items()}
-        whole |= {"steps": array("q", [entry["step"]] * count), "places": array("q", range(count))}
-        if any(len(values) != count for values in (*columns.values(), *whole.values(), *rewards.values())):
+        if any(len(values) != count for values in (*added.values(), *rewards.values())):
             raise ValueError("lists of different lengths")
-        for name, values in columns.items():
-            self.columns[name].extend(values)
-        for name, numbers in whole.items():
-            self.whole[name].extend(numbers)
+        if step in self.steps:
+            self.again[step] = before
         for id in ids:
             if id not in self.codes:
                 self.codes[id] = len(self.names)
                 self.names.append(id)
-        self.whole["ids"].extend(self.codes[id] for id in ids)
+        added["ids"] = array("i", [self.codes[id] for id in ids])
+        steps = self.columns["steps"].now()
+        self.is_ordered = self.is_ordered and (before == 0 or step > steps[-1])
+        for name, values in added.items():
+            self.columns[name].extend(values)
         for name, values in rewards.items():
-            column = self.rewards.setdefault(name, array("d"))
-            column.extend([np.nan] * (before - len(column)))
+            column = self.rewards.setdefault(name, _Numbers("d"))
+            column.extend(np.full(before - len(column), np.nan))
             column.extend(values)
-        self.steps.add(entry["step"])
+        self.steps.add(step)
+
+    @property
+    def count(self) -> int:
+        return len(self.columns["steps"])
 
     def frozen(self) -> Columns:
-        """Copy what is there, in the order of the steps."""
-        whole = {name: np.array(values, dtype=np.int64) for name, values in self.whole.items()}
-        count = len(whole["steps"])
-        order = np.lexsort((whole["places"], whole["steps"]))
-        padded = {name: np.full(count, np.nan) for name in self.rewards}
-        for name, values in self.rewards.items():
-            padded[name][: len(values)] = values
-        return Columns(
-            names=tuple(self.names),
-            codes=dict(self.codes),
-            rewards={name: values[order] for name, values in padded.items()},
-            **{name: np.array(values)[order] for name, values in self.columns.items()},
-            **{name: values[order] for name, values in whole.items()},
-        )
+        """Return what is there, in the order of the steps."""
+        for column in self.rewards.values():
+            column.extend(np.full(self.count - len(column), np.nan))
+        columns = {name: column.now() for name, column in self.columns.items()}
+        rewards = {name: column.now() for name, column in self.rewards.items()}
+        if self.again or not self.is_ordered:
+            order = self._order()
+            columns, rewards = ({name: each[order] for name, each in some.items()} for some in (columns, rewards))
+        return Columns(names=self.names, codes=self.codes, rewards=rewards, **columns)
+
+    def _order(self) -> np.ndarray:
+        """Return the positions that count, by step and place."""
+        steps, places = self.columns["steps"].now(), self.columns["places"].now()
+        counts = np.ones(self.count, dtype=bool)
+        if self.again:
+            known = np.array(sorted(self.again), dtype=np.int64)
+            begins = np.array([self.again[step] for step in known.tolist()])
+            at = np.minimum(np.searchsorted(known, steps), len(known) - 1)
+            counts = (known[at] != steps) | (np.arange(self.count) >= begins[at])
+        chosen = np.flatnonzero(counts)
+        return chosen[np.lexsort((places[chosen], steps[chosen]))]
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:
@@ -174,21 +219,18 @@ class Groups:
             self._inode = found.st_ino
         if found.st_size <= self._read:
             return
-        with (self._run / FILE).open("rb") as file:
+        with open_regular(self._run / FILE, LARGEST_FILE) as file:
             file.seek(self._read)
-            whole, newline, _ = file.read(found.st_size - self._read).rpartition(b"\n")
-        self._read += len(whole) + len(newline)
-        known = {folder: set(growing.steps) for folder, growing in self._growing.items()}
-        for line in reversed(whole.split(b"\n")):  # of a step that was written again the last line counts
+            for block in blocks_of_lines(file, found.st_size):
+                if block.endswith(b"\n"):
+                    self._read += len(block)
+                    self._add_lines(block)
+        self._frozen.clear()
+
+    def _add_lines(self, block: bytes) -> None:
+        for line in block.split(b"\n"):
             try:
                 entry = json.loads(line)
-                folder, step = entry["folder"], entry["step"]
-                if step in known[folder]:
-                    self._reset()
-                    self._read_index()
-                    return
-                if step not in self._growing[folder].steps:
-                    self._growing[folder].add(entry)
+                self._growing[entry["folder"]].add(entry)
             except MALFORMED:
                 continue
-        self._frozen.clear()

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.reliability.diagnosis import Diagnosis, Symptom
 from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact
 from tiercel.report.markup import Html
-from tiercel.report.reading import Run, assembled, parsed_lines
+from tiercel.report.metrics import GrowingMetrics
+from tiercel.report.reading import Run, add_lines, assembled, noted, parsed_lines
 from tiercel.runs.index import FILE as INDEX
+from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.view.groups import Groups
 
 _LOG_BYTES = 65536  # of the end of log.txt
@@ -36,7 +39,8 @@ def sign_of(path: Path) -> Sign | None:
 
 
 class Tail:
-    """The lines of a file that grows. A file that was replaced or became shorter is read again from its start."""
+    """The lines of a file that grows, in `values`. A file that was replaced or became shorter is read again from its
+    start."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -48,14 +52,34 @@ class Tail:
         sign = sign_of(self.file)
         is_new = sign is None or sign[0] != self._inode or sign[1] < self._read
         if is_new:
-            self.values, self._inode, self._read = [], sign[0] if sign else 0, 0
+            self.drop()
+            self._inode, self._read = sign[0] if sign else 0, 0
         if sign is not None and sign[1] > self._read:
-            with self.file.open("rb") as file:
+            with open_regular(self.file, LARGEST_FILE) as file:
                 file.seek(self._read)
-                whole, newline, _ = file.read(sign[1] - self._read).rpartition(b"\n")
-            self._read += len(whole) + len(newline)
-            self.values += parsed_lines(whole.decode("utf-8", errors="replace"))
+                for block in blocks_of_lines(file, sign[1]):
+                    if block.endswith(b"\n"):
+                        self._read += len(block)
+                        self.add(block)
         return is_new
+
+    def drop(self) -> None:
+        """Forget all lines."""
+        self.values = []
+
+    def add(self, block: bytes) -> None:
+        """Take whole lines that are new."""
+        self.values += parsed_lines(block.decode("utf-8", errors="replace"))
+
+
+class MetricsTail(Tail):
+    """The rows of metrics.jsonl, in `rows`."""
+
+    def drop(self) -> None:
+        self.rows = GrowingMetrics()
+
+    def add(self, block: bytes) -> None:
+        add_lines(self.rows, block)
 
 
 class LiveRun:
@@ -66,7 +90,7 @@ class LiveRun:
         self.path = path
         self.groups = Groups(path)
         self.has_readers = False  # of its groups; then they are kept up to date
-        self._metrics, self._bad_rows = Tail(path / "metrics.jsonl"), Tail(path / "bad_rows.jsonl")
+        self._metrics, self._bad_rows = MetricsTail(path / "metrics.jsonl"), Tail(path / "bad_rows.jsonl")
         self._lock, self._drawing, self._diagnosing = threading.Lock(), threading.Lock(), threading.Lock()
         self._signs: Mapping[str, Any] = {}
         self._run: Run | None = None
@@ -93,8 +117,11 @@ class LiveRun:
             signs = {kind: sign for kind, sign in self.signs().items() if kind != "ranks"}
             if self._run is None or signs != self._signs:
                 self._cuts += self._metrics.refresh()
-                self._bad_rows.refresh()
-                self._run = assembled(self.path, self._metrics.values, self._bad_rows.values, self._log())
+                problems, nothing = list[str](), tuple[str, ...]()
+                noted("bad_rows.jsonl", self._bad_rows.refresh, False, problems)
+                log = noted("log.txt", self._log, nothing, problems)
+                rows = self._metrics.rows.now()
+                self._run = assembled(self.path, rows, self._bad_rows.values, log, problems)
                 self._signs = signs
             return self._run
 
@@ -113,7 +140,7 @@ class LiveRun:
             if self._diagnosed_cuts != self._cuts:
                 self._diagnosis, self._diagnosed, self._symptoms = Diagnosis(), 0, []
                 self._diagnosed_cuts = self._cuts
-            for row in run.metrics[self._diagnosed :]:
+            for row in run.metrics.since(self._diagnosed):
                 self._symptoms += self._diagnosis.add(row)
                 self._diagnosed += 1
                 if self._diagnosed % 100 == 0:
@@ -122,9 +149,9 @@ class LiveRun:
 
     def _log(self) -> tuple[str, ...]:
         file = self.path / "log.txt"
-        if not file.exists():
+        if not os.path.lexists(file):
             return ()
-        with file.open("rb") as lines:
+        with open_regular(file) as lines:
             size = lines.seek(0, os.SEEK_END)
             lines.seek(max(0, size - _LOG_BYTES))
             text = lines.read(_LOG_BYTES).decode("utf-8", errors="replace")

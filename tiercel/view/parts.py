@@ -1,6 +1,8 @@
 """The parts of the page that show one run, drawn as report.html draws them."""
 
 from collections.abc import Sequence
+from heapq import nlargest
+from operator import itemgetter
 
 from tiercel.report.cards import text_block
 from tiercel.report.curves import PHASES, curves_section, time_chart
@@ -10,7 +12,7 @@ from tiercel.report.markup import Html, aside, element, fragment, section, side_
 from tiercel.report.numbers import NOTHING, duration
 from tiercel.report.page import notices_block, tiles_block
 from tiercel.report.reading import Run, read_groups
-from tiercel.report.verdict import notices, progress
+from tiercel.report.verdict import notices, progress, warning
 from tiercel.runs.group_records import finite
 from tiercel.view.cards import LinkedAlbum
 from tiercel.view.ranks import ranks_block, state_of
@@ -45,13 +47,14 @@ def overview(run: Run) -> Html:
 
 
 def held_out(run: Run, name: str) -> Html:
-    """Show held-out rows at the first and the last evaluation. Raises RunError where they cannot be read."""
+    """Show held-out rows at the first and the last evaluation."""
     steps = run.evaluation_steps
     files = [read_groups(run, "evaluations", step) for step in dict.fromkeys(steps[:1] + steps[-1:])]
     shown = [file for file in files if file.groups]
+    odd = notices_block([warning(file.problem) for file in files if file.problem])
     if not shown:
-        return element("p", "No held-out row is recorded yet.")
-    return held_out_section(shown[0], shown[-1], LinkedAlbum(run.path, name))
+        return fragment(odd, element("p", "No held-out row is recorded yet."))
+    return fragment(odd, held_out_section(shown[0], shown[-1], LinkedAlbum(run.path, name)))
 
 
 def ranks_page(run: Run) -> Html:
@@ -66,12 +69,12 @@ def details(run: Run) -> Html:
 
 
 def _time_section(run: Run) -> Html | None:
-    rows = [row for row in run.metrics if finite(row.get("time/step")) is not None]
-    if not rows:
+    taken = run.series("time/step")
+    if not taken:
         return None
-    keys = [key for key in PHASES if any(finite(row.get(key)) for row in rows[-_STEPS_SHOWN:])]
-    newest = rows[: -_STEPS_SHOWN - 1 : -1]
-    slowest = sorted(rows, key=lambda row: -row["time/step"])[: _STEPS_SHOWN // 2]
+    newest = [run.metrics.of_step(step) for step, _ in taken[: -_STEPS_SHOWN - 1 : -1]]
+    keys = [key for key in PHASES if any(finite(row.get(key)) for row in newest)]
+    slowest = [run.metrics.of_step(step) for step, _ in nlargest(_STEPS_SHOWN // 2, taken, key=itemgetter(1))]
     longest = max(row["time/step"] for row in [*newest, *slowest])
     names = [*(PHASES[key] for key in keys), _OTHER]
     return section(

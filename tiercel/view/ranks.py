@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiercel.regular_files import read_text
 from tiercel.reliability.pulse import PULSES
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.report.cards import clipped, text_block
@@ -15,6 +16,7 @@ from tiercel.report.numbers import NOTHING, duration
 from tiercel.report.reading import Run
 from tiercel.runs.ending import SILENT_SECONDS
 
+_LARGEST_SIGN = 1 << 20  # bytes
 _ROWS_SHOWN = 4
 _REASON = 600  # characters
 
@@ -38,9 +40,9 @@ def rank_signs(run: Path) -> list[RankSign]:
     for file in (run / PULSES).glob("rank-*.json"):
         try:
             age = max(0.0, time.time() - file.stat().st_mtime)
-            doing = redact_values(json.loads(file.read_text(encoding="utf-8")))
+            doing = redact_values(json.loads(read_text(file, _LARGEST_SIGN)))
             signs.append(RankSign(rank=int(doing["rank"]), doing=doing, age_seconds=age))
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue
     return sorted(signs, key=lambda sign: sign.rank)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiercel.errors import RunError
 from tiercel.report.markup import Html, element
-from tiercel.report.pictures import UNREADABLE, opened, reduced
+from tiercel.report.pictures import UNREADABLE, in_words, opened, reduced
 from tiercel.report.reading import Run
 from tiercel.report.symptoms import symptoms_section
 from tiercel.view import parts
@@ -190,7 +190,7 @@ class _Pages:
             with opened(live.path / "images" / f"{sha256}.png") as image:
                 kind, data = reduced(image.convert("RGB"))
         except UNREADABLE as error:
-            raise HTTPException(404, f"This picture cannot be read: {type(error).__name__}.") from error
+            raise HTTPException(404, f"This picture cannot be read: {in_words(error)}.") from error
         return Response(data, media_type=f"image/{kind}", headers=_KEEP)
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tiercel.regular_files import read_text
 from tiercel.report.markup import Html, element
 from tiercel.report.reading import parsed_lines
 from tiercel.report.turns import GAPS, MOST_TOKENS, left_out_note, level_of
@@ -26,7 +27,7 @@ Column = Sequence[float | None] | None
 def read_tokens(run: Path, step: int) -> dict[int, GroupTokens]:
     """Read a step's file of tokens/, by the index of the prompt. What cannot be read is left out."""
     try:
-        text = tokens_path(run, step).read_text(encoding="utf-8", errors="replace")
+        text = read_text(tokens_path(run, step))
     except OSError:
         return {}
     found = {}
