@@ -30,8 +30,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-DONE, USER, TRAINING, STOPPED = 0, 2, 3, 75  # tiercel's exit codes
-FINAL = (DONE, USER, STOPPED)  # another attempt would end in the same way
+DONE, USER, TRAINING, TAKEN, STOPPED = 0, 2, 3, 5, 75  # tiercel's exit codes
+FINAL = (DONE, USER, TAKEN, STOPPED)  # another attempt would end in the same way
 KEY = "VLLM_API_KEY"
 ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 POLL_SECONDS = 0.5

@@ -31,6 +31,23 @@ def test_ratios_by_token_and_by_completion_are_cut_or_dropped(level, mode, weigh
     assert found.is_capped_N.tolist() == capped
 
 
+@pytest.mark.parametrize(
+    ("mode", "floor", "weights", "capped"),
+    (
+        ("truncate", 0.5, [2.0, 2.5, 0.5, 1.0], [False, True, True, False]),
+        ("truncate", 0.0, [2.0, 2.5, 0.25, 1.0], [False, True, False, False]),
+        ("mask", 0.25, [2.0, 0.0, 0.25, 1.0], [False, True, False, False]),
+        ("mask", 0.3, [2.0, 0.0, 0.0, 1.0], [False, True, True, False]),
+        ("mask", 0.0, [2.0, 0.0, 0.25, 1.0], [False, True, False, False]),
+    ),
+)
+def test_a_floor_raises_small_ratios_or_masks_them(mode, floor, weights, capped):
+    correction = Correction(level="token", mode=mode, cap=2.5, floor=floor)
+    found = importance_weights(OLD, SAMPLER, COMPLETION, 2, correction)
+    torch.testing.assert_close(found.values_N, torch.tensor(weights))
+    assert found.is_capped_N.tolist() == capped
+
+
 @pytest.mark.parametrize("mode", ("truncate", "mask"))
 def test_a_token_that_the_engine_thought_impossible_does_not_make_nan(mode):
     impossible, owner = torch.tensor([-math.inf]), torch.zeros(1, dtype=torch.int64)

@@ -80,3 +80,26 @@ def test_a_term_estimates_by_its_estimator_with_gradient_and_without_its_coeffic
         assert term.estimate(policy, reference)[0].item() == pytest.approx(expected)
     KlTerm(coef=0.5, place="loss", estimator="k3").estimate(policy, reference).sum().backward()
     torch.testing.assert_close(policy.grad, torch.tensor([0.5, -1.0]))
+
+
+def test_times_the_ratio_the_gradient_of_k3_averages_to_that_of_the_divergence_off_policy_too():
+    logits, reference = torch.tensor([1.0, 0.2, -0.5], requires_grad=True), torch.tensor([0.3, 0.3, 0.4])
+    old = torch.tensor([0.5, 0.3, 0.2])
+    policy = logits.log_softmax(0)
+    (true,) = torch.autograd.grad((policy.exp() * (policy - reference.log())).sum(), logits, retain_graph=True)
+    by_ratio, plain = (KlTerm.of(Kl(coef=0.1, by_ratio=given)) for given in (True, False))
+    (found,) = torch.autograd.grad(
+        (old * by_ratio.term(policy, reference.log(), old.log())).sum(), logits, retain_graph=True
+    )
+    torch.testing.assert_close(found, true)
+    assert torch.equal(plain.term(policy, reference.log(), old.log()), plain.estimate(policy, reference.log()))
+
+
+def test_the_ratio_of_the_penalty_by_hand():
+    # policy 1/2, reference 1/4, old 1/4: ratio 2 times ln 2 - 1/2; gradient 2 (ln 2 - 1/2) + 2 (1 - 1/2)
+    policy = torch.tensor([0.5], dtype=torch.float64).log().requires_grad_()
+    quarter = torch.tensor([0.25], dtype=torch.float64).log()
+    term = KlTerm.of(Kl(coef=0.1, by_ratio=True)).term(policy, quarter, quarter)
+    term.sum().backward()
+    assert float(term.detach()) == pytest.approx(2 * math.log(2) - 1)
+    assert float(policy.grad) == pytest.approx(2 * math.log(2))

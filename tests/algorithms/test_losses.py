@@ -163,9 +163,15 @@ def loss_by_hand(name: str, new: list[Tensor], old: list[Tensor], advantages: li
     total = torch.zeros((), dtype=torch.float64)
     for policy, before, advantage in zip(new, old, advantages, strict=True):
         length = len(policy)
-        if name in ("gspo", "gspo_token"):
+        if name in ("gspo", "gspo_token", "luspo"):
             ratio = torch.exp((policy - before).sum() / length)
-            total = total + clipped_by_hand(ratio, advantage, low, high) / len(new)
+            weight = length if name == "luspo" else 1
+            total = total + weight * clipped_by_hand(ratio, advantage, low, high) / len(new)
+            continue
+        if name == "vespo":
+            ratio = math.exp(float((policy - before).sum().detach()))
+            k, rate = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
+            total = total - math.exp(rate) * ratio**k * math.exp(-rate * ratio) * advantage * policy.sum() / tokens
             continue
         for t in range(length):
             ratio = torch.exp(policy[t] - before[t])
@@ -240,6 +246,7 @@ def test_clips_that_are_off_leave_the_ratio_alone():
         ("sequence", (-1.0 + 2.0) / 2),  # two completions of means -1 and 2
         ("token", (-1.0 + 2.0 + 2.0) / 3),
         ("constant", (-1.0 + 2.0 + 2.0) / (LONGEST * 2)),
+        ("sum", (-1.0 + 2.0 + 2.0) / 2),
     ],
 )
 def test_any_loss_takes_any_normaliser(normalise, loss):
@@ -252,6 +259,51 @@ def test_the_sequence_ratio_is_the_geometric_mean():
     output, gradient = run([4.0, 0.25], [1.0], [0, 0], loss="gspo")
     assert float(output.loss) == pytest.approx(-1.0)
     torch.testing.assert_close(gradient, torch.tensor([-0.5, -0.5], dtype=torch.float64))
+
+
+def test_luspo_weighs_a_completion_by_its_length():
+    # ratios 4 and 1/4, whose mean is 1: gspo's term of a completion of two tokens, twice
+    output, gradient = run([4.0, 0.25, 1.0], [1.0, -1.0], [0, 0, 1], loss="luspo")
+    assert float(output.loss) == pytest.approx((-2.0 + 1.0) / 2)
+    torch.testing.assert_close(gradient, torch.tensor([-0.5, -0.5, 0.5], dtype=torch.float64))
+
+
+def test_the_product_of_ratios_is_that_of_rloo():
+    # A completion is one action of ratio 1.1 * 1.1; every token has its whole gradient.
+    output, gradient = run([1.1, 1.1, 1.0], [1.0, -1.0], [0, 0, 1], ratio="product")
+    assert float(output.loss) == pytest.approx((-1.21 + 1.0) / 2)
+    torch.testing.assert_close(gradient, torch.tensor([-0.605, -0.605, 0.5], dtype=torch.float64))
+    clipped, flat = run([1.2, 1.2], [1.0], [0, 0], ratio="product")
+    assert float(clipped.loss) == pytest.approx(-1.3) and flat.tolist() == [0.0, 0.0]
+    by_token, own = run([1.1, 1.1], [1.0], [0, 0], ratio="product_at_token")
+    assert float(by_token.loss) == pytest.approx(-1.21)
+    torch.testing.assert_close(own, torch.tensor([-0.605, -0.605], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "weight"),
+    (
+        ([2.0, 0.5], 1.0, 1.0),  # their product is 1
+        ([2.0, 1.0], 1.0, 4 * math.exp(-3)),
+        ([2.0, 1.0], -1.0, 8 * math.exp(-2)),
+        ([0.5, 1.0], 1.0, 0.25 * math.exp(1.5)),
+        ([0.5, 1.0], -1.0, 0.125 * math.exp(1.0)),
+        ([1e300, 1e300], 1.0, 0.0),
+        ([1e-300, 1e-300], -1.0, 1e-24 * math.exp(2.0)),
+    ),
+)
+def test_vespo_weighs_a_completion_by_its_product_of_ratios(ratios, advantage, weight):
+    output, gradient = run(ratios, [advantage], [0, 0], loss="vespo")
+    assert float(output.loss) == pytest.approx(weight * advantage * 1.5)
+    torch.testing.assert_close(gradient, torch.full((2,), -weight * advantage / 2, dtype=torch.float64))
+
+
+def test_vespos_powers_and_rates_are_those_of_the_recipe():
+    keys = {"gamma_power_positive": 1.0, "gamma_rate_positive": 0.5}
+    output, _ = run([2.0], [1.0], [0], loss="vespo", **keys)
+    assert float(output.loss) == pytest.approx(2 * math.exp(-0.5) * 1.5)
+    output, _ = run([2.0], [-1.0], [0], loss="vespo", **keys)
+    assert float(output.loss) == pytest.approx(-8 * math.exp(-2) * 1.5)
 
 
 def test_gspo_by_token_weighs_each_token_by_itself():
@@ -280,7 +332,17 @@ def test_the_gate_of_sapo_has_the_slope_of_the_ratio_at_one():
     torch.testing.assert_close(gradient, torch.tensor([-0.5, 0.5], dtype=torch.float64))
 
 
-def test_the_entropy_bonus_is_taken_off_the_loss():
+@pytest.mark.parametrize(
+    ("keys", "weight"),
+    (
+        ({}, 1 / 2),
+        ({"loss": "dr_grpo"}, 1 / LONGEST),
+        ({"loss": "luspo"}, 1.0),
+        ({"loss": "dr_grpo", "entropy_mean": "token"}, 1 / 2),
+        ({"loss": "luspo", "entropy_mean": "token"}, 1 / 2),
+    ),
+)
+def test_the_entropy_bonus_is_taken_off_the_loss(keys, weight):
     entropy = torch.tensor([0.5, 1.5], dtype=torch.float64, requires_grad=True)
     output = policy_loss(
         LossInput(
@@ -293,11 +355,11 @@ def test_the_entropy_bonus_is_taken_off_the_loss():
             totals=Totals(tokens=2, completions=1, groups=1),
             longest=LONGEST,
         ),
-        Algorithm(entropy_coef=0.1),
+        Algorithm(entropy_coef=0.1, **keys),
     )
     output.loss.backward()
-    assert float(output.loss.detach()) == pytest.approx(-0.1)  # mean entropy 1
-    torch.testing.assert_close(entropy.grad, torch.tensor([-0.05, -0.05], dtype=torch.float64))
+    assert float(output.loss.detach()) == pytest.approx(-0.1 * weight * 2)  # the sum of the entropies is 2
+    torch.testing.assert_close(entropy.grad, torch.full((2,), -0.1 * weight, dtype=torch.float64))
 
 
 def test_each_part_can_be_named_by_itself():

@@ -111,3 +111,28 @@ def test_what_is_written_reads_back():
     }
     assert parse(render(value)) == (value, [])
     assert list(parse(render(value))[0]) == list(value)
+
+
+BOMBS = {
+    "sequences": "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join(9 * [f'*a{i - 1}'])}]\n" for i in range(1, 12)),
+    "mappings": "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{p: *a{i - 1}, q: *a{i - 1}}}\n" for i in range(1, 40)),
+    "merges": "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_aliases_that_repeat_without_end_are_refused(kind):
+    assert len(BOMBS[kind]) < 2000
+    with pytest.raises(YamlProblem, match="at most 100,000"):
+        parse(BOMBS[kind])
+
+
+def test_aliases_of_a_recipe_are_read():
+    text = "sizes: &sizes {rank: 8, alpha: 16}\nfirst: *sizes\nsecond: {<<: *sizes, rank: 4}\n"
+    tree, problems = parse(text)
+    assert tree["first"] == {"rank": 8, "alpha": 16} and tree["second"] == {"rank": 4, "alpha": 16} and not problems
+
+
+def test_a_text_longer_than_any_recipe_is_refused():
+    with pytest.raises(YamlProblem, match="300,000 characters"):
+        parse("x" * 300_000)

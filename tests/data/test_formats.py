@@ -1,8 +1,13 @@
 """Every layout of rows by hand-made records, and what each of them must refuse."""
 
+import base64
+import datetime
+import decimal
+import json
+
 import pytest
 
-from tiercel.data.formats import clean_answer, detect_format, expanded, parse_record
+from tiercel.data.formats import FORMATS, clean_answer, detect_format, expanded, parse_record
 from tiercel.data.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
@@ -163,7 +168,6 @@ def test_null_is_the_same_as_absent():
         ("https://example.org/a.png", "URL"),
         ("FILE:///etc/passwd", "URL"),
         ("file:/etc/passwd", "URL"),
-        ("data:image/png;base64,AAAA", "URL"),
         ("s3://bucket/a.png", "URL"),
         ("/etc/passwd", "absolute"),
         ("C:\\a.png", "absolute"),
@@ -237,7 +241,7 @@ def test_boxes_must_be_as_many_as_marks_and_lie_on_an_image():
 
 def test_values_that_json_or_utf8_cannot_hold_are_refused():
     assert refused({"messages": [USER], "meta": {"score": [float("nan")]}}).field == "meta.score[0]"
-    assert refused({"messages": [USER], "blob": b"x"}).field == "blob"
+    assert refused({"messages": [USER], "answer": b"x"}).field == "answer"
     assert refused({"messages": [{"role": "user", "content": "\ud800"}]}).field == "messages[0].content"
     assert refused({"messages": [USER], "id": "\udc00"}).id == "rec:4"
     assert refused({"messages": [USER], "\ud800": 1}).field == "row"
@@ -315,7 +319,8 @@ def test_swift_norm1_boxes_need_a_readable_image_and_shares():
     ("objects", "field"),
     [
         ("text", "objects"),
-        ({"bbox": [[615, 226]]}, "objects.bbox[0]"),
+        ({"bbox": [[615, 226, 700]]}, "objects.bbox[0]"),
+        ("[1, 2]", "objects"),
         ({"bbox": [[1, 2, 3, 4]], "bbox_type": "norm1000"}, "objects.bbox_type"),
         ({"bbox": [[1, 2, 3, 4]], "image_id": [1]}, "objects.bbox[0]"),
         ({"bbox": [[1, 2, 3, 4]], "image_id": [0.0]}, "objects.image_id"),
@@ -729,3 +734,206 @@ def test_pixel_limits_of_a_row_with_videos_alone_are_refused():
 def test_frames_may_be_embedded():
     row = accepted({"messages": [USER], "videos": [{"frames": [{"bytes": b"x"}]}]})
     assert row.videos[0].frames == (ImageSource(data=b"x"),)
+
+
+def test_points_and_objects_as_json_text():
+    messages = [
+        {"role": "user", "content": "<image>Open <ref-object>"},
+        {"role": "assistant", "content": "click(<bbox>)"},
+    ]
+    objects = {"ref": ["the page"], "bbox": [[61.5, 22]]}
+    assert accepted({"messages": messages, "images": ["a.png"], "objects": objects}, "swift").boxes == ((61.5, 22),)
+    text = accepted({"messages": messages, "images": ["a.png"], "objects": json.dumps(objects)}, "swift")
+    assert text.boxes == ((61.5, 22),) and contents(text)[0] == "<image>Open the page"
+    shares = {**objects, "bbox": [[0.5, 0.5]], "bbox_type": "norm1"}
+    assert accepted({"messages": messages, "images": ["a.png"], "objects": shares}, "swift").boxes == ((50, 25),)
+    own = {"messages": [{"role": "user", "content": "<image><bbox>"}], "images": ["a.png"], "boxes": [[61.5, 22]]}
+    assert accepted(own).boxes == ((61.5, 22),)
+
+
+def test_boxes_in_the_space_that_the_recipe_names():
+    """The picture has 100 x 50 pixels."""
+    row = {
+        "messages": [{"role": "user", "content": "<image><bbox>"}],
+        "images": ["a.png"],
+        "boxes": [[100, 200, 500, 1000]],
+    }
+    found = accepted(row, box_space="thousandths")
+    assert found.boxes == ((10, 10, 50, 50),) and found.answer_space == "thousandths"
+    assert accepted({**row, "boxes": [[0.1, 0.2, 0.5, 1]]}, box_space="unit").boxes == ((10, 10, 50, 50),)
+    assert accepted({**row, "boxes": [[500, 1000]]}, box_space="thousandths").boxes == ((50, 50),)
+    outside = refused({**row, "boxes": [[100, 200, 500, 1100]]}, box_space="thousandths")
+    assert outside.field == "boxes[0]" and "lies outside its picture of 100 x 50" in outside.reason
+    shares = {"bbox": [[0.1, 0.2, 0.5, 1]], "bbox_type": "norm1"}
+    record = {"messages": row["messages"], "images": ["a.png"], "objects": shares}
+    assert accepted(record, "swift", box_space="thousandths").boxes == ((10, 10, 50, 50),)
+    coco = {"image": "a.png", "bbox": [10, 10, 20, 20], "expression": "the cup"}
+    assert accepted(coco, "refcoco", box_space="thousandths").answer_space == "pixels"
+
+
+def test_the_picture_on_which_the_answers_boxes_lie():
+    asked, answered = {"role": "user", "content": "<image><image>Where?"}, {"role": "assistant", "content": "<bbox>"}
+    row = {"messages": [asked, answered], "images": ["a.png", "b.png"], "boxes": [[1, 2, 3, 4]], "answer": [1, 2, 3, 4]}
+    assert accepted(row).answer_image == 0
+    assert accepted({**row, "box_images": [1]}).answer_image == 1
+    assert accepted({**row, "box_images": [1], "answer_image": 0}).answer_image == 0
+    several = {
+        **row,
+        "messages": [{**asked, "content": "<image><image><bbox>?"}, answered],
+        "boxes": [[1, 2, 3, 4]] * 2,
+    }
+    assert accepted({**several, "box_images": [0, 1]}).answer_image == 1
+    both = {**row, "messages": [asked, {**answered, "content": "<bbox><bbox>"}], "boxes": [[1, 2, 3, 4]] * 2}
+    assert accepted({**both, "box_images": [0, 1]}).answer_image is None
+    assert refused({**row, "answer_image": 2}).field == "answer_image"
+    swift = {"messages": [asked, answered], "images": ["a.png", "b.png"], "solution": [1, 2, 3, 4]}
+    assert accepted({**swift, "objects": {"bbox": [[1, 2, 3, 4]], "image_id": [1]}}, "swift").answer_image == 1
+
+
+def test_the_place_of_the_answers_picture_counts_videos():
+    row = {"messages": [{"role": "user", "content": "<video><image><image>Where?"}], "answer": [1, 2, 3, 4]}
+    row |= {"videos": ["a.mp4"], "images": ["a.png", "b.png"]}
+    assert accepted(row).answer_visual == 1 and accepted({**row, "answer_image": 1}).answer_visual == 2
+
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(60)).decode()
+
+
+@pytest.mark.parametrize(
+    ("given", "data"),
+    [
+        (PNG, base64.b64decode(PNG)),
+        ("data:image/png;base64," + PNG, base64.b64decode(PNG)),
+        ("data:image/jpeg;charset=utf-8;base64,/9j/", b"\xff\xd8\xff"),
+        (PNG[:40] + "\n" + PNG[40:] + "\n", base64.b64decode(PNG)),
+        ({"bytes": PNG, "path": "a.png"}, base64.b64decode(PNG)),
+        ({"bytes": None, "path": PNG}, base64.b64decode(PNG)),
+        ("/9j/" + "A" * 96, base64.b64decode("/9j/" + "A" * 96)),
+        ("UklGR" + "A" * 95, base64.b64decode("UklGR" + "A" * 95)),
+    ],
+)
+def test_pictures_as_base64_are_read(given, data):
+    for key, value in (("images", [given]), ("image", given)):
+        (image,) = accepted({key: value, "messages": [USER]}).images
+        assert image.data == data and image.path in (None, "a.png")
+
+
+def test_broken_base64_is_told_in_a_short_line_and_paths_stay_paths():
+    for broken in (PNG + "*" * 5000, "data:image/png;base64," + PNG * 50 + "="):
+        found = refused({"images": [broken], "messages": [USER]})
+        assert found.field == "images[0]" and "base64" in found.reason and len(found.reason) < 150
+    assert refused({"images": ["data:image/png," + "x" * 9000], "messages": [USER]}).reason.count("x") < 300
+    for path in ("iVBORw0KGgo/" + "a/" * 40 + "b.png", "iVBORw0KGgo", "/9j/a.jpg"):
+        found = parse({"images": [path], "messages": [USER]})
+        assert isinstance(found, RejectedRow) or found.images == (ImageSource(path=path),)
+
+
+GEOMETRY = {
+    "images": ["a.png"],
+    "problem": "<image>Find x.",
+    "answer": "5",
+    "id": 3,
+    "choices": ["4", "5"],
+    "ground_truth": "B",
+}
+VERL = {
+    "data_source": "geo",
+    "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "<image>Find x."}],
+    "images": ["a.png"],
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {"index": 1},
+}
+QUESTION = {"image": "a.png", "question": "<image>Find x.", "answer": "5"}
+
+
+def test_questions_with_answers_are_told_by_their_keys():
+    assert detect_format([GEOMETRY], "f") == detect_format([QUESTION], "f") == "qa"
+    assert detect_format([VERL], "f") == "verl"
+    assert detect_format([{**GEOMETRY, "solution": "6"}], "f") == "vlm_r1"
+    assert detect_format([{**QUESTION, "chosen": "a", "rejected": "b"}], "f") == "rlhf_v"
+    assert detect_format([{**QUESTION, "messages": [USER]}], "f") == "tiercel"
+
+
+@pytest.mark.parametrize("format", sorted({*FORMATS} - {"refcoco", "rlhf_v"}))
+@pytest.mark.parametrize("record", (GEOMETRY, VERL, QUESTION))
+def test_questions_with_answers_are_read_as_they_are_in_every_format(format, record):
+    row = accepted(record, format)
+    assert row.answer == "5" and row.images == (ImageSource(path="a.png"),)
+    assert [turn.content for turn in row.messages if turn.role == "user"] == ["<image>Find x."]
+    if record is GEOMETRY:
+        assert row.columns["choices"] == ["4", "5"] and row.columns["ground_truth"] == "B"
+    if record is VERL:
+        assert row.columns["reward_model"]["ground_truth"] == "5"
+
+
+def test_an_answer_beside_a_question_is_the_assistants_turn():
+    assert contents(accepted(QUESTION, "qa", "sft")) == ["<image>Find x.", "5"]
+    assert contents(accepted({**QUESTION, "answer": [1, 2, 3, 4]}, "qa", "sft"))[1] == "[1, 2, 3, 4]"
+    assert contents(accepted({**QUESTION, "answer": 7}, "qa", "sft"))[1] == "7"
+    assert refused({**QUESTION, "answer": ["a", "b"]}, "qa", "sft").reason == "no assistant turn to train on"
+    assert accepted({**QUESTION, "answer": ["a", "b"]}, "qa").answer == ["a", "b"]
+    assert refused({"question": None, "answer": "5"}, "qa").field == "question"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (b"\0\1", "bytes"),
+        (datetime.datetime(2025, 3, 1), "datetime"),
+        ({"bytes": b"x", "path": None}, "bytes"),
+        ([{"at": datetime.date(2025, 3, 1)}], "date"),
+        (decimal.Decimal("1.5"), "Decimal"),
+    ],
+)
+def test_a_column_of_another_type_that_nothing_reads_is_left_out(value, kind):
+    row = accepted({"messages": [USER], "answer": "7", "mask": value, "kind": "a"})
+    assert row.columns == {"kind": "a"} and row.left_out == (("mask", kind),) and row.answer == "7"
+    for key in ("answer", "messages", "boxes"):
+        found = refused({"messages": [USER], "answer": "7", "boxes": [], key: value})
+        assert found.field.startswith(key) and f"of type {kind}" in found.reason
+
+
+def test_ids_by_line_leave_the_rows_own_to_the_rewards():
+    row = accepted({"id": 7, "messages": [USER]}, ids="line")
+    assert row.id == "rec:4" and row.columns == {"id": 7}
+    assert accepted({"id": 7, "messages": [USER]}).columns == {}
+    assert accepted({"id": [1], "messages": [USER]}, ids="line").id == "rec:4"
+
+
+ANSWERED = [{"role": "assistant", "content": "5"}]
+ASKED = [{"role": "user", "content": "<image>Find x."}]
+
+
+@pytest.mark.parametrize(
+    ("record", "format"),
+    [
+        ({**VERL, "prompt": json.dumps(VERL["prompt"])}, "verl"),
+        ({"prompt": json.dumps(ASKED), "completion": " [{ " + json.dumps(ANSWERED)[2:], "images": ["a.png"]}, "trl"),
+        ({"messages": json.dumps([*ASKED, *ANSWERED]), "images": ["a.png"]}, "tiercel"),
+        ({"conversations": '[{"from": "human", "value": "<image>Find x."}]', "image": "a.png", "answer": 5}, "vlm_r1"),
+        ({"question": json.dumps(ASKED), "answer": 5.0, "images": ["a.png"]}, "qa"),
+    ],
+)
+def test_turns_as_json_text(record, format):
+    row = accepted(record, format)
+    assert [turn.content for turn in row.messages if turn.role == "user"] == ["<image>Find x."]
+    assert all(turn.content == "5" for turn in row.messages if turn.role == "assistant")
+
+
+def test_sides_of_a_pair_as_json_text():
+    record = {"prompt": json.dumps(ASKED), "chosen": json.dumps(ANSWERED), "rejected": "6", "images": ["a.png"]}
+    row = parse(record, format="trl", purpose="pairs")
+    assert [contents(side) for side in row.sides] == [["<image>Find x.", "5"], ["<image>Find x.", "6"]]
+
+
+def test_turns_as_python_prints_them_are_refused_and_other_texts_are_questions():
+    for key, format in (("prompt", "verl"), ("messages", "tiercel"), ("question", "qa")):
+        record = {key: str(ASKED), "answer": "5", "images": ["a.png"]}
+        assert refused(record, format).field == key
+    for text in ('[{"role": "user"', '[{"rule": "a"}]', 'Read [{"role": "user"}]', "[{'x': 1}]"):
+        assert contents(accepted({"question": text, "answer": "5"}, "qa"))[0] == text
+
+
+def test_a_whole_number_of_a_column_of_fractions_is_answered_as_one():
+    turns = [contents(accepted({**QUESTION, "answer": each}, "qa", "sft"))[1] for each in (5.0, 5, 0.5, [5.0, 1])]
+    assert turns == ["5", "5", "0.5", "[5.0, 1]"]

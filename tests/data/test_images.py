@@ -9,9 +9,12 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
+from PIL.PngImagePlugin import PngInfo
 
+from tiercel import pictures
 from tiercel.data.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.pictures import upright_rgb
 from tiercel.types import ImageRoots, ImageSource
 
 LIMIT = 10_000
@@ -183,8 +186,32 @@ def test_claimed_size_is_refused_from_the_header():
     limited = ImageSource(data=png_header(101, 100))
     assert problem(limited, limit=10_000) == "101 x 100 pixels are more than data.max_image_pixels = 10000"
     assert open_header(ImageSource(data=png_header(1, 10_000)), None, 10_000) == (1, 10_000)
-    # Beyond Pillow's own limit, whatever the recipe allows.
-    assert "exceeds limit" in problem(ImageSource(data=png_header(60_000, 60_000)), limit=10**12, read=open_header)
+    # What the recipe allows is the only limit: Pillow's own would be 179 million.
+    assert open_header(ImageSource(data=png_header(60_000, 60_000)), None, 10**12) == (60_000, 60_000)
+    assert "more than data.max_image_pixels" in problem(ImageSource(data=png_header(60_000, 60_000)), limit=3 * 10**9)
+
+
+def with_text(chunks: int, length: int, kind: str = "zTXt") -> bytes:
+    """A whole picture of 4 x 3 with text before and after its pixels."""
+    info = PngInfo()
+    for number in range(chunks):
+        if kind == "iTXt":
+            info.add_itxt(f"workflow {number}", "x" * length, zip=True)
+        else:
+            info.add_text(f"workflow {number}", "x" * length, zip=kind == "zTXt")
+    data = io.BytesIO()
+    Image.new("RGB", (4, 3), (9, 90, 9)).save(data, "PNG", pnginfo=info)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("kind", ("zTXt", "iTXt", "tEXt"))
+def test_text_beside_the_pixels_of_a_png_does_not_matter(kind):
+    picture = decode(ImageSource(data=with_text(2, 3_000_000, kind)), ANYWHERE, LIMIT)
+    assert picture.size == (4, 3) and picture.getpixel((0, 0)) == (9, 90, 9) and not picture.info
+
+
+def test_text_beyond_all_measure_is_refused_in_a_short_line():
+    assert len(problem(ImageSource(data=with_text(1, 70_000_000)))) < 120
 
 
 def test_padding_without_end_is_given_up():
@@ -216,7 +243,8 @@ def test_missing_empty_and_odd_files(tmp_path):
     assert "empty (0 bytes)" in problem(ImageSource(path="empty.png"), tmp_path)
     assert "not a regular file" in problem(ImageSource(path="directory.png"), tmp_path)
     assert "not a regular file" in problem(ImageSource(path="pipe.png"), tmp_path)
-    assert "cannot be read" in problem(ImageSource(path="x" * 300), tmp_path)
+    long = problem(ImageSource(path="x" * 300), tmp_path)
+    assert "a name in the path has 300 bytes" in long and len(long) < 300
 
 
 @pytest.mark.parametrize(
@@ -270,13 +298,17 @@ def test_absolute_paths_lie_under_the_root_or_a_listed_one(tmp_path):
     assert "no such file" in problem(ImageSource(path=str(more / "none.png")), root, more=[more])
 
 
-def test_relative_paths_resolve_under_the_root_alone(tmp_path):
-    root, more, _ = places(tmp_path)
+def test_relative_paths_resolve_under_the_root_and_through_links_under_others(tmp_path):
+    root, more, outside = places(tmp_path)
     (more / "only.png").write_bytes((more / "a.png").read_bytes())
     assert width("a.png", root, more) == 1
     assert "no such file" in problem(ImageSource(path="only.png"), root, more=[more])
     (root / "link.png").symlink_to(more / "a.png")
-    assert "symbolic link" in problem(ImageSource(path="link.png"), root, more=[more])
+    (root / "folder").symlink_to(more)
+    assert width("link.png", root, more) == width("folder/a.png", root, more) == 2  # as by its absolute path
+    assert "symbolic link" in problem(ImageSource(path="link.png"), root)
+    (root / "out.png").symlink_to(outside / "a.png")
+    assert "data.image_roots" in problem(ImageSource(path="out.png"), root, more=[more])
 
 
 def test_links_of_absolute_paths_are_followed_before_they_are_judged(tmp_path):
@@ -342,3 +374,16 @@ def test_a_neighbour_whose_name_begins_like_the_root(tmp_path):
 def test_a_problem_survives_the_way_between_processes():
     error = copy.copy(ImageProblem("a.png", "why", "images[1]"))  # as multiprocessing does, by __reduce_ex__
     assert (error.path, error.reason, error.field, str(error)) == ("a.png", "why", "images[1]", "a.png: why")
+
+
+@pytest.mark.parametrize("mode", ("LA", "RGBA", "I;16", "PA"))
+def test_a_picture_that_is_converted_by_strips_is_the_same(monkeypatch, mode):
+    samples = np.random.default_rng(0).integers(0, 256, (37, 23, 4), dtype=np.uint8)
+    image = Image.fromarray(samples, "RGBA")
+    if mode == "I;16":
+        image = Image.fromarray(samples[..., 0].astype(np.uint16) * 257)
+    elif mode != "RGBA":
+        image = image.convert(mode)
+    expected = upright_rgb(image)
+    monkeypatch.setattr(pictures, "_STRIP_PIXELS", 60)
+    assert upright_rgb(image).tobytes() == expected.tobytes()

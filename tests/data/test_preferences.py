@@ -158,3 +158,50 @@ def test_a_question_beside_a_prompt_is_a_column(tmp_path):
     assert row.columns == {"question": "2+2"}
     (row,) = read(tmp_path, "sft", {"prompt": None, "question": "2+2", "completion": "4"}, format="trl").rows
     assert [turn.content for turn in row.messages] == ["2+2", "4"] and row.columns == {}
+
+
+CUP, PLATE, BOWL = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
+
+
+def sides(record, format="tiercel"):
+    """The boxes of the chosen and of the rejected side, or the reason why the row is refused."""
+    reading = Reading(
+        file="rows.jsonl", purpose="pairs", image_roots=ImageRoots(), image_size=lambda source: (100, 100)
+    )
+    row = parse_record({"images": ["a.png"], **record}, format=format, line=1, reading=reading)
+    if isinstance(row, RejectedRow):
+        return row.reason
+    return [[list(box) for box in side.boxes] for side in row.sides]
+
+
+@pytest.mark.parametrize(
+    ("question", "chosen", "rejected", "boxes", "expected"),
+    [
+        ("<image>Where?", "<bbox>", "<bbox>", [CUP, PLATE], [[CUP], [PLATE]]),
+        ("<image><bbox>?", "<bbox>", "<bbox>", [CUP, PLATE, BOWL], [[CUP, PLATE], [CUP, BOWL]]),
+        ("<image>Where?", "<bbox>", "nowhere", [CUP], [[CUP], []]),
+        ("<image>Where?", "nowhere", "<bbox> and <bbox>", [CUP, PLATE], [[], [CUP, PLATE]]),
+        ("<image>Where?", "<bbox>", "no: <bbox>", [CUP], [[CUP], [CUP]]),  # one box, which both answers write
+        ("<image><bbox>?", "yes", "no", [CUP], [[CUP], [CUP]]),
+        ("<image>Where?", "<bbox>", "<bbox>", [CUP], "both answers are equal, so there is nothing to prefer"),
+        ("<image>Where?", "<bbox>", "<bbox>", [CUP, PLATE, BOWL], "3 boxes for 1 <bbox> marks"),
+    ],
+)
+def test_boxes_of_a_pair_are_those_of_the_question_then_of_each_answer(question, chosen, rejected, boxes, expected):
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": chosen}]
+    assert sides({"messages": turns, "rejected": rejected, "boxes": boxes}) == expected
+    swift = {"messages": turns, "rejected_response": rejected, "objects": {"ref": [], "bbox": boxes}}
+    assert sides(swift, "swift") == expected
+    whole = [turns[0], {"role": "assistant", "content": rejected}]
+    assert sides({"messages": turns, "rejected_messages": whole, "objects": {"bbox": boxes}}, "swift") == expected
+
+
+def test_references_of_a_pair_and_the_pictures_of_its_boxes():
+    turns = [{"role": "user", "content": "<image><image><ref-object>?"}, {"role": "assistant", "content": "<bbox>"}]
+    objects = {"ref": ["a cup", "a plate"], "bbox": [CUP, PLATE], "image_id": [0, 1]}
+    reading = Reading(file="rows.jsonl", purpose="pairs", image_roots=ImageRoots(), image_size=lambda source: (9, 9))
+    record = {"messages": turns, "rejected_response": "<ref-object>: <bbox>", "images": ["a.png", "b.png"]}
+    row = parse_record({**record, "objects": objects}, format="swift", line=1, reading=reading)
+    assert [side.box_images for side in row.sides] == [(0,), (1,)]
+    assert [side.messages[-1].content for side in row.sides] == ["<bbox>", "a plate: <bbox>"]
+    assert all(side.messages[0].content == "<image><image>a cup?" for side in row.sides)

@@ -72,7 +72,7 @@ def test_bad_lines_are_rejected_with_line_and_reason(tmp_path):
     assert reasons[6] == ("row", "is a JSON list; a row is an object")
     assert reasons[7] == ("row", "is a JSON null; a row is an object")
     assert "nested too deeply" in reasons[8][1]
-    assert reasons[9] == ("id", "'a' is already the id of line 1")
+    assert reasons[9] == ("id", "'a' is already the id of line 1; where rows share ids, write data.ids: line")
     assert reasons[10][0] == "images[0]"
     assert "not UTF-8 (byte 7" in reasons[12][1]
 
@@ -419,3 +419,25 @@ def test_absolute_paths_are_judged_as_the_rows_are_read(tmp_path):
     assert (rejected.id, rejected.field) == ("1", "images[0]")
     assert "add its directory to data.image_roots" in rejected.reason
     assert len(read(file, image_root=str(tmp_path / "in"), image_roots=(str(tmp_path),)).rows) == 3
+
+
+def test_rows_that_share_ids_are_read_by_their_lines(tmp_path):
+    """As in LLaVA's sets, where all rows of a picture have its id."""
+    turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A wall."}]
+    file = tmp_path / "llava.json"
+    file.write_text(json.dumps([{"id": f"0{number // 2}", "conversations": turns} for number in range(6)]))
+    assert len(read(file).rejected) == 3
+    table = read(file, ids="line")
+    assert [row.id for row in table.rows] == [f"llava:{line}" for line in range(1, 7)] and not table.rejected
+    assert [row.columns["id"] for row in table.rows] == ["00", "00", "01", "01", "02", "02"]
+
+
+def test_columns_that_are_left_out_are_told_once(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"messages": [{"role": "user", "content": "?"}], "mask": b"x" * number} for number in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    table = read(tmp_path / "rows.parquet")
+    (note,) = table.notes
+    assert len(table.rows) == 3 and "column mask of 3 rows" in note and "bytes" in note

@@ -73,7 +73,48 @@ def test_the_file_itself(home):
     assert "--resume_from_checkpoint null" in told(draft) and "--max_steps null" in told(draft)
     text, problems = imported(str(home / "train.yaml"))
     assert "# Made from a command of LLaMA-Factory" in text
-    assert {problem.partition(":")[0] for problem in problems} <= {"data.train", "data.mix.0.path"}
+    told_packages = {"trackers"}  # where they are not installed
+    assert {problem.partition(":")[0] for problem in problems} <= {"data.train", "data.mix.0.path"} | told_packages
+
+
+@pytest.mark.parametrize(("gpus", "is_change", "named"), [(0, False, "no GPU"), (1, False, "1 GPU"), (4, True, "by 4")])
+def test_processes_are_a_matter_of_the_machine(home, monkeypatch, gpus, is_change, named):
+    devices = home / "dev"
+    devices.mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+        (devices / name).touch()
+    monkeypatch.setattr("tiercel.importing.conversion._DEVICES", devices)
+    note = next(note for note in drafted(RECIPE, home / "train.yaml").notes if note.subject == "llamafactory-cli")
+    assert note.is_change == is_change and named in note.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "train", "spoken"),
+    [(2, "data/there.json#2", ""), (3, "data/there.json", "has 3 rows, so all are taken"),
+     (100, "data/there.json", "has 3 rows, so all are taken")],
+)  # fmt: skip
+def test_max_samples_is_at_most(home, limit, train, spoken):
+    (home / "data" / "there.json").write_text(json.dumps([{"instruction": "a", "output": "b"}] * 3))
+    (home / "data" / "dataset_info.json").write_text(json.dumps({"there": {"file_name": "there.json"}}))
+    line = f"llamafactory-cli train --do_train --model_name_or_path org/m --dataset there --max_samples {limit}"
+    draft = drafted(line)
+    assert draft.values["data.train"] == train and spoken in told(draft)
+    assert "at most so many there" not in told(draft)
+    (home / "data" / "there.json").unlink()
+    assert "at most so many there, exactly so many here" in told(drafted(line))
+
+
+@pytest.mark.parametrize(
+    ("flag", "missing"),
+    [("--quantization_bit 4", "model.quantize: needs the package bitsandbytes"),
+     ("--deepspeed ds_z3_config.json", "train.strategy: needs the package deepspeed"),
+     ("--report_to wandb --optim adamw_8bit", "trackers: wandb is not installed")],
+)  # fmt: skip
+def test_packages_that_are_missing_are_named_at_the_end(home, monkeypatch, flag, missing):
+    for module in ("importing.packages", "config.tracker_packages"):
+        monkeypatch.setattr(f"tiercel.{module}.find_spec", lambda name: None)
+    left = drafted(f"llamafactory-cli train --do_train --model_name_or_path org/m --dataset notes {flag}").left
+    assert any(line.startswith(missing) and "pip install " in line for line in left)
 
 
 def test_another_yaml_file_is_no_command(home):

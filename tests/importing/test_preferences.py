@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.importing.helpers import DPO, FACTORY, GRPO, TRL, drafted, told, values_of
+from tests.importing.helpers import DPO, FACTORY, GRPO, SFT, TRL, drafted, told, values_of
 from tests.importing.shapes import LLAMA_FACTORY, LLAMA_FACTORY_FULL, SWIFT_GKD, SWIFT_KTO, SWIFT_MPO, SWIFT_RM
 from tests.importing.shapes import TRL_DPO as TRL_PAIRS
 
@@ -25,6 +25,13 @@ def check(line: str, expected: dict[str, object]) -> None:
         (f"{DPO} --loss_type sigmoid bco_pair --loss_weights 0.8 0.2", "mpo", 0.0),
         (f"{DPO} --loss_type sigmoid bco_pair sft --loss_weights 1.6 0.4 1.0", "mpo", 0.5),
         (f"{DPO} --rpo_alpha 0.0", "sigmoid", 0.0),
+        *(
+            (f"{PEFT} --loss_type {name}", name, None)
+            for name in ("exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
+        ),
+        (f"{PEFT} --loss_type apo_zero sft --loss_weights 1 0.5", "apo_zero", 0.5),
+        (DPO.replace("dpo", "cpo") + " --loss_type ipo", "cpo_ipo", None),
+        (DPO.replace("dpo", "cpo") + " --loss_type hinge --cpo_alpha 0", "cpo_hinge", 0.0),
         (DPO.replace("dpo", "simpo") + " --cpo_alpha 0", "simpo", 0.0),
         (DPO.replace("dpo", "cpo") + " --loss_type simpo", "simpo", 1.0),
         (DPO.replace("dpo", "cpo") + " --cpo_alpha 0.5", "cpo", 0.5),
@@ -45,9 +52,11 @@ def test_the_loss_of_a_pair_and_its_sft_term(line, loss, sft):
     [
         (f"{DPO} --loss_type sigmoid bco_pair", "0.8 sigmoid and 0.2 bco_pair here"),
         (f"{PEFT} --loss_type sigmoid bco_pair --loss_weights 0.8 0.2", "bco_pair has no shift there"),
+        (f"{PEFT} --loss_type bco_pair", "has no shift there"),
+        (f"{PEFT} --loss_type ipo --f_divergence_type js_divergence", "has no place in dpo.loss: ipo"),
         (TRL.replace("grpo", "orpo"), "learns prompts too there"),
         (f"{FACTORY} --pref_loss orpo", "weighs answers alike there"),
-        (f"{DPO} --ld_alpha 0.5", "nearest is dpo.length_normalised"),
+        (f"{DPO} --loss_type ipo --ld_alpha 0.5", "shorter answer; nothing depends on it"),
         (
             f"{DPO} --ref_model org/other --tuner_type full",
             "--ref_model org/other: the KL reference; has no equivalent",
@@ -81,6 +90,31 @@ def test_options_that_the_loss_does_not_read_stay_out():
     check(DPO.replace("dpo", "orpo") + " --precompute_ref_log_probs true", {"dpo.precompute_reference": None})
     draft = drafted(f"{PEFT} --label_smoothing 0.1")
     assert "--label_smoothing 0.1: share of wrong labels; nothing depends on it" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--ld_alpha 0.5 --loss_type aot --label_smoothing 0.1",
+         {"dpo.loss": "aot", "dpo.ld_alpha": 0.5, "dpo.label_smoothing": 0.1}),
+        ("--f_divergence_type reverse_kl", {"dpo.divergence": None}),
+        ("--f_divergence_type js_divergence", {"dpo.divergence": "js", "dpo.divergence_alpha": None}),
+        ("--f_divergence_type alpha_divergence", {"dpo.divergence": "alpha", "dpo.divergence_alpha": None}),
+        ("--f_divergence_type alpha_divergence --f_alpha_divergence_coef 0.2",
+         {"dpo.divergence": "alpha", "dpo.divergence_alpha": 0.8}),
+        ("--f_divergence_type alpha_divergence --f_alpha_divergence_coef 1", {"dpo.divergence": None}),
+        ("--f_divergence_type alpha_divergence --f_alpha_divergence_coef 0", {"dpo.divergence": "forward_kl"}),
+        ("--loss_type discopop --discopop_tau 0.1", {"dpo.tau": 0.1}),
+        ("--discopop_tau 0.1", {"dpo.tau": None}),
+        ("--use_weighting true", {"dpo.wpo": True}),
+        ("--use_weighting false", {"dpo.wpo": False}),
+        ("--loss_type exo_pair", {"dpo.label_smoothing": 0.001}),
+        ("--loss_type exo_pair --label_smoothing 0.1", {"dpo.label_smoothing": 0.1}),
+        ("--loss_type apo_down --label_smoothing 0.1", {"dpo.label_smoothing": None}),
+    ],
+)  # fmt: skip
+def test_options_of_trls_losses(flags, expected):
+    check(f"{PEFT} {flags}", expected)
 
 
 def test_pairs_by_three_losses_in_full_fine_tuning():
@@ -122,6 +156,10 @@ def test_labels():
     assert "lora.init is the KL reference as well" in told(draft)
     check(LLAMA_FACTORY_FULL, {"kto.undesirable_weight": 0.5, "freeze": ["projector"], "data.shuffle": False,
                                "learner.gradient_checkpointing": False, "optim.prompts_per_step": 64})  # fmt: skip
+
+
+def test_labels_without_a_divergence():
+    check(DPO.replace("dpo", "kto") + " --loss_type apo_zero_unpaired", {"kto.loss": "apo_zero_unpaired"})
 
 
 def test_values():
@@ -176,3 +214,29 @@ def test_held_out_rows_of_a_distillation_need_rewards():
     draft = drafted(f"{GKD} --val_dataset held.jsonl --eval_steps 10")
     assert "data.eval" not in draft.values and "train.eval_every" not in draft.values
     assert "scored by rewards here" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{SFT} --enable_dft_loss true --neftune_noise_alpha 5", {"sft.loss": "dft", "sft.neftune_alpha": 5}),
+        (f"{SFT} --enable_dft_loss false --neftune_noise_alpha 0", {"sft.loss": None, "sft.neftune_alpha": None}),
+        (f"{SFT} --label_smoothing_factor 0.1", {"sft.label_smoothing": 0.1, "sft.loss": None}),
+        ("trl sft --model_name_or_path m --dataset_name r.jsonl --loss_type dft --label_smoothing_factor 0.1",
+         {"sft.loss": "dft", "sft.label_smoothing": None}),
+        ("trl sft --model_name_or_path m --dataset_name r.jsonl --loss_type chunked_nll", {"sft.loss": None}),
+        (FACTORY.replace("dpo", "sft") + " --use_dft_loss true --neftune_noise_alpha 2.5",
+         {"sft.loss": "dft", "sft.neftune_alpha": 2.5}),
+        (f"{DPO} --neftune_noise_alpha 5 --label_smoothing_factor 0.1", {"dpo.loss": "sigmoid", "sft.loss": None}),
+        (f"{DPO} --loss_type aot_unpaired --label_smoothing 0.1",
+         {"dpo.loss": "aot_unpaired", "dpo.label_smoothing": 0.1}),
+        (f"{DPO} --loss_type aot_pair", {"dpo.loss": "aot_unpaired"}),
+    ],
+)  # fmt: skip
+def test_losses_of_tokens_and_unpaired_aot(line, expected):
+    check(line, expected)
+
+
+def test_noise_on_embeddings_is_told_where_no_key_takes_it():
+    draft = drafted(f"{DPO} --neftune_noise_alpha 5")
+    assert "sft.neftune_alpha is for tiercel sft only" in told(draft)

@@ -139,3 +139,19 @@ def test_what_happens_to_long_rows_is_told():
     assert "a longer row is cut there" in told(drafted(f"{GRPO} --max_length 100"))
     assert "a longer row is left out, as here" in told(drafted(f"{SFT} --max_length 100"))
     assert "there is no limit there" in told(drafted(TRL))
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "spoken"),
+    [
+        ('{"text1": "query", "pic": "images", "label": "label"}', {"query": "text1", "images": "pic"}, ""),
+        ('{"q": "question"}', {"question": "q"}, ""),
+        ('{"label": "label"}', None, "gives no column another name"),
+        ('{"text1": 3}', None, "is no JSON object of names; write data.columns"),
+        ("text1:query", None, "is no JSON object of names; write data.columns"),
+    ],
+)
+def test_columns_of_ms_swift_are_named_the_other_way_round(given, columns, spoken):
+    draft = drafted(f"{SFT} --columns '{given}'")
+    assert draft.values.get("data.columns") == columns
+    assert spoken in told(draft) and ("--columns" in told(draft)) == bool(spoken)

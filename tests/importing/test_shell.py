@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercel.importing.arithmetic import evaluated
-from tiercel.importing.launches import Foreign, Launch, launch_of, parsed_flags
+from tiercel.importing.launches import Launch, launch_of, parsed_flags
 from tiercel.importing.shell import commands
+from tiercel.importing.starts import Foreign
 
 
 def words(script: str) -> list[list[str]]:
@@ -163,6 +164,39 @@ def test_another_method_is_named_and_no_grpo(line, flag):
     assert found.told().startswith(flag) and "nearest: " in found.told()
 
 
+STRANGE = "python src/open_r1/grpo.py --model_name_or_path m --dataset_name d --output_dir o --report_to none"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("deepspeed src/train/train_sft.py --lora_enable True --lora_rank 32 --model_id m --output_dir o",
+         "train_sft.py is no script of TRL, which has no --lora_enable, --lora_rank, --model_id;"),
+        ("deepspeed train_dpo.py --model_name_or_path m --output_dir o --vision_tower=x --tune_mm_llm False",
+         "train_dpo.py is no script of TRL, which has no --vision_tower, --tune_mm_llm;"),
+        ("python train_sft.py --pretrain m --save o --max_len 8 --micro_batch 2 --lr 1e-5",
+         "train_sft.py is no script of TRL, which has no --pretrain, --save, --max_len, --micro_batch ...;"),
+        (f"{STRANGE} --temporal true --len_control true --unfreeze-tower true",
+         "grpo.py is no script of VLM-R1, which has no --temporal, --len_control, --unfreeze_tower;"),
+    ],
+)  # fmt: skip
+def test_a_script_of_another_framework_is_named_with_its_flags(line, named):
+    found = launch_of(commands(line)[0])
+    assert isinstance(found, Foreign) and found.told().startswith(named) and "nearest: the flags of" in found.told()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "accelerate launch --num_processes 2 my_sft.py --model_name_or_path m --output_dir o --use_peft --my_rows r",
+        "trl sft --model_name_or_path m --lora_enable True",  # the program is TRL's whatever is given
+        STRANGE,
+    ],
+)
+def test_a_script_with_flags_of_its_own_is_still_read(line):
+    assert isinstance(launch_of(commands(line)[0]), Launch)
+
+
 @pytest.mark.parametrize(
     ("line", "method", "kind"),
     [
@@ -184,3 +218,30 @@ def test_the_method_and_the_verb(line, method, kind):
     found = launch_of(commands(line)[0])
     assert isinstance(found, Launch)
     assert (found.method, found.kind) == (method, kind)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("swift sft " + "--model a " * 30_000, "a command has 60,002 words; one that starts training has at most"),
+        ("A=x\n" + "A=$A$A\n" * 19 + "swift sft --model $A", "a command has 524,303 characters"),
+    ],
+)
+def test_a_command_that_is_too_long_is_refused(script, said):
+    with pytest.raises(ValueError, match=said):
+        commands(script)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=0123456789\n" + "A=$A$A\n" * 40 + "train --x $A",
+        "A=(a b)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 40 + 'train "${A[@]}"',
+        "A=ab\n" + "A+=${B:-$A$A}\n" * 40 + "train $A",
+        "A=ab\n" + 'A="$(echo $A $A)"\n' * 40 + "train $A",
+        "".join(f"export V{number}={'x' * 100}\ntrue\n" for number in range(2000)),
+    ],
+)
+def test_variables_that_double_take_no_memory(script):
+    with pytest.raises(ValueError, match="its variables grow to more than"):
+        commands(script)

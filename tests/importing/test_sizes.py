@@ -17,6 +17,8 @@ EACH = "--per_device_train_batch_size"
         (f"{EACH} 1 --gradient_accumulation_steps 2 --generation_batch_size 4 --num_generations 4",
          4, None),
         (f"{EACH} 1 --num_generations 8", 1, None),
+        # 2 x 8 x 8 = 128 completions an update, and as many a rollout, 4 a group
+        (f"{EACH} 2 --gradient_accumulation_steps 8 --num_generations 4", 32, None),
     ],
 )  # fmt: skip
 def test_completions_become_prompts(flags, prompts, minibatches):

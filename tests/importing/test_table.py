@@ -3,8 +3,10 @@
 import pytest
 
 from tests.importing.helpers import DPO, FACTORY, GRPO, REC, SFT, TRL, values_of
+from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
 from tiercel.config.keys import every_key, keys_of
 from tiercel.importing.table import KINDS, environment_row, environment_rows, rows_of
+from tiercel.models.loading import FAMILIES
 
 ALL = [
     *(
@@ -31,6 +33,16 @@ def test_a_key_that_takes_a_value_is_one_of_the_method(method):
         if row.treatment == "set" and "@" in row.name and row.key not in keys_of(KINDS[method])
     }
     assert wrong == {}
+
+
+def test_no_row_denies_a_family_that_exists():
+    """What a table calls missing is missing: experts, sound, and families by their names."""
+    denied = [row.told() for row in ALL if "not among the families" in row.told()]
+    are_there = {"expert": any("moe" in name for name in FAMILIES), "sound": any("audio" in name for name in FAMILIES)}
+    assert are_there["expert"]
+    wrong = [text for text in denied for word, is_there in are_there.items() if word in text and is_there]
+    assert wrong == [] and all("sound" in text for text in denied)
+    assert {*VISION_ADAPTERS, *NOT_SERVED} <= {*FAMILIES}
 
 
 def test_every_row_says_what_its_flag_means_and_where_to_go():
@@ -106,6 +118,12 @@ def test_a_row_of_one_kind_of_training_comes_before_the_plain_one():
             {"dpo.loss": "sigmoid", "lora.rank": 8, "lora.alpha": 16.0, "lora.targets": "language", "optim.lr": 5e-5,
              "data.max_prompt_tokens": 2048, "model.max_pixels": 589824, "learner.gradient_checkpointing": True,
              "train.epochs": 3, "optim.prompts_per_step": 8, "data.video.max_frames": 128, "lora.dropout": None},
+        ),
+        (
+            f"{TRL.replace('grpo', 'distillation')} --teacher_model_name_or_path org/t --teacher_model_revision v2",
+            {"teacher.rows_share": 0.0, "teacher.divergence": "reverse_kl", "rollout.max_new_tokens": 512,
+             "optim.lr": 1e-6, "rollout.temperature": None, "data.max_prompt_tokens": None, "teacher.revision": "v2",
+             "rollout.group_size": 1},
         ),
         (TRL.replace("grpo", "sft"), {"optim.lr": 2e-5, "data.max_prompt_tokens": 1024, "freeze": []}),
         (

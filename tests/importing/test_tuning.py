@@ -1,5 +1,7 @@
 """What is trained: adapters, parts, rates, precision, sharding."""
 
+import json
+
 import pytest
 
 from tests.importing.helpers import GRPO, REC, SFT, TRL, drafted, told, values_of
@@ -256,3 +258,47 @@ def test_ways_of_quantising_that_are_not_here_are_told():
     text = "has no equivalent: model.quantize is nf4 or int8, by bitsandbytes"
     for flags in ("--quant_method hqq --quant_bits 4", "--quant_bits 3", "--quant_bits 4 --bnb_4bit_quant_type fp4"):
         assert text in told(drafted(f"{SFT} {flags}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "init", "spoken"),
+    [
+        (f"{SFT} --resume_from_checkpoint out/checkpoint-100", "out/checkpoint-100", "begins at step 0; lora.init"),
+        (f"{TRL} --use_peft --resume_from_checkpoint=o/checkpoint-5", "o/checkpoint-5", "begins at step 0"),
+        (f"{SFT} --adapters a --resume_from_checkpoint o/checkpoint-5", "a", "no checkpoint of tiercel"),
+        (f"{SFT} --tuner_type full --resume_from_checkpoint o/checkpoint-5", None, "write model.path: o/checkpoint-5"),
+        (f"{SFT} --resume_from_checkpoint true", None, "the same command resumes"),
+        (f"{SFT} --resume_from_checkpoint", None, "the same command resumes"),
+        (SFT, None, ""),
+    ],
+)
+def test_a_checkpoint_that_the_command_goes_on_from(line, init, spoken):
+    draft = drafted(line)
+    assert draft.values.get("lora.init") == init
+    assert spoken in told(draft) and ("resume_from_checkpoint" in told(draft)) == bool(spoken)
+
+
+def test_quantised_weights_are_whole_on_each_rank():
+    draft = drafted(f"{SFT} --quant_bits 4 --quant_method bnb --fsdp full_shard")
+    assert draft.values["train.strategy"] == "ddp" and "fsdp2 cannot share quantised weights" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (["v_proj", "q_proj"], r"(.*\.)?(q_proj|v_proj)"),
+        (r"model\.language_model.*(q|v)_proj", r"model\.language_model.*(q|v)_proj"),
+        ("all-linear", "all"),
+    ],
+)
+def test_an_adapter_to_go_on_from_is_described_by_its_own_config(tmp_path, targets, expected):
+    config = {"r": 12, "lora_alpha": 48, "use_rslora": True, "lora_dropout": 0.05, "target_modules": targets}
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "adapter_config.json").write_text(json.dumps(config))
+    values = drafted(f"{GRPO} --adapters sft --lora_rank 8", tmp_path / "run.sh").values
+    found = {key: values[f"lora.{key}"] for key in ("init", "rank", "alpha", "kind", "dropout", "targets")}
+    assert found == {"init": "sft", "rank": 12, "alpha": 48, "kind": "rslora", "dropout": 0.0, "targets": expected}
+
+
+def test_an_adapter_that_is_elsewhere_is_to_be_described():
+    assert "sft/adapter_config.json is not here; write lora.rank" in told(drafted(f"{GRPO} --adapters sft"))

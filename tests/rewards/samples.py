@@ -34,6 +34,7 @@ def sample(
     has_image: bool = True,
     token_count: int = 3,
     coordinate_space: CoordinateSpace = "resized_pixels",
+    opened: str = "",
 ) -> Sample:
     image = SampleImage(path="a.png", original_size=original_size, processed_size=processed_size)
     return Sample(
@@ -47,6 +48,7 @@ def sample(
         images=(image,) if has_image else (),
         coordinate_space=coordinate_space,
         messages=(Turn(role="user", content="<image>Where?"),),
+        opened=opened,
     )
 
 

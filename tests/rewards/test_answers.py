@@ -41,8 +41,8 @@ def test_answer_is_the_last_complete_tag_or_all_but_the_thought(completion, answ
         ("1e-3", Fraction(1, 1000)),
         ("1,234", Fraction(1234)),
         ("1,234,567.8", Fraction(12345678, 10)),
-        ("1,2,3", Fraction(3)),
-        ("1,2345", Fraction(2345)),
+        ("1,2,3", None),
+        ("1,2345", None),
         ("3/4", Fraction(3, 4)),
         ("-1/3", Fraction(-1, 3)),
         ("2 1/2", Fraction(5, 2)),
@@ -53,7 +53,7 @@ def test_answer_is_the_last_complete_tag_or_all_but_the_thought(completion, answ
         ("$1,000.00", Fraction(1000)),
         ("72kg", Fraction(72)),
         ("3 + 4 = 7", Fraction(7)),
-        ("3-4", Fraction(4)),
+        ("3-4", None),
         ("The answer is 12.", Fraction(12)),
         ("\u7b54\u6848\u662f5", Fraction(5)),
         ("1/0", None),
@@ -72,18 +72,36 @@ def test_numbers_too_long_to_compute_with_are_none_at_once():
     start = time.monotonic()
     assert parse_number("1e999999999") is None
     assert parse_number("9" * 100_000) is None
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 30  # a search that goes astray takes hours
 
 
 @pytest.mark.parametrize(
-    "filler", [" ", "\n", "(", "[", "1", "1,", "1 ", "[1, ", "(1,2)", "<think>", "answer ", "B.", "B "]
+    "filler",
+    [
+        " ",
+        "\n",
+        "(",
+        "[",
+        "1",
+        "1,",
+        "1 ",
+        "[1, ",
+        "(1,2)",
+        "<think>",
+        "answer ",
+        "B.",
+        "B ",
+        "answer is 5. ",
+        "\\boxed{",
+        "B or ",
+    ],
 )
 @pytest.mark.parametrize("beginning", ["", "answer", "(1,2)"])
 def test_a_model_that_repeats_itself_without_end_is_read_at_once(beginning, filler):
     text = beginning + filler * (20_000 // len(filler)) + "x"
     start = time.monotonic()
     parse_number(extract_answer(text)), parse_choice(text), parse_box(text)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(

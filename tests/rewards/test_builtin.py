@@ -59,6 +59,49 @@ def test_format_asks_for_one_answer_at_the_end(completion, expected):
     assert value("format", sample(completion)) == expected
 
 
+THINK_PATTERNS = (  # of ms-swift and VLM-R1, of TRL
+    r"<think>.*</think>\s*<answer>.*</answer>",
+    r"<think>(?!.*<think>).*</think>.*",
+)
+
+
+@pytest.mark.parametrize("pattern", [None, *THINK_PATTERNS])
+@pytest.mark.parametrize(
+    ("opened", "completion", "expected"),
+    [
+        ("<think>\n", "Two cups.</think>\n\n<answer>2</answer>", 1.0),
+        ("<think>\n", "</think><answer>2</answer>", 1.0),
+        ("<think>", "a\nb\n</think>\n<answer>2</answer>", 1.0),
+        ("<think>\n", "Two cups.<answer>2</answer>", 0.0),  # never closed
+        ("", "Two cups.</think><answer>2</answer>", 0.0),  # never opened
+        ("<think>\n\n</think>\n\n", "<think>Two.</think><answer>2</answer>", 1.0),
+    ],
+)
+def test_format_counts_a_thought_that_the_template_opens(pattern, opened, completion, expected):
+    assert value("format", sample(completion, opened=opened), pattern=pattern) == expected
+
+
+def test_a_thought_that_the_template_opened_is_not_opened_again():
+    asked = sample("<think>Two.</think><answer>2</answer>", opened="<think>\n")
+    assert value("format", asked) == 0.0
+    assert value("format", asked, pattern=THINK_PATTERNS[1]) == 1.0  # which fits what was sampled
+
+
+def test_a_pattern_for_what_is_sampled_fits_it_as_well():
+    asked = sample("Two.</think><answer>2</answer>", opened="<think>\n")
+    assert value("format", asked, pattern=r"[^<]*</think>\s*<answer>\d+</answer>") == 1.0
+
+
+def test_format_knows_a_thought_by_the_name_that_the_template_gives_it():
+    assert value("format", sample("Two.</thinking><answer>2</answer>", opened="<thinking>\n")) == 1.0
+    assert value("format", sample("Two.</think><answer>2</answer>", opened="<thinking>\n")) == 0.0
+
+
+def test_a_template_that_closes_the_thought_needs_no_other():
+    asked = sample("<answer>2</answer>", opened="<think>\n\n</think>\n\n")
+    assert value("format", asked) == value("format", asked, pattern=THINK_PATTERNS[0]) == 1.0
+
+
 def test_format_pattern_matches_the_whole_completion_and_line_ends():
     assert value("format", sample("A: x\ny"), pattern="A: .*") == 1.0
     assert value("format", sample("so A: x"), pattern="A: .*") == 0.0

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +11,7 @@ from tests.rewards.samples import reward, sample
 from tiercel.errors import DataError
 from tiercel.rewards.boxes import ciou, giou, iou
 from tiercel.rewards.grounding import average_precision, matched_pairs
+from tiercel.samples import SampleImage
 
 PIXELS = {"original_size": (100, 100), "processed_size": (100, 100)}
 
@@ -191,9 +194,49 @@ def test_boxes_beyond_all_pictures_earn_a_number(name, text):
 
 
 def test_hostile_answers_take_no_time():
-    import time
-
     started = time.perf_counter()
     assert value("point_in_box", "x=1" + " " * 200_000 + "z", [0, 0, 10, 10]) == 0.0
     assert value("vlm_r1_rec", "<answer>" * 50_000, [0, 0, 10, 10]) == 0.0
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 30
+
+
+NAMES = ("iou", "giou", "ciou", "box_precision", "box_recall", "box_f1", "box_map", "point_in_box", "vlm_r1_rec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("truth", "says"),
+    [
+        ([1, 364, 980, 949], "thousandths of its sides: write data.boxes: thousandths"),
+        ([0.12, 0.25, 0.48, 0.77], "shares of its sides: write data.boxes: unit"),
+        ([-14, 20, 500, 600], "lies outside its picture of 597 x 640 pixels; give pixels"),
+        ([20, 30, 2000, 1500], "lies outside"),
+        ([20, 30, 600, 640], "lies outside"),
+    ],
+)
+def test_a_right_box_outside_its_picture_is_refused_with_its_likely_space(name, truth, says):
+    size = {"original_size": (597, 640), "processed_size": (597, 640)}
+    with pytest.raises(DataError, match=says):
+        value(name, "<answer>[1, 2, 3, 4]</answer>", truth, size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_picture_and_the_space_of_a_right_box_are_those_of_the_row(name):
+    """The right box of the second picture, 1000 x 500 shown as 500 x 250, which the model writes in resized pixels."""
+    images = tuple(
+        SampleImage(path=None, original_size=size, processed_size=shown)
+        for size, shown in (((100, 100), (100, 100)), ((1000, 500), (500, 250)))
+    )
+    text = "<answer>[150, 100]</answer>" if name == "point_in_box" else "<answer>[100, 50, 200, 150]</answer>"
+    asked = replace(sample(text, [200, 100, 400, 300]), images=images, answer_image=1)
+    assert reward(name=name).score(asked) == pytest.approx(1.0)
+    thousandths = replace(asked, answer=[200, 200, 400, 600], answer_space="thousandths")
+    assert reward(name=name).score(thousandths) == pytest.approx(1.0)
+    shares = replace(asked, answer=[0.2, 0.2, 0.4, 0.6], answer_space="unit")
+    assert reward(name=name).score(shares) == pytest.approx(1.0)
+    with pytest.raises(DataError, match="answer_image"):
+        reward(name=name).score(replace(asked, answer_image=None))
+    with pytest.raises(DataError, match="image 2"):
+        reward(name=name).score(replace(asked, answer_image=2))
+    equal = replace(asked, images=(images[1], images[1]), answer_image=None)
+    assert reward(name=name).score(equal) == pytest.approx(1.0)

@@ -27,6 +27,14 @@ def test_soft_overlong_by_hand(tokens, expected):
         ("go go go go go", -(1 - 1 / 3)),
         ("Go go GO go go", -(1 - 1 / 3)),
         ("short one", 0.0),
+        ("\u6211\u770b\u5230" * 3, -(1 - 3 / 7)),  # three characters, three times: 7 runs, 3 of them distinct
+        ("\u4e00\u4e8c\u4e09\u56db", 0.0),
+        ("\u0e04\u0e19" * 3, -(1 - 2 / 4)),
+        ("\uac00 \ub098 \ub2e4 \uac00 \ub098 \ub2e4", -(1 - 3 / 4)),  # Korean has spaces
+        ("x\u4e00y\u4e00x\u4e00y", -(1 - 4 / 5)),
+        ("0," * 20, -(1 - 2 / 38)),
+        ("a" * 33, -(1 - 1 / 31)),
+        ("a" * 32, 0.0),  # a word
         ("", 0.0),
     ],
 )

@@ -42,15 +42,16 @@ def by_sequence(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Te
     return completions.sums(log_ratios_N, completion_of_N, count)[completion_of_N]
 
 
-def truncate(log_ratios_N: Tensor, cap: float) -> Weights:
-    """Compute min(ratio, cap)."""
-    return Weights(values_N=log_ratios_N.exp().clamp(max=cap), is_capped_N=log_ratios_N.exp() > cap)
+def truncate(log_ratios_N: Tensor, cap: float, floor: float | None) -> Weights:
+    """Compute min(ratio, cap), at least `floor`, which is 0 where it is None."""
+    ratios_N, low = log_ratios_N.exp(), floor or 0.0
+    return Weights(values_N=ratios_N.clamp(low, cap), is_capped_N=(ratios_N > cap) | (ratios_N < low))
 
 
-def mask(log_ratios_N: Tensor, cap: float) -> Weights:
-    """Take the ratio, or 0 where it is above cap or below 1 / cap."""
+def mask(log_ratios_N: Tensor, cap: float, floor: float | None) -> Weights:
+    """Take the ratio, or 0 where it is above cap or below `floor`, which is 1 / cap where it is None."""
     ratios_N = log_ratios_N.exp()
-    is_outside_N = (ratios_N > cap) | (ratios_N < 1 / cap)
+    is_outside_N = (ratios_N > cap) | (ratios_N < (1 / cap if floor is None else floor))
     return Weights(values_N=ratios_N.masked_fill(is_outside_N, 0.0), is_capped_N=is_outside_N)
 
 
@@ -70,7 +71,8 @@ def importance_weights(
     """Compute exp(old - sampler) by token or sequence, bounded. `count`: completions, C; `correction`: of a level other
     than none."""
     log_ratios_N = log_ratios(old_logprobs_N, sampler_logprobs_N)
-    return BOUNDS[correction.mode](LEVELS[correction.level](log_ratios_N, completion_of_N, count), correction.cap)
+    ratios_N = LEVELS[correction.level](log_ratios_N, completion_of_N, count)
+    return BOUNDS[correction.mode](ratios_N, correction.cap, correction.floor)
 
 
 def is_near_policy(
@@ -119,7 +121,7 @@ def drift_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 LEVELS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"token": by_token, "sequence": by_sequence}
-BOUNDS: dict[str, Callable[[Tensor, float], Weights]] = {"truncate": truncate, "mask": mask}
+BOUNDS: dict[str, Callable[[Tensor, float, float | None], Weights]] = {"truncate": truncate, "mask": mask}
 
 
 class Correction(Section):
@@ -129,6 +131,8 @@ class Correction(Section):
     level: Literal["none", "token", "sequence"] = "none"
     """The ratio of the learner's probability to the engine's: of each token, or of the whole completion; none is 1."""
     mode: Literal["truncate", "mask"] = "truncate"
-    """truncate: a ratio above the cap becomes the cap; mask: one above the cap or below 1 / cap becomes 0."""
+    """truncate: a ratio above the cap becomes the cap; mask: one above the cap or below the floor becomes 0."""
     cap: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
     """Largest ratio."""
+    floor: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Smallest ratio, to which truncate raises smaller ones; 0 is none. null: 1 / cap for mask, none for truncate."""

@@ -82,6 +82,9 @@ class Kl(Section):
     place: Literal["loss", "reward"] = "loss"
     """loss: a term of the loss, averaged over tokens as the loss is; reward: the sum over a completion's tokens is
     subtracted from its reward, before the advantage."""
+    by_ratio: bool = False
+    """Multiply the estimate by the token's ratio, so that the gradient of k3 in the loss is that of the divergence,
+    after several updates too (DeepSeek-V3.2 2025; TRL's default)."""
     sync_every: PositiveInt | None = None
     """Steps after which the reference moves towards the policy; null keeps it where the run started."""
     sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -95,11 +98,14 @@ class KlTerm:
     coef: float  # above 0
     place: Literal["loss", "reward"]
     estimator: str  # one of KL_ESTIMATORS
+    by_ratio: bool = False
 
     @classmethod
     def of(cls, kl: Kl) -> KlTerm | None:
         """Make the term that a recipe's `algorithm.kl` asks for; None where its coef is 0."""
-        return cls(coef=kl.coef, place=kl.place, estimator=kl.estimator) if kl.coef > 0 else None
+        if kl.coef == 0:
+            return None
+        return cls(coef=kl.coef, place=kl.place, estimator=kl.estimator, by_ratio=kl.by_ratio)
 
     @property
     def in_loss(self) -> bool:
@@ -114,3 +120,8 @@ class KlTerm:
     def estimate(self, logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
         """Estimate the divergence at each token: (N,), with the gradient of `logprobs_N`, not yet times coef."""
         return KL_ESTIMATORS[self.estimator].estimate(logprobs_N, reference_logprobs_N)
+
+    def term(self, logprobs_N: Tensor, reference_logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+        """Estimate it as a term of the loss: times the token's ratio, with its gradient, where `by_ratio` says so."""
+        estimate_N = self.estimate(logprobs_N, reference_logprobs_N)
+        return (logprobs_N - old_logprobs_N).exp() * estimate_N if self.by_ratio else estimate_N

@@ -89,6 +89,20 @@ LOSSES: dict[str, Loss] = {
         source="SAPO: Gao et al. 2025",
         use="instead of clipping, where bounds are hard to tune",
     ),
+    "vespo": Loss(
+        ratio="product",
+        surrogate="gamma",
+        normalise="token",
+        source="VESPO: Shen et al. 2026",
+        use="completions of much older policies; a smooth weight of the whole completion, without its length",
+    ),
+    "luspo": Loss(
+        ratio="sequence",
+        surrogate="clipped",
+        normalise="sum",
+        source="LUSPO: Liu et al. 2026",
+        use="as `gspo`, whose mean over tokens makes long completions count less by token; bounds as narrow as there",
+    ),
 }
 
 if TYPE_CHECKING:
@@ -117,8 +131,9 @@ class LossKeys(Section):
     surrogate: SurrogateName | None = None
     """What is minimised at each token; null: as the loss was published."""
     normalise: NormaliserName | None = None
-    """Mean over each completion's tokens, then over completions; over all tokens of the minibatch; or the sum over
-    rollout.max_new_tokens x completions. null: as the loss was published; sequence for your own."""
+    """Mean over each completion's tokens, then over completions; over all tokens of the minibatch; the sum over
+    rollout.max_new_tokens x completions; or the sum over completions. null: as the loss was published; sequence for
+    your own."""
 
     @property
     def normaliser_name(self) -> str:

@@ -33,6 +33,11 @@ def per_constant(batch: LossInput) -> Tensor:
     return _everywhere(batch, 1.0 / (batch.longest * max(1, batch.totals.completions)))
 
 
+def per_completion(batch: LossInput) -> Tensor:
+    """Give each token 1 / completions."""
+    return _everywhere(batch, 1.0 / max(1, batch.totals.completions))
+
+
 def _everywhere(batch: LossInput, factor: float) -> Tensor:
     return batch.logprobs_N.new_full(batch.logprobs_N.shape, factor)
 
@@ -62,6 +67,12 @@ NORMALISERS: dict[str, Normaliser] = {
         formula="sum over tokens / (completions x `rollout.max_new_tokens`)",
         source="Dr. GRPO: Liu et al. 2025",
         use="no weight depends on a length, so long wrong completions are not favoured",
+    ),
+    "sum": Normaliser(
+        of=per_completion,
+        formula="sum over each completion's tokens, mean over completions",
+        source="LUSPO: Liu et al. 2026",
+        use="with `ratio: sequence`, where a completion weighs as much as it is long",
     ),
 }
 

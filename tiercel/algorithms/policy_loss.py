@@ -25,12 +25,14 @@ def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
     if kl is not None and batch.kl_N is not None:
         values_N = values_N + kl.coef * batch.kl_N
         token_sums["kl/mean"] = batch.kl_N.detach().sum()
-    if batch.entropy_N is not None:
+    if batch.entropy_N is not None and algorithm.entropy_mean == "loss":
         values_N = values_N - algorithm.entropy_coef * batch.entropy_N
     if batch.teacher_N is not None:
         values_N = values_N + batch.teacher_N
-    normaliser = NORMALISERS[algorithm.normaliser_name]
-    return LossOutput(loss=(values_N * normaliser.of(batch)).sum(), token_sums=token_sums)
+    loss = (values_N * NORMALISERS[algorithm.normaliser_name].of(batch)).sum()
+    if batch.entropy_N is not None and algorithm.entropy_mean == "token":
+        loss = loss - algorithm.entropy_coef * (batch.entropy_N * NORMALISERS["token"].of(batch)).sum()
+    return LossOutput(loss=loss, token_sums=token_sums)
 
 
 def _policy_terms(batch: LossInput, algorithm: Algorithm) -> TokenTerms:

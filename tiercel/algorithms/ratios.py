@@ -29,6 +29,17 @@ def by_sequence_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: i
     return (fixed_N + log_ratios_N - log_ratios_N.detach()).exp()
 
 
+def by_product(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
+    """Take the product of a completion's token ratios, at each of its tokens."""
+    return completions.sums(log_ratios_N, completion_of_N, count).exp()[completion_of_N]
+
+
+def by_product_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
+    """Take the completion's product in value, with the gradient of the token's own ratio."""
+    fixed_N = completions.sums(log_ratios_N.detach(), completion_of_N, count)[completion_of_N]
+    return (fixed_N + log_ratios_N - log_ratios_N.detach()).exp()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio(Described):
     """A ratio that a loss can take."""
@@ -52,6 +63,19 @@ RATIOS: dict[str, Ratio] = {
         formula="r of the completion in value, with the gradient of the token's own",
         source="GSPO-token: Zheng et al. 2025",
         use="as `sequence` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+    ),
+    "product": Ratio(
+        of=by_product,
+        by_token="product_at_token",
+        formula="r the product of the completion's token ratios",
+        source="RLOO: Ahmadian et al. 2024, where a completion is one action",
+        use="several updates by `advantage: rloo`; unbiased, of a variance that grows with the length",
+    ),
+    "product_at_token": Ratio(
+        of=by_product_at_token,
+        formula="r the product of the completion's token ratios in value, with the gradient of the token's own",
+        source="as `product`",
+        use="as `product` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
     ),
 }
 

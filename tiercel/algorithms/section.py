@@ -19,9 +19,15 @@ class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the k
 
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the policy's entropy, which the loss then rewards."""
+    entropy_mean: Literal["loss", "token"] = "loss"
+    """The mean that the entropy is taken by: that of the loss (normalise), or over all tokens of the minibatch, which
+    dr_grpo's constant or a sum does not scale (as in TRL)."""
     top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the minibatch's tokens that the policy term learns from, those of the highest entropy (Wang et al.
     2025, "Beyond the 80/20 rule"); below 1 it takes a pass before the update."""
+    top_entropy_of: Literal["learnt", "all"] = "learnt"
+    """The tokens that top_entropy is a share of: those of completions with an advantage, as in the paper, whose DAPO
+    samples until all have one; or all of the minibatch, as in TRL, which then all take both passes."""
     overlong: Literal["keep", "mask"] = "keep"
     """mask: truncated completions count in the baseline of their group, but the policy does not learn from them (DAPO
     2025); keep: it does."""

@@ -15,6 +15,8 @@ from tiercel.sections import PositiveFloat, Section
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LOG_RATIOS = (math.log(1e-8), 20.0)  # beyond them the weight of gamma is 0 in any case
+
 
 class SurrogateKeys(Section):
     """Keys of the recipe that surrogates read; each surrogate names its own."""
@@ -29,6 +31,14 @@ class SurrogateKeys(Section):
     """Surrogate gated (sapo): temperature of the gate where the advantage is positive."""
     gate_negative: PositiveFloat = 1.05
     """Surrogate gated (sapo): temperature of the gate where the advantage is negative."""
+    gamma_power_positive: PositiveFloat = 2.0
+    """Surrogate gamma (vespo): power of the ratio in its weight where the advantage is positive, k."""
+    gamma_rate_positive: PositiveFloat = 3.0
+    """Surrogate gamma (vespo): rate at which large ratios fade where the advantage is positive, l."""
+    gamma_power_negative: PositiveFloat = 3.0
+    """Surrogate gamma (vespo): k where the advantage is negative."""
+    gamma_rate_negative: PositiveFloat = 2.0
+    """Surrogate gamma (vespo): l where the advantage is negative."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -71,6 +81,19 @@ def gated(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: Surro
     return TokenTerms(values_N=-gates_N * advantages_N, token_sums=_clip_sums(is_low_N=never_N, is_high_N=never_N))
 
 
+def gamma(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
+    """Compute -w A logp, w = r^k exp(l (1 - r)) of the ratio r without gradient: 1 at r = 1, 0 far from it."""
+    log_ratio_N = ratio_N.detach().log().clamp(*_LOG_RATIOS)
+    positive_N = advantages_N >= 0
+    power_N = ratio_N.new_full((), keys.gamma_power_positive).where(positive_N, keys.gamma_power_negative)
+    rate_N = ratio_N.new_full((), keys.gamma_rate_positive).where(positive_N, keys.gamma_rate_negative)
+    weights_N = (power_N * log_ratio_N + rate_N * (1 - log_ratio_N.exp())).exp()
+    never_N = ratio_N.new_zeros(ratio_N.shape).bool()
+    return TokenTerms(
+        values_N=-weights_N * advantages_N * logprobs_N, token_sums=_clip_sums(is_low_N=never_N, is_high_N=never_N)
+    )
+
+
 def _clip_sums(*, is_low_N: Tensor, is_high_N: Tensor) -> dict[str, Tensor]:
     """Count the tokens whose gradient the lower and the upper bound change."""
     return {"clip/low_fraction": is_low_N.sum(), "clip/high_fraction": is_high_N.sum()}
@@ -107,6 +130,15 @@ SURROGATES: dict[str, Surrogate] = {
         formula="-(4 / t) sigmoid(t (r - 1)) A, t = `gate_positive` or `gate_negative` by the sign of A",
         source="SAPO: Gao et al. 2025",
         use="instead of clipping, where bounds are hard to tune",
+    ),
+    "gamma": Surrogate(
+        of=gamma,
+        reads=("gamma_power_positive", "gamma_rate_positive", "gamma_power_negative", "gamma_rate_negative"),
+        learns_by_ratio=False,
+        formula="-r^k exp(l (1 - r)) A log p, r without gradient; k = `gamma_power_positive` or "
+        "`gamma_power_negative`, l = `gamma_rate_positive` or `gamma_rate_negative` by the sign of A",
+        source="VESPO: Shen et al. 2026",
+        use="completions of much older policies, whose products of ratios are far from 1",
     ),
 }
 

@@ -72,6 +72,11 @@ def _correction(recipe: GrpoRecipe) -> Problems:
             f"none given with rollout.lookahead {rollout.lookahead}, whose completions an older policy drew; "
             "write token or sequence"
         )
+    if correction.floor is not None and correction.level == "none":
+        yield Keys("algorithm.correction.floor", "algorithm.correction.level").problem(
+            f"{correction.floor:g} given with level none, which takes no ratio; write level: token or sequence, or "
+            "remove it"
+        )
     for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
         value = rollout.top_p if key == "rollout.top_p" else rollout.top_k
         cause = "algorithm.correction" if correction.level != "none" else "algorithm.off_policy_delta"
@@ -107,11 +112,24 @@ def _loss(recipe: GrpoRecipe) -> Problems:
             f"{algorithm.delta:g} given, not above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}; it "
             "bounds ratios beyond the upper clip; write a larger one, such as 4"
         )
+    yield from _entropy(algorithm)
     shared = _shared_gradient(algorithm)
     if algorithm.top_entropy < 1 and shared is not None:
         yield Keys("algorithm.top_entropy", *PARTS).problem(
             f"{algorithm.top_entropy:g} given with {shared.given}, whose tokens share one gradient; write "
             f"{shared.remedy}"
+        )
+
+
+def _entropy(algorithm: Algorithm) -> Problems:
+    """Judge what belongs to a weight or a share of entropies that the recipe does not have."""
+    if algorithm.entropy_mean != "loss" and algorithm.entropy_coef == 0:
+        yield Keys("algorithm.entropy_mean", "algorithm.entropy_coef").problem(
+            f"{algorithm.entropy_mean} given with algorithm.entropy_coef 0; write a coef, such as 0.001, or remove it"
+        )
+    if algorithm.top_entropy_of != "learnt" and algorithm.top_entropy == 1:
+        yield Keys("algorithm.top_entropy_of", "algorithm.top_entropy").problem(
+            f"{algorithm.top_entropy_of} given with algorithm.top_entropy 1; write a share, such as 0.2, or remove it"
         )
 
 
@@ -164,7 +182,9 @@ def _shared_gradient(keys: LossKeys) -> SharedGradient | None:
         return None
     if keys.ratio is not None:
         return SharedGradient(given=f"algorithm.ratio {keys.ratio}", remedy=f"algorithm.ratio: {ratio}")
-    names = [name for name, loss in LOSSES.items() if (loss.ratio, loss.surrogate) == (ratio, parts.surrogate)]
+    named = LOSSES[keys.loss] if isinstance(keys.loss, str) else parts
+    same = (ratio, parts.surrogate, named.normalise)
+    names = [name for name, loss in LOSSES.items() if (loss.ratio, loss.surrogate, loss.normalise) == same]
     remedy = f"algorithm.loss: {names[0]}" if names else f"algorithm.ratio: {ratio}"
     return SharedGradient(given=f"algorithm.loss {keys.loss}", remedy=remedy)
 
@@ -210,6 +230,7 @@ def _reference(recipe: GrpoRecipe) -> Problems:
     if kl.coef == 0:
         for name, value, is_given in (
             ("place", kl.place, kl.place != "loss"),
+            ("by_ratio", "true", kl.by_ratio),
             ("sync_every", kl.sync_every, kl.sync_every is not None),
         ):
             if is_given:
@@ -229,6 +250,11 @@ def _reference(recipe: GrpoRecipe) -> Problems:
         yield Keys("algorithm.kl.place", "algorithm.advantage").problem(
             f"reward given with algorithm.advantage {recipe.algorithm.advantage}, which does not look at the sum "
             "of the rewards, from which the penalty is subtracted; write loss"
+        )
+    if kl.by_ratio and (kl.place, kl.estimator) != ("loss", "k3"):
+        yield Keys("algorithm.kl.by_ratio", "algorithm.kl.estimator", "algorithm.kl.place").problem(
+            f"true given with estimator {kl.estimator} and place {kl.place}; the ratio mends the gradient of k3 in the "
+            "loss; write estimator: k3 and place: loss, or remove it"
         )
     if kl.sync_every is None and kl.sync_mix != 1:
         yield Keys("algorithm.kl.sync_mix", "algorithm.kl.sync_every").problem(

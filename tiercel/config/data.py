@@ -1,5 +1,6 @@
 """The section `data` of a recipe."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -15,7 +16,10 @@ from tiercel.sections import (
     form_of,
 )
 
-FormatName = Literal["tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "trl", "rlhf_v", "refcoco"]
+FormatName = Literal[
+    "tiercel", "swift", "vlm_r1", "sharegpt", "alpaca", "openai", "trl", "rlhf_v", "qa", "verl", "refcoco"
+]
+BoxSpace = Literal["pixels", "thousandths", "unit"]
 RowFormat = Literal["auto", FormatName]
 
 
@@ -30,6 +34,10 @@ class MixedFile(Section):
     """Layout of its rows; null takes data.format."""
     image_root: str | None = None
     """Directory of its images; null takes data.image_root, or else its own directory."""
+    columns: Mapping[str, str] | None = None
+    """Other names of its columns; null takes data.columns."""
+    boxes: BoxSpace | None = None
+    """What its boxes are in; null takes data.boxes."""
 
 
 class HeldOut(Section):
@@ -70,11 +78,20 @@ class Data(Section):
     {fraction: 0.01} or {count: 100} of the training rows."""
     format: RowFormat = "auto"
     """Layout of the rows; auto decides per file from its first rows."""
+    columns: Mapping[str, str] = {}
+    """Other names of columns: {question: problem, images: image} reads `problem` as `question` and `image` as `images`;
+    a dot leads into a column. Each must be there."""
+    ids: Literal["own", "line"] = "own"
+    """Ids of rows: their own, which differ within a file, or file and line, where several rows share one. The column id
+    is then one like others."""
     image_root: str | None = None
     """Images resolve under this directory; null takes the row file's directory."""
     image_roots: tuple[str, ...] = ()
     """More directories in which an image that is named by an absolute path may lie. Any other path is refused;
     symbolic links are followed first."""
+    boxes: BoxSpace = "pixels"
+    """What boxes, points and right answers of boxes in the rows are in: pixels of the original image, thousandths or
+    unit (shares) of its sides. A box outside its image is refused. refcoco and ms-swift's norm1 say it themselves."""
     shuffle: bool = True
     """Order of the rows in an epoch: a function of (seed, epoch, index); false keeps the file's order."""
     max_prompt_tokens: PositiveInt = 4096

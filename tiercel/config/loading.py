@@ -15,14 +15,15 @@ from tiercel.config.path_rules import path_problems
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
-from tiercel.config.yaml_text import YamlProblem, parse, render
+from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
 from tiercel.errors import RecipeError
 from tiercel.rewards.variants import without_nulls
-from tiercel.sections import Keys, Problem, shown
+from tiercel.sections import Keys, Problem, RuleError, shown
 
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
 
+_DEEPEST = 20  # names in a key
 _OVERRIDE = re.compile(r"(?P<key>[\w-]+(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
 
 # Stands where a required value is missing or wrong, so that the rules can judge the rest; never reaches a run.
@@ -135,7 +136,8 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
     """Read the recipe as plain data, and write lines on keys given twice and on malformed overrides."""
     source = str(path)
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        with Path(path).open("rb") as file:
+            text = file.read(4 * LARGEST_TEXT + 1).decode("utf-8-sig")  # which is too long for `parse`
     except FileNotFoundError as error:
         raise RecipeError([f"no such file (looked from {Path.cwd()})"], source) from error
     except IsADirectoryError as error:
@@ -181,6 +183,8 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
     if twice:
         raise _OverrideProblem("; ".join(twice))
     parts = match["key"].split(".")
+    if len(parts) > _DEEPEST:
+        raise _OverrideProblem(f"has {len(parts):,} names joined by dots; a key has at most {_DEEPEST}")
     if value is None and declared_name(match["key"]) in sections_never_null():
         return _without(tree, parts)
     return _assign(tree, parts, value, "")
@@ -208,7 +212,7 @@ def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
         index = int(name)
         return [*branch[:index], _assign(branch[index], rest, value, here), *branch[index + 1 :]]
     if branch is not None and not isinstance(branch, dict):
-        raise _OverrideProblem(f"{prefix} is the value {shown(branch)}, so it has no key {name}")
+        raise _OverrideProblem(f"{prefix} is the value {shown(branch, key=prefix)}, so it has no key {name}")
     if name.isdigit():
         raise _OverrideProblem(f"{prefix or 'the recipe'} is no list, so it has no entry {name}")
     section = branch or {}
@@ -236,9 +240,10 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Proble
     if isinstance(rewards := tree.get("rewards"), list):
         tree = {**tree, "rewards": [without_nulls(entry) for entry in rewards]}
     try:
-        recipe = _validate(tree, kind)
-        return recipe, rule_problems(recipe)
+        return _validate(tree, kind), []
     except ValidationError as error:
+        if refused := _of_rules(error):
+            return None, refused
         problems = schema_problems(error, kind)
         wrong = [location_of(details) for details in error.errors(include_url=False, include_input=False)]
     if any(len(location) > 1 and location[0] == "rewards" for location in wrong):
@@ -246,14 +251,27 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Proble
     if () in wrong:
         return None, problems
     try:
-        rest = _validate(_with_stand_ins(tree, wrong), kind)
-    except ValidationError:
+        _validate(_with_stand_ins(tree, wrong), kind)
         return None, problems
+    except ValidationError as error:
+        refused = _of_rules(error)
     unsure = [problem.key for problem in problems]
     unsure += [path for problem in problems for path in problem.also if not _has(tree, path)]  # perhaps meant
-    return None, problems + [
-        problem for problem in rule_problems(rest) if not any(problem.touches(path) for path in unsure)
-    ]
+    return None, problems + [problem for problem in refused if not any(problem.touches(path) for path in unsure)]
+
+
+def _of_rules(error: ValidationError) -> list[Problem]:
+    """List what the rules refused of a recipe that the schema admits; none where the schema refused it."""
+    causes = [details.get("ctx", {}).get("error") for details in error.errors(include_url=False, include_input=False)]
+    return [problem for cause in causes if isinstance(cause, RuleError) for problem in cause.problems]
+
+
+def require_sound(recipe: Recipe) -> None:
+    """Judge a recipe that was made or copied in Python as one of a file is judged, its paths among it. Raises
+    RecipeError."""
+    problems = rule_problems(recipe) + path_problems(recipe.model_dump(mode="json"))
+    if lines := [problem.line for problem in problems or deepspeed_problems(recipe)]:
+        raise RecipeError(lines)
 
 
 def _has(tree: Any, path: str) -> bool:

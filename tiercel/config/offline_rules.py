@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 
-from tiercel.algorithms.pair_section import PAIR_LOSS_NAMES, SMOOTHED, WITHOUT_REFERENCE
+from tiercel.algorithms.pair_section import (
+    MATCHED,
+    OF_DIVERGENCES,
+    OF_MEANS,
+    PAIR_LOSS_NAMES,
+    SMOOTHED,
+    WITHOUT_REFERENCE,
+)
 from tiercel.config.keys import named
 from tiercel.config.parts import keeps_start, whole_parts
-from tiercel.config.schema import BaseRecipe, DpoRecipe, OfflineRecipe
+from tiercel.config.schema import BaseRecipe, DpoRecipe, OfflineRecipe, SftRecipe
 from tiercel.sections import Keys, Problems
 
 
@@ -64,11 +71,16 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
     if not isinstance(recipe, DpoRecipe):
         return
     dpo = recipe.dpo
-    others = tuple(name for name in PAIR_LOSS_NAMES if name != "orpo")
+    others = tuple(name for name in PAIR_LOSS_NAMES if name not in ("orpo", *MATCHED))
+    of_sums = tuple(name for name in PAIR_LOSS_NAMES if name not in OF_MEANS)
     with_reference = tuple(name for name in PAIR_LOSS_NAMES if name not in WITHOUT_REFERENCE)
     for key, is_given, takers in (
         ("gamma", dpo.gamma is not None, ("simpo",)),
+        ("divergence", dpo.divergence != "reverse_kl", OF_DIVERGENCES),
+        ("tau", dpo.tau is not None, ("discopop",)),
         ("label_smoothing", dpo.label_smoothing > 0, SMOOTHED),
+        ("wpo", dpo.wpo, tuple(name for name in PAIR_LOSS_NAMES if name not in MATCHED)),
+        ("ld_alpha", dpo.ld_alpha is not None, of_sums),
         ("length_normalised", dpo.length_normalised, others),
         ("precompute_reference", dpo.precompute_reference, with_reference),
     ):
@@ -77,6 +89,41 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
                 f"{getattr(dpo, key)} given, but the loss {dpo.loss} has no place for it; remove it (it belongs "
                 f"to {', '.join(takers)})"
             )
+    if dpo.divergence != "reverse_kl" and dpo.length_normalised:
+        yield Keys("dpo.divergence", "dpo.length_normalised").problem(
+            f"{dpo.divergence} given with dpo.length_normalised true; a divergence is of an answer's probability, not "
+            "of a mean over its tokens; remove one of the two"
+        )
+    if dpo.ld_alpha is not None and dpo.length_normalised:
+        yield Keys("dpo.ld_alpha", "dpo.length_normalised").problem(
+            f"{dpo.ld_alpha:g} given with dpo.length_normalised true, which takes means over tokens; remove one of the "
+            "two"
+        )
+    if dpo.divergence_alpha is not None and dpo.divergence != "alpha":
+        yield Keys("dpo.divergence_alpha", "dpo.divergence").problem(
+            f"{dpo.divergence_alpha:g} given with dpo.divergence {dpo.divergence}, which does not read it; write "
+            "dpo.divergence: alpha, or remove it"
+        )
+    if dpo.loss == "exo_pair" and dpo.label_smoothing == 0:
+        yield Keys("dpo.label_smoothing", "dpo.loss").problem(
+            "0 given, but the loss exo_pair takes its logarithm; write a small one, such as 0.001"
+        )
+
+
+def _token_loss(recipe: OfflineRecipe) -> Problems:
+    if isinstance(recipe, SftRecipe) and recipe.sft.loss == "dft" and recipe.sft.label_smoothing > 0:
+        yield Keys("sft.label_smoothing", "sft.loss").problem(
+            f"{recipe.sft.label_smoothing:g} given, but the loss dft weighs a token by its own probability alone; "
+            "remove one of the two"
+        )
+
+
+def _noise(recipe: OfflineRecipe) -> Problems:
+    if isinstance(recipe, SftRecipe) and recipe.sft.neftune_alpha is not None and recipe.data.group_by_prefix:
+        yield Keys("sft.neftune_alpha", "data.group_by_prefix").problem(
+            f"{recipe.sft.neftune_alpha:g} given with data.group_by_prefix true; rows share the computation of their "
+            "beginning, and noise would give each its own; remove one of the two"
+        )
 
 
 def _kept_start(recipe: OfflineRecipe) -> Problems:
@@ -94,5 +141,7 @@ OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
     _grouped_rows,
     _shared_dropout,
     _pair_loss,
+    _token_loss,
+    _noise,
     _kept_start,
 )

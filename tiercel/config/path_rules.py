@@ -67,10 +67,14 @@ def _model_fault(given: str) -> str | None:
     if isfile(directory):
         return f"this is a file; write its directory, {dirname(directory) or '.'}"
     if not isdir(directory):
-        return f"{_no_such('directory')}; a model of the hub is written organisation/name"
+        return f"{_no_such('directory', directory)}; a model of the hub is written organisation/name"
     if not isfile(join(directory, "config.json")):
         return "the directory has no config.json; write the directory of a Hugging Face checkpoint"
     return None
+
+
+def _start_fault(given: str) -> str | None:
+    return None if isfile(join(given, "config.yaml")) else _adapter_fault(given)  # a run, whose adapter is found later
 
 
 def _adapter_fault(given: str) -> str | None:
@@ -125,18 +129,22 @@ def _call_fault(given: str) -> str | None:
 def _output_fault(given: str) -> str | None:
     if not given.strip():
         return "must name a directory, such as runs/first"
+    if given.startswith("~") or "$" in given:
+        return _no_such("directory", given)
     return "this is a file; write a directory, which is made where it is missing" if isfile(given) else None
 
 
 def _no_such(what: str, given: str = "") -> str:
     if given.startswith("~"):
         return f"~ is not expanded here; write {expanduser(given)}"
+    if "$" in given:
+        return "variables are not expanded here; write the path in full"
     return f"no such {what} (looked from {getcwd()})"
 
 
 PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "model.path": _model_fault,
-    "lora.init": _adapter_fault,
+    "lora.init": _start_fault,
     "data.train": _rows_fault,
     f"data.mix.{ENTRY}.path": _rows_fault,
     f"data.mix.{ENTRY}.image_root": _image_root_fault,

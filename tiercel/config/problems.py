@@ -21,6 +21,7 @@ from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 from tiercel.rewards.builtin import BY_NAME, CALL, takers
 from tiercel.rewards.variants import TAGS, lowered
+from tiercel.secret_names import harmless
 from tiercel.sections import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 
 FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks of which of several sections a location is in
@@ -58,7 +59,7 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     if details["type"] == "extra_forbidden":
         for leaf, value in unknown_leaves(path, details["input"]):
             suggestion = nearest_key(leaf)
-            text = f"{_given(value)}no such key; {_instead(suggestion, leaf, kind)}"
+            text = f"{_given(value, leaf)}no such key; {_instead(suggestion, leaf, kind)}"
             yield Keys(leaf, *((suggestion.key,) if suggestion.key else ())).problem(text)
         return
     if details["type"] == "missing" and declared_name(path) in keys_of(kind):
@@ -67,11 +68,18 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     key = _key_of(path, kind)
     explain = EXPLANATIONS.get(details["type"])
     reason = explain(details, key) if explain is not None else _wrong_value(details, key)
-    yield Keys(path).problem(f"{_given(details['input'])}{reason}")
+    yield Keys(path).problem(f"{_given(details['input'], _secret_part(key))}{reason}")
 
 
-def _given(value: Any) -> str:
-    return f"{shown(value)} given; " if value is not None else "nothing given; "
+def _given(value: Any, key: str) -> str:
+    """`key`: as for `harmless`."""
+    return f"{shown(value, key=key)} given; " if value is not None else "nothing given; "
+
+
+def _secret_part(key: Key) -> str:
+    """Return the part of a declared key's name that makes its value one not to show: a judge's key is no number of
+    tokens."""
+    return key.leaf if key.leaf == "key" else ""
 
 
 def _key_of(path: str, kind: Kind) -> Key:
@@ -93,8 +101,8 @@ def _of_other_rewards(details: ErrorDetails) -> str:
     """Explain a key that other rewards take."""
     name = _reward_name(details)
     named = "a reward by call" if name == CALL else f"the reward {name}"
-    given = "" if isinstance(details["input"], dict) else f"{shown(details['input'])} "
     option = str(details["loc"][-1])
+    given = "" if isinstance(details["input"], dict) else f"{shown(details['input'], key=option)} "
     return f"{given}given, but {named} does not take it; remove it (it belongs to {', '.join(takers(option))})"
 
 
@@ -179,7 +187,7 @@ def _text(details: ErrorDetails, key: Key) -> str:
     if key.path == "data.eval":
         return "must be a file of rows, or {fraction: 0.01} or {count: 100} of the training rows"
     if isinstance(value, bool | int | float):
-        return f'must be text; put it in quotes: "{shown(value)}"'
+        return f'must be text; put it in quotes: "{shown(value, key=_secret_part(key))}"'
     if isinstance(value, list) and key.path == "lora.targets":
         names = "|".join(str(item) for item in value)
         return f'must be one word or one regular expression, such as ".*({names})"'
@@ -188,7 +196,7 @@ def _text(details: ErrorDetails, key: Key) -> str:
 
 def _word(details: ErrorDetails, key: Key) -> str:
     allowed = allowed_words(key.field.annotation)
-    choices = f"must be {' or '.join(allowed)}" if len(allowed) < 3 else f"must be one of {', '.join(allowed)}"
+    choices = f"must be {allowed[0]}" if len(allowed) == 1 else f"must be one of {', '.join(allowed)}"
     given = details["input"]
     if isinstance(given, str) and is_call(given) and key.path in ("algorithm.loss", "algorithm.advantage"):
         return f"for a function of your own write {{call: {given}}}; else it {choices}"
@@ -204,7 +212,9 @@ def _section(details: ErrorDetails, key: Key) -> str:
     if details["input"] is None:
         return f"the section is empty; leave it out, or give it keys ({keys})"
     if key.path == "rewards" and isinstance(details["input"], str):
-        return f"must be an entry of its own; write {{name: {details['input']}}}, or {{call: file.py:function}}"
+        return (
+            f"must be an entry of its own; write {{name: {harmless(details['input'])}}}, or {{call: file.py:function}}"
+        )
     return f"must be a section with the keys {keys}"
 
 
@@ -214,7 +224,7 @@ def _list(details: ErrorDetails, key: Key) -> str:
     given = details["input"]
     if isinstance(given, str):
         meant = nearest_word(key.path, given, allowed_words(key.field.annotation)).key
-        return f"must be a list; write [{meant or given}]"
+        return f"must be a list; write [{meant or harmless(given)}]"
     return _wrong_value(details, key)
 
 

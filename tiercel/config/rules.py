@@ -1,5 +1,6 @@
 """Judgements that look at more than one key. They refuse and never fill in."""
 
+import re
 from collections.abc import Callable, Mapping
 
 from tiercel.config.algorithm_rules import ALGORITHM_RULES
@@ -9,7 +10,7 @@ from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.offline_rules import OFFLINE_RULES, dropout
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.reward_rules import reward_entries, reward_names
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Kind, Purpose, Recipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Kind, OfflineRecipe, Purpose
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
 from tiercel.config.teacher_rules import distill, teacher, template_problems
@@ -36,12 +37,15 @@ COMPARES: dict[Kind, tuple[str, tuple[str, ...]]] = {
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
 
-def rule_problems(recipe: Recipe) -> list[Problem]:
-    """List all judgements on a recipe that the schema admits, in the order of its sections. Reads no file."""
+def rule_problems(recipe: BaseRecipe) -> list[Problem]:
+    """List all judgements on a recipe that the schema admits, in the order of its sections. Reads no file. A recipe
+    calls it when it is made; call it for one that was copied with other values."""
     problems = [problem for rule in COMMON_RULES for problem in rule(recipe)]
     if isinstance(recipe, GrpoRecipe):
-        return problems + [problem for rule in GRPO_RULES for problem in rule(recipe)]
-    return problems + [problem for rule in OFFLINE_RULES for problem in rule(recipe)]
+        problems += [problem for rule in GRPO_RULES for problem in rule(recipe)]
+    if isinstance(recipe, OfflineRecipe):
+        problems += [problem for rule in OFFLINE_RULES for problem in rule(recipe)]
+    return problems
 
 
 def _pixels(recipe: BaseRecipe) -> Problems:
@@ -188,7 +192,8 @@ def _lora_targets(recipe: BaseRecipe) -> Problems:
         return
     targets = recipe.lora.targets
     words = ", ".join(TARGET_WORDS)
-    meant = nearest_word("lora.targets", targets, TARGET_WORDS).key
+    is_expression = re.search(r"[\\.+?()\[\]|^$]", targets) is not None
+    meant = None if is_expression else nearest_word("lora.targets", targets, TARGET_WORDS).key
     if meant is not None:
         yield Keys("lora.targets").problem(f"{shown(targets)} given; the words are {words}; write {meant}")
     elif (fault := regex_fault(targets)) is not None:
@@ -414,3 +419,4 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     teacher,
     distill,
 )
+BaseRecipe.judge = rule_problems

@@ -3,12 +3,14 @@
 Nothing here fills in a value that depends on another key, and nothing here imports torch.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
 from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.sft import Sft
 from tiercel.algorithms.teacher import RowsTeacher, Teacher
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
@@ -21,6 +23,8 @@ from tiercel.sections import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Problem,
+    RuleError,
     Section,
     Source,
 )
@@ -65,7 +69,8 @@ class Lora(Section):
     """Which linear layers: language, vision, projector, all, or a regular expression on module names. Experts are
     adapted only by an expression that matches the names of their weights."""
     init: str | None = None
-    """Directory of an adapter to continue from, such as an SFT run's; it is then the KL reference as well."""
+    """Directory of an adapter to continue from, or of a run (an SFT run's, say), whose newest checkpoint is taken once;
+    it is then the KL reference as well."""
     kind: LoraKind = "lora"
     """rslora multiplies by alpha / sqrt(rank), so that high ranks learn as fast (Kalajdzievski 2023); dora also trains
     the length of each row of a weight (Liu et al. 2024), and is slower; lora does neither."""
@@ -233,6 +238,7 @@ class BaseRecipe(Section):
 
     kind: ClassVar[Kind]
     purpose: ClassVar[Purpose]
+    judge: ClassVar[Callable[[Any], list[Problem]]]  # set by rules.py, which looks at the classes of this file
 
     model: Model
     lora: Lora | None = None
@@ -249,6 +255,12 @@ class BaseRecipe(Section):
     needs its package."""
     output: str
     """The run directory; the same command again continues from its newest valid checkpoint."""
+
+    @model_validator(mode="after")
+    def _agrees_with_the_rules(self) -> Self:
+        if problems := type(self).judge(self):
+            raise RuleError(problems)
+        return self
 
     @property
     def needs_reference(self) -> bool:
@@ -285,6 +297,7 @@ class SftRecipe(OfflineRecipe):
 
     kind = "sft"
     purpose = "sft"
+    sft: Sft = Sft()
 
 
 class DpoRecipe(OfflineRecipe):

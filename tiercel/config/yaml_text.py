@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from tiercel.shortening import brief
-
+LARGEST_TEXT = 1 << 18  # characters; recipes have thousands
+MOST_NODES = 100_000  # with what aliases repeat
 _MERGE = "tag:yaml.org,2002:merge"
 _BOOLEANS = {"true": True, "false": False}
 _PATTERNS = {
@@ -49,7 +49,7 @@ def _scalar(convert: Callable[[str], Any]) -> Callable[["_Loader", yaml.ScalarNo
         try:
             return convert(loader.construct_scalar(node))
         except (ValueError, KeyError) as error:
-            raise _fault(f"{brief(repr(node.value), 60)} is not a value of this type", node) from error
+            raise _fault("not a value of this type", node) from error  # it may be a secret
 
     return construct
 
@@ -92,11 +92,21 @@ class _Loader(yaml.SafeLoader):
         self.flatten_mapping(node)  # puts what `<<` brings before the mapping's own keys
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
 
+    def get_single_data(self) -> Any:
+        node = self.get_single_node()
+        if node is None:
+            return None
+        if (count := _nodes_with_aliases(node, {})) > MOST_NODES:
+            raise _fault(f"{count:,} values, of which aliases repeat most; a recipe has at most {MOST_NODES:,}", node)
+        return self.construct_document(node)
+
     def sequence(self, node: yaml.SequenceNode) -> list[Any]:
         return self.construct_sequence(node, deep=True)
 
     def undefined(self, node: yaml.Node) -> None:
-        raise _fault(f"the tag {node.tag} is not used in recipes; write plain values", node)
+        raise _fault(
+            "tags are not used in recipes; write plain values, and a text that begins with ! in quotes", node
+        )  # which may be a password
 
     yaml_constructors = {  # noqa: RUF012 (PyYAML looks it up on the class)
         "tag:yaml.org,2002:null": _scalar(lambda text: None),
@@ -108,6 +118,17 @@ class _Loader(yaml.SafeLoader):
         "tag:yaml.org,2002:map": mapping,
         None: undefined,
     }
+
+
+def _nodes_with_aliases(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Count the nodes of a tree, each as often as it is named. An alias inside of what it names counts as one."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node not in known:
+        known[node] = 1
+        children = [each for pair in node.value for each in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[node] = 1 + sum(_nodes_with_aliases(child, known) for child in children)
+    return known[node]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -129,6 +150,8 @@ def parse(text: str) -> tuple[Any, list[str]]:
     Raises:
         YamlProblem: the text cannot be read at all.
     """
+    if len(text) > LARGEST_TEXT:
+        raise YamlProblem(f"{len(text):,} characters; a recipe has at most {LARGEST_TEXT:,}")
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
@@ -153,6 +176,8 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
         return problem
     if r"'\t'" in problem:
         return "a tab stands here; indent with spaces, not with tabs"
+    if "alias" in problem:
+        return "wrong syntax (undefined alias); put a text that begins with * in quotes"  # which may be a password
     hints = {
         "mapping values are not allowed": "put a text that holds a colon in quotes, and check the indentation",
         "could not find expected ':'": "write `key: value`",

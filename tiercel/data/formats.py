@@ -8,6 +8,8 @@ alpaca    LLaMA-Factory: instruction, input, output, history, system, images
 openai    OpenAI: messages whose content has text and image_url parts; pictures are data: URLs or paths
 trl       TRL: prompt with completion, or with chosen and rejected (preferences.py)
 rlhf_v    RLHF-V: image, question, chosen, rejected
+qa        images, question (or problem) and answer, as Geometry3K and most sets of questions on pictures have them
+verl      prompt as a list of turns, reward_model with ground_truth
 refcoco   referring expressions: image, bbox as [x, y, width, height], expression (or several in sentences)
 
 All formats except openai take their images from `images` or `image`. Everything that is not part of the conversation
@@ -16,34 +18,41 @@ them by name.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from os.path import basename, splitext
 from typing import Any
 
 from tiercel.config.data import FormatName
 from tiercel.data.image_parts import has_image_parts, read_image_parts
-from tiercel.data.plain import require_plain, require_plain_value
+from tiercel.data.plain import foreign_columns, require_plain, require_plain_value
 from tiercel.data.preferences import SIDES, label_of, pair_in_text, without
 from tiercel.data.rows import (
     BOX_MARK,
+    REFERENCE_MARK,
     ROLES,
     Reading,
     Role,
     RowDraft,
+    answer_start,
+    count_marks,
     finish,
     given,
     is_number,
     read_box_images,
     read_boxes,
     read_content,
+    read_image_number,
     read_images,
     read_messages,
     read_pixels,
     read_videos,
     shortened,
+    with_turns_of_text,
 )
 from tiercel.errors import DataError
+from tiercel.samples import column
 from tiercel.types import Message, RejectedRow, Row
 
 _SHARE_GPT_ROLES: dict[str, Role] = {
@@ -55,8 +64,20 @@ _SHARE_GPT_ROLES: dict[str, Role] = {
 }
 
 _OPENAI_ROLES: dict[str, Role] = {"system": "system", "developer": "system", **ROLES}
+VERL_ANSWER = "reward_model.ground_truth"
+_QUESTIONS = ("question", "problem", "prompt")  # what a question is called beside its answer
 _EXPRESSIONS = ("expression", "caption", "sentence", "sent")
 _SEVERAL = ("sentences", "captions")
+# What any format reads; of every other column a value that JSON does not know is left out.
+# fmt: off
+_READ = frozenset((
+    "id", "messages", "conversations", "query", "response", "history", "system", "instruction", "input", "output",
+    "prompt", "completion", "question", "problem", "chosen", "rejected", "rejected_response", "rejected_messages",
+    "label", "kto_tag", "objects", "boxes", "box_images", "bbox", "file_name", "answer", "solution",
+    "reward_model", "min_pixels", "max_pixels", "tools", "functions", "audio", "audios", "text",
+    *_EXPRESSIONS, *_SEVERAL,
+))
+# fmt: on
 
 
 def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
@@ -65,14 +86,15 @@ def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
     messages = read_messages(record.get("messages"), "messages")
     draft = _draft(record, messages, read=("messages", "answer", "boxes", "box_images"), answers=())
     box_images = read_box_images(record.get("box_images"), "box_images", len(boxes))
-    return replace(draft, answer=record.get("answer"), boxes=boxes, box_images=box_images)
+    answer = record["answer"] if given(record, "answer") else draft.answer
+    return replace(draft, answer=answer, boxes=boxes, box_images=box_images)
 
 
 def from_swift(record: Mapping[str, Any]) -> RowDraft:
     """Read ms-swift's rows: the standard form with `messages`, or `query` and `response`."""
     _refuse(record, "audios", "audio", "tools")
     messages = _swift_messages(record)
-    objects = record.get("objects")
+    objects = _objects(record.get("objects"))
     if objects is not None and not isinstance(objects, Mapping):
         raise DataError('must be an object {"ref": [...], "bbox": [...]}', field="objects")
     objects = objects or {}
@@ -86,7 +108,7 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
         references=_references(objects.get("ref")),
         boxes=boxes,
         box_images=read_box_images(objects.get("image_id"), "objects.image_id", len(boxes)),
-        boxes_are_unit=kind == "norm1",
+        box_space="unit" if kind == "norm1" else None,
         boxes_field="objects.bbox",
     )
 
@@ -99,7 +121,19 @@ def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
     else:
         field = "problem"
         messages = (Message(role="user", content=read_content(record.get(field), field)),)
-    return _draft(record, messages, field, read=("conversations",), answers=("solution",), otherwise=last)
+    answers = ("solution", "answer") if field == "problem" else ("solution",)
+    draft = _draft(record, messages, field, read=("conversations",), answers=answers, otherwise=last)
+    return replace(draft, named=_named_by_vlm_r1(messages, last))
+
+
+def _named_by_vlm_r1(messages: Sequence[Message], last: Any) -> dict[str, Any]:
+    """Make what VLM-R1 makes of a conversation for its rewards: problem, and the answer in tags."""
+    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    named = {"problem": asked.replace("<image>", ""), "accu_reward_method": "default"}
+    if last is not None:
+        answer = last.replace("<answer>", "").replace("</answer>", "").strip() if isinstance(last, str) else last
+        named["solution"] = f"<answer> {answer} </answer>"
+    return named
 
 
 def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
@@ -154,7 +188,9 @@ def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
         boxes=boxes,
         box_images=(0,),
         boxes_field="bbox",
-        boxes_are_inside=True,
+        box_space="pixels",
+        answer_space="pixels",
+        boxes_are_sides=True,
     )
 
 
@@ -171,6 +207,51 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
     return _draft(record, messages, "prompt", read=read, answers=("answer", "solution"))
 
 
+def from_qa(record: Mapping[str, Any]) -> RowDraft:
+    """Read a question, as text or as turns, and its answer, which is also the assistant turn where it is text, a number
+    or a list of numbers and no turn of the assistant is there."""
+    _refuse(record, "tools", "chosen", "rejected")
+    field = next((key for key in _QUESTIONS if given(record, key)), _QUESTIONS[0])
+    asked = record.get(field)
+    turns = list(asked) if isinstance(asked, list) else [{"role": "user", "content": read_content(asked, field)}]
+    draft = _draft(record, read_messages(turns, field), field, read=(field,), answers=("answer", "solution"))
+    if draft.messages[-1].role != "user" or draft.answer is None:
+        return draft
+    given_answer = record.get("answer") if given(record, "answer") else draft.answer
+    text = _answer_text(given_answer)
+    answered = () if text is None else (Message(role="assistant", content=text),)
+    return replace(draft, messages=(*draft.messages, *answered))
+
+
+def _answer_text(answer: Any) -> str | None:
+    """Write an answer as a turn; None where it is not one answer, such as a list of admissible texts."""
+    if isinstance(answer, str):
+        return answer
+    numbers = answer if isinstance(answer, list) else [answer]
+    if not numbers or not all(is_number(number) for number in numbers):
+        return None
+    # A column of whole numbers in which one is missing is read from Parquet as one of fractions.
+    is_whole = isinstance(answer, float) and answer.is_integer()
+    return json.dumps(int(answer) if is_whole else answer)
+
+
+def _is_plain_question(format: FormatName, record: Mapping[str, Any]) -> bool:
+    """Whether a record has nothing of what its file's format reads, but a question with an answer beside it: then it is
+    read as what it is."""
+    keys = FORMATS[format].turns
+    is_answered = given(record, "answer") or column(record, VERL_ANSWER) is not None
+    return bool(keys) and not any(given(record, key) for key in keys) and is_answered and _has_question(record)
+
+
+def _has_question(record: Mapping[str, Any]) -> bool:
+    return any(given(record, key) for key in _QUESTIONS)
+
+
+def convert(format: FormatName, record: Mapping[str, Any]) -> RowDraft:
+    """Read a record of a file of that format."""
+    return from_qa(record) if _is_plain_question(format, record) else FORMATS[format].convert(record)
+
+
 def _draft(
     record: Mapping[str, Any],
     messages: tuple[Message, ...],
@@ -181,15 +262,17 @@ def _draft(
     otherwise: Any = None,
 ) -> RowDraft:
     """Make a draft of turns that were read from the columns `read`, with the record's images and videos. The right
-    answer is in the first column of `answers` that the row has, `otherwise` where it has none; a column `answer` that
-    it was read from is no column of the row."""
+    answer is in the first column of `answers` that the row has, else where verl has it, `otherwise` where it has none;
+    a column `answer` that it was read from is no column of the row."""
     key = next((key for key in answers if given(record, key)), None)
+    found = column(record, VERL_ANSWER) if key is None else record[key]
     return RowDraft(
         messages=messages,
         messages_field=field,
         images=read_images(record),
         videos=read_videos(record),
-        answer=clean_answer(otherwise if key is None else record[key]),
+        answer=clean_answer(otherwise if found is None else found),
+        answer_image=read_image_number(record.get("answer_image"), "answer_image"),
         columns=_columns(record, *read, *(["answer"] if key == "answer" else [])),
     )
 
@@ -202,6 +285,7 @@ class Format:
     rows: str
     marks: str  # the keys that tell it from other formats
     answer: str  # where the right answer comes from
+    turns: tuple[str, ...] = ()  # where the turns may be; a row with none of these may be a plain question
 
 
 _LAST_TURN = "the gpt turn that ends the conversation"
@@ -211,48 +295,67 @@ FORMATS: dict[FormatName, Format] = {
         rows="tiercel's own rows",
         marks="messages, with images, answer or boxes",
         answer="`answer`",
+        turns=("messages",),
     ),
     "swift": Format(
         convert=from_swift,
         rows="ms-swift's rows: the standard form with `messages`, or `query` and `response`",
         marks="messages with solution, label, objects or system; query, response",
         answer="`solution`, else `answer`, else `label`",
+        turns=("messages", "query", "response", "history"),
     ),
     "vlm_r1": Format(
         convert=from_vlm_r1,
         rows="VLM-R1's rows",
         marks="conversations, or problem with solution",
-        answer=f"`solution`, else {_LAST_TURN}",
+        answer=f"`solution`, else {_LAST_TURN}; beside `problem` also `answer`",
+        turns=("conversations", "problem"),
     ),
     "sharegpt": Format(
         convert=from_sharegpt,
         rows="LLaMA-Factory's ShareGPT rows",
         marks="conversations with system, tools, chosen or kto_tag",
         answer=f"`solution`, else `answer`, else {_LAST_TURN}",
+        turns=("conversations",),
     ),
     "alpaca": Format(
         convert=from_alpaca,
         rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
         marks="instruction with output or chosen",
         answer="`solution`, else `answer`, else `output`",
+        turns=("instruction", "input", "output"),
     ),
     "openai": Format(
         convert=from_openai,
         rows="OpenAI's messages, each picture where its part stands",
         marks="messages with image_url parts",
         answer="`answer`, else `solution`",
+        turns=("messages",),
     ),
     "trl": Format(
         convert=from_trl,
         rows="TRL's rows, each of prompt and answer as text or as turns",
         marks="prompt; chosen with rejected",
         answer="`answer`, else `solution`",
+        turns=("prompt", "completion", "question"),
     ),
     "rlhf_v": Format(
         convert=from_trl,
         rows="RLHF-V's and RLAIF-V's pairs; also as JSON in `text`",
         marks="question with chosen and rejected, or such a text",
         answer="none",
+    ),
+    "qa": Format(
+        convert=from_qa,
+        rows="A question on pictures and its answer, as in Geometry3K: `question` or `problem`, with images",
+        marks="question or problem, with answer",
+        answer="`answer`, else `solution`; for SFT it is also the assistant turn",
+    ),
+    "verl": Format(
+        convert=from_qa,
+        rows="verl's rows: `prompt` as a list of turns",
+        marks="prompt with reward_model",
+        answer="`answer`, else `solution`, else `reward_model.ground_truth`; for SFT also the assistant turn",
     ),
     "refcoco": Format(
         convert=from_refcoco,
@@ -288,16 +391,24 @@ def parse_record(
     file = reading.file
     id = default or default_id(file, line)
     try:
-        id = _read_id(record, id)
+        id = id if reading.ids == "line" else _read_id(record, id)
+        left_out = foreign_columns(record, _READ)
+        record = with_turns_of_text(without(record, *left_out))
         require_plain(record)
 
-        def row_of(side: Mapping[str, Any]) -> Row:
-            return finish(FORMATS[format].convert(side), reading, id=id, line=line, pixels=read_pixels(side))
+        draft_of = partial(convert, format)
+
+        def row_of(draft: RowDraft) -> Row:
+            row = finish(draft, reading, id=id, line=line, pixels=read_pixels(record))
+            kept = {"id": record["id"]} if reading.ids == "line" and given(record, "id") else {}
+            return replace(row, columns={**kept, **row.columns}, left_out=tuple(left_out.items()))
 
         if reading.purpose == "labels":
             label, unlabelled = label_of(record)
-            return replace(row_of(unlabelled), label=label)
-        return paired(*map(row_of, SIDES[format](record))) if reading.purpose == "pairs" else row_of(record)
+            return replace(row_of(draft_of(unlabelled)), label=label)
+        if reading.purpose == "pairs":
+            return paired(*map(row_of, shared_out(*map(draft_of, SIDES[format](record)))))
+        return row_of(draft_of(record))
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
@@ -305,9 +416,39 @@ def parse_record(
         return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
 
 
+def shared_out(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, RowDraft]:
+    """Share out boxes and references that a pair lists once for both answers: first those of the question, then those
+    of the chosen answer, then those of the rejected one, as ms-swift does. What fits each side alone stays."""
+    asked = [answer_start(side.messages) for side in (chosen, rejected)]
+    if chosen.messages[: asked[0]] != rejected.messages[: asked[1]]:
+        return chosen, rejected
+
+    def parts(mark: str, listed: int) -> tuple[slice, slice] | None:
+        """Return of a list for both the part up to the rejected answer's, and that answer's."""
+        of_question = count_marks(chosen.messages[: asked[0]], mark)
+        first, second = (count_marks(side.messages, mark) - of_question for side in (chosen, rejected))
+        if listed != of_question + first + second:
+            return None
+        return slice(of_question), slice(of_question + first, None)
+
+    if (found := parts(BOX_MARK, len(chosen.boxes))) is not None:
+        both, own = found
+        last = own.start
+        boxes, images = rejected.boxes, rejected.box_images
+        rejected = replace(rejected, boxes=boxes[both] + boxes[own], box_images=images[both] + images[own])
+        chosen = replace(chosen, boxes=boxes[:last], box_images=images[:last])
+    if (found := parts(REFERENCE_MARK, len(chosen.references))) is not None:
+        both, own = found
+        names = rejected.references
+        rejected = replace(rejected, references=names[both] + names[own])
+        chosen = replace(chosen, references=names[: own.start])
+    return chosen, rejected
+
+
 def paired(chosen: Row, rejected: Row) -> Row:
     """Make the row of a pair. Raises DataError where both sides are equal."""
-    if chosen.messages == rejected.messages and chosen.visuals == rejected.visuals:
+    sides = [(side.messages, side.boxes, side.box_images, side.visuals) for side in (chosen, rejected)]
+    if sides[0] == sides[1]:
         raise DataError("both answers are equal, so there is nothing to prefer", field="rejected")
     return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
 
@@ -349,8 +490,12 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
         found.add("swift")
     elif {"question", "chosen", "rejected"} <= has or pair_in_text(record) is not None:
         found.add("rlhf_v")
+    elif {"prompt", "reward_model"} <= has:
+        found.add("verl")
     elif not has & {"conversations", "instruction"} and ("prompt" in has or {"chosen", "rejected"} <= has):
         found.add("trl")
+    elif _is_qa(has):
+        found.add("qa")
     if "conversations" in has and has & {"system", "tools", "chosen", "kto_tag"}:
         found.add("sharegpt")
     elif "conversations" in has or ({"problem", "solution"} <= has and "messages" not in has):
@@ -360,6 +505,12 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
     if "bbox" in has and has & {*_EXPRESSIONS, *_SEVERAL} and not has & {"messages", "conversations", "problem"}:
         found.add("refcoco")
     return found
+
+
+def _is_qa(has: Set[str]) -> bool:
+    """Whether keys are those of a question and its answer, and of no other format."""
+    others = {"conversations", "instruction", "bbox"}
+    return "answer" in has and ("question" in has or ("problem" in has and "solution" not in has)) and not has & others
 
 
 def clean_answer(value: Any) -> Any:
@@ -448,6 +599,16 @@ def _history_turns(value: Any) -> list[Message]:
 
 def _system_turn(value: Any) -> tuple[Message, ...]:
     return () if value is None else (Message(role="system", content=read_content(value, "system")),)
+
+
+def _objects(value: Any) -> Any:
+    """Read objects that are written as JSON text, which keeps their types in tables."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is text, but not JSON: {error}", field="objects") from error
 
 
 def _references(value: Any) -> tuple[str, ...]:

@@ -1,16 +1,13 @@
 """Read images inside messages, as OpenAI writes them: {"type": "image_url", "image_url": {"url": ...}}."""
 
-import base64
-import binascii
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from tiercel.data.embedded import embedded_picture
 from tiercel.data.images import require_path
 from tiercel.errors import DataError
 from tiercel.types import ImageSource
 
-_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _KINDS = ("image_url", "input_image")
 
 
@@ -48,10 +45,7 @@ def _source(value: Any, field: str) -> ImageSource:
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str):
         raise DataError('has no address; it must be {"url": ...}', field=field)
-    if found := _DATA_URL.match(url):
-        try:
-            return ImageSource(data=base64.b64decode(url[found.end() :], validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise DataError(f"its data: URL is not base64: {error}", field=field) from error
+    if (data := embedded_picture(url, field)) is not None:
+        return ImageSource(data=data)
     require_path(url, field)
     return ImageSource(path=url)

@@ -14,17 +14,22 @@ from functools import lru_cache
 from io import BufferedReader, BytesIO
 from pathlib import Path
 
-import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
 from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.pictures import SIDEWAYS, orientation, upright_rgb
 from tiercel.shortening import CUT, LONGEST_PATH
 from tiercel.types import ImageRoots, ImageSource, Size
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 
-# What Pillow raises for broken files: SyntaxError for broken chunks, LookupError for broken EXIF blocks, the warning
-# where the user has turned warnings into errors.
+# data.max_image_pixels is the limit, which `_opened` compares with the header before a pixel is decoded. Pillow's own
+# would refuse a picture that the recipe allows, from 179 million pixels on.
+Image.MAX_IMAGE_PIXELS = None
+# Text beside the pixels of a PNG, such as the workflow that made it, does not matter; Pillow's own limit is 1 MB.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 * 1024 * 1024
+
+# What Pillow raises for broken files: SyntaxError for broken chunks, LookupError for broken EXIF blocks.
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -36,26 +41,12 @@ _UNREADABLE = (
     RuntimeError,
     struct.error,
     zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
 )
 
-_ORIENTATION_TAG = 0x0112
-# EXIF orientation -> the operation that turns the picture upright. Pictures with any other value are upright.
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SIDEWAYS = frozenset({5, 6, 7, 8})
-_WHITE = (255, 255, 255, 255)
-
+LONGEST_NAME = 255  # bytes of a name in a path, which is the system's limit
 _LONGEST_SHOWN = 200  # characters, in a message, of a text that is too long to be a path
-_MOST_READS = 300_000  # of one image; a PNG of 400 MB takes 200,000
+_MOST_READS = 300_000  # of one image of up to 600 MB; a PNG of 400 MB takes 200,000
+_BYTES_OF_A_READ = 2000  # at least, of a larger one
 # Control characters, and halves of surrogate pairs, which cannot be written to a file.
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -80,7 +71,7 @@ def open_header(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Size
     """
     with _opened(source, roots, max_pixels) as image:
         width, height = image.size
-        return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
+        return (height, width) if orientation(image) in SIDEWAYS else (width, height)
 
 
 def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Image:
@@ -95,11 +86,7 @@ def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Ima
             "for complete ones; set it back to False"
         )
     with _opened(source, roots, max_pixels) as image:
-        # Read before load(), as `open_header` does, because load() also reads metadata after the pixels.
-        transposition = _UPRIGHT.get(_orientation(image))
-        image.load()
-        picture = _to_rgb(image)
-        return picture if transposition is None else picture.transpose(transposition)
+        return upright_rgb(image)
 
 
 def source_name(source: ImageSource) -> str:
@@ -111,12 +98,15 @@ def path_problem(path: str) -> str | None:
     """Say why a row's image path is refused, from its text; None where it may be opened."""
     if not path:
         return "the path is empty"
+    longest = _longest_name(path)
     if "\0" in path:
         return "the path contains a null character"
     if _UNWRITABLE.search(path):
         return "the path contains a control character or half of a surrogate pair"
     if len(path) > LONGEST_PATH:
         return f"the path has {len(path)} characters; at most {LONGEST_PATH} are allowed"
+    if longest > LONGEST_NAME:
+        return f"a name in the path has {longest} bytes; at most {LONGEST_NAME} are allowed"
     if "://" in path or path.lower().startswith(("data:", "file:")):
         return "is a URL, and tiercel downloads no images; give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
@@ -125,6 +115,10 @@ def path_problem(path: str) -> str | None:
     if ".." in parts:
         return "contains '..'; give it relative to data.image_root"
     return None
+
+
+def _longest_name(path: str) -> int:
+    return max(len(name.encode(errors="surrogatepass")) for name in path.split("/"))
 
 
 def require_path(path: str, field: str = "images") -> None:
@@ -161,7 +155,8 @@ def _stray(roots: ImageRoots) -> str:
 
 def shown_path(path: str) -> str:
     """Write a row's path for a message, without control characters; only what is no path is cut."""
-    text = path if len(path) <= LONGEST_PATH else path[:_LONGEST_SHOWN] + CUT
+    is_path = len(path) <= LONGEST_PATH and _longest_name(path) <= LONGEST_NAME
+    text = path if is_path else path[:_LONGEST_SHOWN] + CUT
     return text if text.isprintable() else ascii(text)
 
 
@@ -178,8 +173,12 @@ def resolve(path: str, roots: ImageRoots) -> Path:
         elif base == base.parent:
             reason = "could be anywhere in the file system; set data.image_root to the directory of the images"
             raise ImageProblem(path, reason)
-        elif not file.is_relative_to(base):
-            raise ImageProblem(path, f"leads out of data.image_root ({roots.base}) through a symbolic link")
+        elif not _is_under(file, roots):
+            reason = (
+                f"leads out of data.image_root ({roots.base}) through a symbolic link; add the directory that it leads "
+                "to to data.image_roots"
+            )
+            raise ImageProblem(path, reason)
         status = file.stat()
     except FileNotFoundError as error:
         where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
@@ -214,11 +213,11 @@ class _Stream(BufferedReader):
     """Reads bytes of an image, with a limited number of reads: Pillow looks for a JPEG's next marker byte by byte,
     through padding of any length."""
 
-    reads = 0
+    reads, most_reads = 0, _MOST_READS
 
     def read(self, size: int | None = -1) -> bytes:
         self.reads += 1
-        if self.reads > _MOST_READS:
+        if self.reads > self.most_reads:
             raise OSError("its header has too many padding bytes")
         return super().read(size)
 
@@ -230,7 +229,10 @@ def _stream(source: ImageSource, roots: ImageRoots) -> _Stream:
         return _Stream(BytesIO(source.data))
     if source.path is None:
         raise ImageProblem(source_name(source), "has neither a path nor bytes")
-    return _Stream(resolve(source.path, roots).open("rb", buffering=0))
+    file = resolve(source.path, roots)
+    stream = _Stream(file.open("rb", buffering=0))
+    stream.most_reads = max(_MOST_READS, file.stat().st_size // _BYTES_OF_A_READ)
+    return stream
 
 
 def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
@@ -243,35 +245,3 @@ def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
     if image.format != "MPO" and frames > 1:
         return f"is animated ({frames} frames); give a single picture"
     return None
-
-
-def _orientation(image: Image.Image) -> int:
-    """Read the EXIF orientation without loading the pixels."""
-    if image.format == "PNG":  # its getexif() would decode the picture first
-        exif = Image.Exif()
-        exif.load(image.info.get("exif", b""))
-    else:
-        exif = image.getexif()
-    return exif.get(_ORIENTATION_TAG, 1)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        picture = _from_16_bit(image)
-    elif image.has_transparency_data:
-        canvas = Image.new("RGBA", image.size, _WHITE)
-        picture = Image.alpha_composite(canvas, image.convert("RGBA")).convert("RGB")
-    else:
-        picture = image.convert("RGB")
-    picture.info = {}  # otherwise profiles and EXIF would be written wherever the picture is saved
-    return picture
-
-
-def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Convert 16-bit greyscale by its high byte (Pillow would clip at 255); the transparent value becomes white."""
-    samples = np.asarray(image)
-    grey = (samples >> 8).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        grey[samples == transparent] = 255
-    return Image.fromarray(grey).convert("RGB")

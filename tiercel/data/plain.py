@@ -1,12 +1,13 @@
 """Values of rows that JSON and UTF-8 can hold."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from tiercel.errors import DataError
 
 _DEEPEST = 64  # levels of a value; deeper ones could not be read again from the files that tiercel writes
+_VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")
 _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
 
@@ -14,8 +15,26 @@ def require_plain(record: Mapping[str, Any]) -> None:
     """Raise DataError for a value that JSON or UTF-8 cannot hold. Images and videos are checked elsewhere."""
     for key, value in record.items():
         _require_text(key, "row")
-        if key not in ("images", "image", "videos", "video"):
+        if key not in _VISUALS:
             require_plain_value(value, key or "row", _DEEPEST)
+
+
+def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str, str]:
+    """Return the columns with a value of a type that JSON does not know, such as bytes or a date, with that type, but
+    for those that are in `read`. Images and videos are read elsewhere."""
+    kinds = {key: _foreign(value, _DEEPEST) for key, value in record.items() if key not in read}
+    kinds = {key: kind for key, kind in kinds.items() if key not in _VISUALS}
+    return {key: kind for key, kind in kinds.items() if kind is not None}
+
+
+def _foreign(value: Any, levels: int) -> str | None:
+    kind = type(value)
+    if kind in _ALWAYS_PLAIN or kind is str or kind is float or levels == 0:
+        return None
+    if kind is not list and kind is not dict:
+        return kind.__name__
+    inner = (_foreign(item, levels - 1) for item in (value.values() if kind is dict else value))
+    return next((found for found in inner if found is not None), None)
 
 
 def require_plain_value(value: Any, field: str, levels: int) -> None:

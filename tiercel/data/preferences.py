@@ -21,6 +21,7 @@ from tiercel.algorithms.pair_section import Ranking
 from tiercel.config.data import FormatName
 from tiercel.data.rows import given, is_truth
 from tiercel.errors import DataError
+from tiercel.samples import column
 from tiercel.types import Row
 
 Record = Mapping[str, Any]
@@ -43,12 +44,12 @@ def label_of(record: Record) -> tuple[bool, Record]:
 
 def wanted_margin(row: Row, ranking: Ranking) -> float:
     """Return by how much a pair's chosen answer is to be better. Raises DataError where its column has no number."""
-    column = ranking.margin_column
-    if column is None:
+    name = ranking.margin_column
+    if name is None:
         return ranking.margin
-    value: Any = row.columns.get(column)
+    value = column(row.columns, name)
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise DataError(f"is {value!r}; ranking.margin_column names it, so it must be a number", field=column)
+        raise DataError(f"is {value!r}; ranking.margin_column names it, so it must be a number", field=name)
     return ranking.margin + value
 
 
@@ -139,5 +140,7 @@ SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
     "vlm_r1": _of_sharegpt,
     "alpaca": partial(_of_answers, key="output"),
     "rlhf_v": _of_rlhf_v,
+    "qa": _no_pairs,
+    "verl": _no_pairs,
     "refcoco": _no_pairs,
 }

@@ -222,7 +222,18 @@ def _object(value: Any, line: int) -> Record:
 
 
 def _loads(data: bytes) -> Any:
-    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+    return json.loads(
+        data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once
+    )
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its keys, none of which may be there twice: only one could be read."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name in found if sum(key == name for key, _ in pairs) > 1)
+        raise ValueError(f"the key {name!r} is there twice; keep one")
+    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

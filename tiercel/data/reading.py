@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
@@ -15,14 +17,17 @@ from tiercel.data.choice import chosen
 from tiercel.data.formats import default_id, detect_format, expanded, parse_record
 from tiercel.data.hub import places_of_files
 from tiercel.data.images import open_header
+from tiercel.data.naming import lacking, named, require_columns
 from tiercel.data.order import RowOrder, clusters_of
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.errors import DataError
+from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.types import ImageRoots, RejectedRow, Row
 from tiercel.writing import GO_ON, writing
 
+CONTENT = "content"  # in an identity: the hash of what the rows say
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
 
@@ -37,11 +42,22 @@ class RowTable:
     rejected: tuple[RejectedRow, ...]
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
+    without: tuple[tuple[str, int], ...] = ()  # columns of data.columns, and how many rows do not have them
 
     @property
     def total(self) -> int:
         """Count all rows."""
         return len(self.rows) + len(self.rejected)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say what a person should know of how the rows were read: columns that were left out, or that only some rows
+        have."""
+        counts = Counter(left for row in self.rows for left in row.left_out)
+        return tuple(
+            f"column {name} of {count:,} rows is left out: it has values of type {kind}, which JSON does not know"
+            for (name, kind), count in counts.items()
+        ) + tuple(f"data.columns: rows without {name}: {count:,}" for name, count in self.without)
 
     def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
@@ -49,10 +65,28 @@ class RowTable:
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
     def identity(self) -> dict[str, Any]:
-        """Describe the rows, for JSON: the number of usable rows of each file, and a hash of their lines and ids.
-        Tables with equal identities have equal orders."""
+        """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and one
+        of what they say. Tables that differ in the last only have equal orders."""
         places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
-        return {"counts": list(self.counts), "sha256": hashlib.sha256(places.encode()).hexdigest()}
+        said = hashlib.sha256()
+        for row in self.rows:
+            said.update(json.dumps(_content(row), default=_type_name, ensure_ascii=False).encode(errors="replace"))
+        return {
+            "counts": list(self.counts),
+            "sha256": hashlib.sha256(places.encode()).hexdigest(),
+            CONTENT: said.hexdigest(),
+        }
+
+
+def _content(row: Row) -> list[Any]:
+    """List what a row says, but for its pictures, of which the names count."""
+    texts = [[message.content for message in side.messages] for side in row.sides]
+    pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
+    return [texts, pictures, row.answer, row.label, list(row.columns.items())]
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
 
 
 def _beginning(row: Row) -> Hashable:
@@ -135,7 +169,12 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
 def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
     tables = [read_rows(config.train, config, purpose, beat)]
     for more in config.mix:
-        own = {"format": more.format or config.format, "image_root": more.image_root or config.image_root}
+        own = {
+            "format": more.format or config.format,
+            "image_root": more.image_root or config.image_root,
+            "boxes": more.boxes or config.boxes,
+            "columns": config.columns if more.columns is None else more.columns,
+        }
         tables.append(read_rows(more.path, config.model_copy(update=own), purpose, beat))
     if len(tables) == 1:
         return tables[0]
@@ -145,6 +184,7 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
         rows=tuple(row for table in tables for row in table.rows),
         rejected=tuple(row for table in tables for row in table.rejected),
         counts=tuple(len(table.rows) for table in tables),
+        without=tuple(each for table in tables for each in table.without),
         weights=(1.0, *(more.weight for more in config.mix)),
     )
 
@@ -159,11 +199,16 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     source = _source(str(given))
     file = source.name
     roots = image_roots(source, config)
+    without: Counter[str] = Counter()  # rows, by the column of data.columns that they do not have
     try:
         records = records_of(source)
         first = list(islice(records, _DETECTION_ROWS))
         if not first:
             raise DataError(f"{file}: the file has no rows")
+        if config.columns:
+            require_columns(first, config.columns, file)
+            first = list(_named(first, config.columns, without))
+            records = _named(records, config.columns, without)
         format = _format(first, config, file)
         reading = Reading(
             file=file,
@@ -171,6 +216,8 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
             image_roots=roots,
             image_size=partial(open_header, roots=roots, max_pixels=config.max_image_pixels),
             prompt=config.prompt,
+            box_space=config.boxes,
+            ids=config.ids,
             last_turn_only=purpose != "grpo" and (purpose != "sft" or config.train_turns == "last"),
         )
         if format == "refcoco" and config.prompt is None:
@@ -189,7 +236,21 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
             f"{first_reasons(rejected)}"
         )
     counts = (len(rows),)
-    return RowTable(file=str(given), format=format, rows=tuple(rows), rejected=tuple(rejected), counts=counts)
+    return RowTable(
+        file=str(given),
+        format=format,
+        rows=tuple(rows),
+        rejected=tuple(rejected),
+        counts=counts,
+        without=tuple(without.items()),
+    )
+
+
+def _named(records: Iterable[Record], columns: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
+    for record in records:
+        if record.problem is None:
+            without.update(lacking(record, columns))
+        yield named(record, columns)
 
 
 def _source(given: str) -> RowSource:
@@ -233,14 +294,14 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
     lines = [_json(record) for record in redact_values([asdict(row) for row in rejected])]
     file = Path(path)
     with writing(file, GO_ON):
-        recorded = file.read_text(encoding="utf-8") if file.exists() else ""
+        recorded = read_text(file) if os.path.lexists(file) else ""
         known = set(recorded.split("\n"))
         new = [line for line in dict.fromkeys(lines) if line not in known]
         if not new:
             return
         # A killed run may have left an incomplete line; the next row starts a new one.
         opening = "" if recorded == "" or recorded.endswith("\n") else "\n"
-        with file.open("a", encoding="utf-8") as stream:
+        with open_to_append(file) as stream:
             stream.write(opening + "\n".join(new) + "\n")
 
 
@@ -326,7 +387,9 @@ def _parsed(
             if isinstance(row, RejectedRow):
                 rejected.append(row)
             elif row.id in line_of_id:
-                reason = f"{shortened(row.id)!r} is already the id of line {line_of_id[row.id]}"
+                same = line_of_id[row.id]
+                known = f"{shortened(row.id)!r} is already the id of line {same}"
+                reason = f"{known}; where rows share ids, write data.ids: line"
                 rejected.append(refused(id=row.id, field="id", reason=reason))
             else:
                 line_of_id[row.id] = row.line

@@ -8,14 +8,29 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any, Literal
 
+from tiercel.data.embedded import embedded_picture
 from tiercel.data.images import ImageProblem, require_path, stray_problem
 from tiercel.errors import DataError
+from tiercel.geometry import misfit, to_pixels
+from tiercel.samples import column
 from tiercel.shortening import brief
-from tiercel.types import Box, ImageRoots, ImageSource, Message, PixelLimits, RejectedRow, Row, Size, VideoSource
+from tiercel.types import (
+    Box,
+    BoxSpace,
+    ImageRoots,
+    ImageSource,
+    Message,
+    PixelLimits,
+    Point,
+    RejectedRow,
+    Row,
+    Size,
+    VideoSource,
+)
 
 Purpose = Literal["sft", "pairs", "labels", "grpo"]
 Role = Literal["system", "user", "assistant"]
@@ -26,6 +41,11 @@ VIDEO_MARK = "<video>"
 BOX_MARK = "<bbox>"
 REFERENCE_MARK = "<ref-object>"
 
+_TURNS = (
+    "messages", "conversations", "prompt", "completion", "question", "problem", "chosen", "rejected",
+    "rejected_messages",
+)  # fmt: skip
+_BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _MOST_FPS = 1000.0
 _LONGEST_REASON = 5000  # characters; a reason may name a path, which has up to 4096
@@ -43,10 +63,13 @@ class RowDraft:
     answer: Any
     columns: Mapping[str, Any]
     references: tuple[str, ...] = ()  # replace the <ref-object> marks
-    boxes: tuple[Box, ...] = ()  # replace the <bbox> marks
+    boxes: tuple[Box | Point, ...] = ()  # replace the <bbox> marks
     box_images: tuple[int, ...] = ()  # for each box, the number of its image
-    boxes_are_unit: bool = False  # fractions of the image's width and height; otherwise pixels
-    boxes_are_inside: bool = False  # a box that is not inside its image is refused
+    box_space: BoxSpace | None = None  # of the boxes; None: the recipe's
+    answer_space: BoxSpace | None = None  # of boxes in the answer; likewise
+    answer_image: int | None = None  # on which boxes of the answer lie, as the row says
+    boxes_are_sides: bool = False  # they were given as [x, y, width, height]
+    named: Mapping[str, Any] = field(default_factory=dict)  # what the format's own framework gives its rewards by name
     messages_field: str = "messages"  # their key in this format
     boxes_field: str = "boxes"
 
@@ -111,6 +134,25 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
 def is_truth(value: Any) -> bool:
     """Whether a value says yes or no: a bool, 1 or 0."""
     return type(value) in (bool, int, float) and value in (0, 1)
+
+
+def with_turns_of_text(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read a list of turns that a column has as JSON text; any other text stays as it is. Raises DataError for a list
+    as Python prints it, which would be taken for a question."""
+    return {key: _turns_of_text(value, key) if key in _TURNS else value for key, value in record.items()}
+
+
+def _turns_of_text(value: Any, field: str) -> Any:
+    if not isinstance(value, str) or (begin := _BEGIN_OF_TURNS.match(value)) is None:
+        return value
+    try:
+        turns = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        if begin[1] == '"':
+            return value
+        reason = "is a list of turns as Python prints it; write the list itself, or as JSON"
+        raise DataError(reason, field=field) from error
+    return turns if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns) else value
 
 
 def read_content(value: Any, field: str) -> str:
@@ -184,6 +226,9 @@ def _read_video(value: Any, field: str) -> VideoSource:
 
 def _read_image(value: Any, field: str) -> ImageSource:
     path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
+    if isinstance(text := path if data is None else data, str):
+        data = embedded_picture(text, field) or data
+        path = path if text is not path else None if isinstance(data, bytes) else path
     if isinstance(data, bytes) and (path is None or isinstance(path, str)):
         return ImageSource(path=path, data=data)  # with bytes, the path is only a name
     if data is not None or not isinstance(path, str):
@@ -192,17 +237,19 @@ def _read_image(value: Any, field: str) -> ImageSource:
     return ImageSource(path=path)
 
 
-def read_boxes(value: Any, field: str) -> tuple[Box, ...]:
-    """Read boxes from a list of [x1, y1, x2, y2]."""
+def read_boxes(value: Any, field: str) -> tuple[Box | Point, ...]:
+    """Read boxes and points from a list of [x1, y1, x2, y2] and [x, y]."""
     if not isinstance(value, list):
         raise _wrong(value, "it must be a list of boxes", field)
     return tuple(_read_box(box, f"{field}[{number}]") for number, box in enumerate(value))
 
 
-def _read_box(value: Any, field: str) -> Box:
+def _read_box(value: Any, field: str) -> Box | Point:
     numbers = value if isinstance(value, list) else []
-    if len(numbers) != 4 or not all(is_number(number) for number in numbers):
-        raise _wrong(value, "a box is 4 finite numbers [x1, y1, x2, y2]", field)
+    if len(numbers) not in (2, 4) or not all(is_number(number) for number in numbers):
+        raise _wrong(value, "a box is 4 finite numbers [x1, y1, x2, y2], a point 2: [x, y]", field)
+    if len(numbers) == 2:
+        return float(numbers[0]), float(numbers[1])
     x1, y1, x2, y2 = map(float, numbers)
     if x2 <= x1 or y2 <= y1:
         raise _wrong(value, "a box needs x2 > x1 and y2 > y1", field)
@@ -220,6 +267,13 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
     return tuple(value)
 
 
+def read_image_number(value: Any, field: str) -> int | None:
+    """Read the number of an image; None where none is given."""
+    if value is None or type(value) is int:
+        return value
+    raise _wrong(value, "it must be the number of an image, counted from 0", field)
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a finite int or float. A bool is neither."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -234,6 +288,8 @@ class Reading:
     image_roots: ImageRoots
     image_size: ImageSize  # (width, height) of an image, or DataError
     prompt: str | None = None  # data.prompt
+    box_space: BoxSpace = "pixels"  # data.boxes
+    ids: Literal["own", "line"] = "own"  # data.ids
     last_turn_only: bool = False  # data.train_turns
 
 
@@ -264,10 +320,13 @@ def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: Pix
         images=draft.images,
         videos=draft.videos,
         answer=draft.answer,
-        boxes=_checked_boxes(draft, messages, reading.image_size),
+        boxes=_checked_boxes(draft, messages, reading),
         box_images=draft.box_images,
+        answer_image=_answer_image(draft, messages),
+        answer_space=draft.answer_space or reading.box_space,
         pixels=pixels,
         columns=draft.columns,
+        named=draft.named,
         file=reading.file,
         line=line,
         image_roots=reading.image_roots,
@@ -280,9 +339,9 @@ def require_under_roots(draft: RowDraft, roots: ImageRoots) -> None:
     files = [(f"images[{number}]", image) for number, image in enumerate(draft.images)]
     for number, video in enumerate(draft.videos):
         files += [(f"videos[{number}]", file) for file in video.frames or [ImageSource(path=video.path)]]
-    for field, file in files:
+    for place, file in files:
         if file.data is None and file.path is not None and (problem := stray_problem(file.path, roots)):
-            raise ImageProblem(file.path, problem, field)
+            raise ImageProblem(file.path, problem, place)
 
 
 def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -303,9 +362,9 @@ def fill_prompt(
     def value(name: str) -> str:
         if name == "prompt":
             return messages[last].content
-        if columns.get(name) is None:
+        given_value = column(columns, name)
+        if given_value is None:
             raise DataError(f"is missing, but {of} has {{{name}}}", field=name)
-        given_value = columns[name]
         if isinstance(given_value, dict | list | bool):
             return json.dumps(given_value, ensure_ascii=False)
         return str(given_value)
@@ -374,14 +433,33 @@ def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str
     return (*messages[:first], opened, *messages[first + 1 :])
 
 
+def answer_start(messages: Sequence[Message]) -> int:
+    """Return the place after the last user turn; 0 where there is none."""
+    return max((number + 1 for number, message in enumerate(messages) if message.role == "user"), default=0)
+
+
 def count_marks(messages: Sequence[Message], mark: str) -> int:
     """Count how often `mark` is in the messages."""
     return sum(message.content.count(mark) for message in messages)
 
 
-def _checked_boxes(draft: RowDraft, messages: Sequence[Message], image_size: ImageSize) -> tuple[Box, ...]:
-    """Check the draft's boxes and convert them to pixels of their images."""
-    field = draft.boxes_field
+def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:
+    """Return the number of the image on which boxes of the right answer lie: as the row says; else that of the boxes
+    after the last question, or of all its boxes, None where those lie on several; else the first."""
+    if draft.answer_image is not None:
+        if not 0 <= draft.answer_image < len(draft.images):
+            reason = f"is {draft.answer_image}, but the row has {len(draft.images)} images (counted from 0)"
+            raise DataError(reason, field="answer_image")
+        return draft.answer_image
+    asked = count_marks(messages[: answer_start(messages)], BOX_MARK)
+    named = set(draft.box_images[asked:] or draft.box_images) or {0}
+    return named.pop() if len(named) == 1 else None
+
+
+def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Reading) -> tuple[Box | Point, ...]:
+    """Check the draft's boxes and convert them to pixels of their images. Boxes in pixels are compared with their
+    images where those are opened anyway."""
+    field, space = draft.boxes_field, draft.box_space or reading.box_space
     marks = count_marks(messages, BOX_MARK)
     if marks != len(draft.boxes):
         raise DataError(f"{len(draft.boxes)} boxes for {marks} {BOX_MARK} marks", field=field)
@@ -389,22 +467,23 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], image_size: Ima
         if not 0 <= image < len(draft.images):
             reason = f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)"
             raise DataError(reason, field=f"{field}[{number}]")
-    if draft.boxes_are_inside:
-        for box, image in zip(draft.boxes, draft.box_images, strict=True):
-            width, height = image_size(draft.images[image])
-            if box[0] < -1 or box[1] < -1 or box[2] > width + 1 or box[3] > height + 1:
-                x1, y1, x2, y2 = box
-                found = f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height]"
-                reason = f"is not inside its image of {width} x {height} pixels; is it [x1, y1, x2, y2]?"
-                raise DataError(f"{found} {reason}", field=field)
-    if not draft.boxes_are_unit:
+    if space == "pixels" and not draft.boxes_are_sides:
         return draft.boxes
-    for number, box in enumerate(draft.boxes):
-        if min(box) < 0 or max(box) > 1:
-            raise DataError(f"is {list(box)}; a norm1 box lies between 0 and 1", field=f"{field}[{number}]")
-    sizes = [image_size(image) for image in draft.images]
-    places = zip(draft.boxes, [sizes[image] for image in draft.box_images], strict=True)
-    return tuple((x1 * width, y1 * height, x2 * width, y2 * height) for (x1, y1, x2, y2), (width, height) in places)
+    sizes = {image: reading.image_size(draft.images[image]) for image in set(draft.box_images)}
+    converted: list[Box | Point] = []
+    for number, (box, image) in enumerate(zip(draft.boxes, draft.box_images, strict=True)):
+        pixels = to_pixels(box, space, sizes[image])
+        if problem := misfit(pixels, space, sizes[image]):
+            shown = "[" + ", ".join(f"{side:g}" for side in box) + "]"
+            if draft.boxes_are_sides and len(box) == 4:
+                x1, y1, x2, y2 = box
+                shown = f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height]"
+                problem = (
+                    f"is not inside its image of {sizes[image][0]} x {sizes[image][1]} pixels; is it [x1, y1, x2, y2]?"
+                )
+            raise DataError(f"{shown} {problem}", field=field if draft.boxes_are_sides else f"{field}[{number}]")
+        converted.append(pixels)
+    return tuple(converted)
 
 
 def _wrong(value: Any, wanted: str, field: str) -> DataError:

@@ -1,18 +1,27 @@
 """Converting a command to a draft of a recipe: first the keys that take a flag's value unchanged, then the peer's
 defaults of such keys, then the values that several flags decide together, and at last a note for everything else."""
 
+from itertools import takewhile
+from pathlib import Path
+from posixpath import normpath
+
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.importing.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.importing.fitting import fit
+from tiercel.importing.hydra import refusals_of_overrides, set_hydra
+from tiercel.importing.hydra_rows import set_hydra_rewards, set_hydra_rows
 from tiercel.importing.image_paths import set_image_root
 from tiercel.importing.launches import METHOD_FLAGS, Launch
 from tiercel.importing.modelscope import set_package_needed
-from tiercel.importing.preferences import LOSS_FLAGS, pair_loss, set_preferences
+from tiercel.importing.packages import tell_packages
+from tiercel.importing.preferences import LOSS_FLAGS, pair_loss, set_preferences, token_loss
+from tiercel.importing.resuming import set_resumed
 from tiercel.importing.rewards import set_rewards
 from tiercel.importing.rows import set_rows
 from tiercel.importing.sampling import set_sampling
 from tiercel.importing.sizes import set_lengths, set_pack, set_sizes
+from tiercel.importing.table import OVERRIDING
 from tiercel.importing.tuning import TUNERS, set_tuning, tuner_of
 from tiercel.plurals import counted
 from tiercel.reliability.redaction import redact
@@ -22,16 +31,20 @@ def refusals(launch: Launch) -> list[str]:
     """Return a line for each flag that asks for a method which this version does not have."""
     lines = []
     for name, words in launch.flags.items():
-        row = launch.rows.get(name)
+        row = launch.row_of(f"--{name}")
         is_off = words[:1] and words[0].lower() in ("false", "none", "0", "", *(row.default if row else ()))
         if row is not None and row.treatment == "refused" and not is_off:
             lines.append(f"{launch.given[f'--{name}']}: {row.told()}")
     loss = launch.text("loss_type") if launch.kind == "grpo" and launch.method != "rloo" else None
     if loss is not None and word_synonyms()["algorithm.loss"].get(loss.lower(), loss) is None:
         lines.append(f"--loss_type {loss} is no method of this version; nearest: algorithm.loss: grpo")
+    if launch.framework in OVERRIDING:
+        return lines + refusals_of_overrides(launch)
     if launch.kind == "dpo" and pair_loss(launch) is None:
         named = [launch.given[f"--{flag}"] for flag in LOSS_FLAGS if flag in launch.flags]
         lines.append(f"{' '.join(named)} is no method of this version; nearest: dpo.loss: sigmoid")
+    if launch.framework == "TRL" and launch.kind == "sft" and token_loss(launch) is None:
+        lines.append(f"--loss_type {launch.text('loss_type')} is no method of this version; nearest: sft.loss: nll")
     if launch.kind == "distill" and not any(name.startswith("teacher_model") for name in launch.flags):
         lines.append("a student that teaches itself is no method of this version; nearest: --teacher_model")
     if (tuner := tuner_of(launch)) not in ("lora", "lora_llm", "full"):
@@ -40,13 +53,15 @@ def refusals(launch: Launch) -> list[str]:
     return lines
 
 
+_DEVICES = Path("/dev")
 _LEFT_OUT = ("...", "\u2026")
 
 # Each step may use the values of the steps before it.
 STEPS = (
-    set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, fit, set_rows, set_image_root,
-    set_rewards, set_lengths, set_pack,
+    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, fit, set_rows,
+    set_image_root, set_rewards, set_lengths, set_pack, tell_packages,
 )  # fmt: skip
+OVERRIDE_STEPS = (set_hydra, fit, set_hydra_rows, set_image_root, set_hydra_rewards, set_pack, tell_packages)
 
 
 def draft_of(launch: Launch) -> RecipeDraft:
@@ -57,10 +72,30 @@ def draft_of(launch: Launch) -> RecipeDraft:
     draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)
-    for step in (*STEPS, _processes, _words):
+    steps = OVERRIDE_STEPS if launch.framework in OVERRIDING else STEPS
+    for step in (*steps, _output, _processes, _words):
         step(draft)
     draft.account()
     return draft
+
+
+def _output(draft: RecipeDraft) -> None:
+    """Name a directory without what only the shell knows: the end of the path, else its beginning."""
+    given = str(draft.values.get("output", ""))
+    if not set(given) & set("$`"):
+        return
+    parts = given.split("/")
+    end = [*takewhile(_is_plain, reversed(parts))][::-1]
+    beginning = [*takewhile(_is_plain, parts), "imported"]
+    found = normpath("/".join(end))
+    if not end or found.startswith((".", "/")):
+        found = "/".join(beginning) if len(beginning) > 1 else "runs/imported"
+    origin = draft.origins["output"]
+    draft.set("output", found, *origin.labels, remark="without what only the shell knows")
+
+
+def _is_plain(part: str) -> bool:
+    return not set(part) & set("$(){}\"'`&|; ")
 
 
 def _processes(draft: RecipeDraft) -> None:
@@ -69,8 +104,11 @@ def _processes(draft: RecipeDraft) -> None:
     text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
     draft.note(text, *unknown)
     if launch.counts_gpus and not launch.process_labels and "CUDA_VISIBLE_DEVICES" not in launch.environment:
-        text = "starts a process for each GPU that it sees; optim.prompts_per_step is that of 1: multiply it"
-        draft.note(text, subject="llamafactory-cli")
+        seen = len(list(_DEVICES.glob("nvidia[0-9]*")))
+        here = f"this machine has {counted(seen, 'GPU')}" if seen else "this machine has no GPU"
+        text = f"starts a process for each GPU that it sees, and {here}; optim.prompts_per_step is that of 1 process"
+        text = f"{text}: multiply it by {seen}" if seen > 1 else f"{text}, for N GPUs write N times as much"
+        draft.note(text, subject="llamafactory-cli", is_change=seen > 1)
     found = counted(launch.processes, "process", "processes")
     command = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
     known = [label for label in launch.process_labels if label not in unknown]

@@ -12,7 +12,8 @@ from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.importing.launches import Launch
 from tiercel.importing.table import TableRow
-from tiercel.reliability.redaction import is_secret_name, redact
+from tiercel.reliability.redaction import redact
+from tiercel.secret_names import is_secret_name
 
 _COUNT = re.compile(r"\d{1,7}")
 
@@ -74,7 +75,7 @@ class RecipeDraft:
         """Set a key to the peer's default where the recipe's own default differs and the key is not set."""
         known = keys_of(self.launch.kind).get(key)
         if key not in self.values and known is not None and known.field.default != value:
-            self.set(key, value, remark=f"{self.launch.framework}'s default of --{flag}")
+            self.set(key, value, remark=f"{self.launch.framework}'s default of {self.launch.spelt(flag)}")
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class RecipeDraft:
         """Whether the name is one of a secret and the tables do not list it; a number of tokens is no secret."""
         name = label.rpartition("--")[2]
         known = self.launch.row_of(label)
-        value = self.given[label].partition(" " if "--" in label else "=")[2]
+        value = self.given[label].partition(" " if "--" in self.given[label] else "=")[2]
         is_named = known is not None and "*" not in known.name
         is_count = "token" in name.lower() and _COUNT.fullmatch(value) is not None
         return is_secret_name(name) and not is_named and not is_count
@@ -147,7 +148,7 @@ class RecipeDraft:
         """Return the nearest of the peer's flags, or of the keys."""
         flags = get_close_matches(name, list(self.launch.rows), n=1, cutoff=0.8)
         if flags:
-            return f"--{flags[0]} was perhaps meant"
+            return f"{self.launch.spelt(flags[0])} was perhaps meant"
         near = nearest_key(name)
         return f"nearest is {near.key}" if near.key else "has no equivalent"
 

@@ -13,7 +13,7 @@ from tiercel.sections import Problem
 _ENGINE_LABELS = (
     "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
     "--vllm_enable_sleep_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port",
-    "--vllm_server_timeout", "--async_generate",
+    "--vllm_server_timeout", "--async_generate", "--actor_rollout_ref.rollout.name", "--worker.rollout.name",
 )  # fmt: skip
 _EXPERTS = re.compile(r"a\d+b")  # in the names of mixtures of experts
 _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
@@ -62,7 +62,8 @@ def _engine(draft: RecipeDraft) -> None:
         return
     draft.drop(*[key for key in draft.values if key.startswith(_ENGINE_KEYS)])
     draft.set("rollout.engine", "local", "--use_vllm", remark="see above")
-    draft.note(f"{reason}; here local samples", *_ENGINE_LABELS)
+    subject = "" if {*_ENGINE_LABELS} & {*draft.given} else "rollout.engine: local"
+    draft.note(f"{reason}; here local samples", *_ENGINE_LABELS, subject=subject)
 
 
 def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
@@ -95,6 +96,10 @@ def _reference(draft: RecipeDraft) -> None:
 def _sharding(draft: RecipeDraft) -> None:
     """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
     a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
+    if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
+        labels = draft.origins["train.strategy"].labels
+        draft.set("train.strategy", "ddp", *labels, remark="see above")
+        draft.note("here ddp: fsdp2 cannot share quantised weights, so each rank holds them whole", *labels)
     keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
     if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
@@ -118,4 +123,4 @@ def _sampling(draft: RecipeDraft) -> None:
         if draft.values.get(key, whole) not in (whole, 0):
             draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
             text = f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes"
-            draft.note(f"{text}; {key} is {whole} here", flag)
+            draft.note(f"{text}; {key} is {whole} here", flag, subject="" if flag in draft.given else f"{key}: {whole}")

@@ -1,49 +1,29 @@
 """Recognising the peer's program that a command starts, its flags and its number of processes; and commands of methods
 that tiercel does not have."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
 from tiercel.importing.accelerate import Accelerate, accelerate_of, mapping_in
+from tiercel.importing.overrides import flattened, override_words
 from tiercel.importing.shell import Command, quoted
-from tiercel.importing.table import KINDS, Framework, Method, TableRow, environment_row, rows_of
+from tiercel.importing.starts import METHODS, SETTINGS, Foreign, start_of
+from tiercel.importing.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
-VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
-LLAMA_FACTORY_SCRIPTS = ("train.py", "train_bash.py", "launcher.py")
-SETTINGS = (".yaml", ".yml", ".json")
-METHODS: dict[str, Method] = {**{name: name for name in KINDS}, "gspo": "grpo", "mpo": "dpo", "reward": "rm"}
-OTHER_METHODS = {  # with what comes nearest
-    **dict.fromkeys(("bco", "online", "xpo", "nash", "tpo"), "tiercel dpo"),
-    **dict.fromkeys(("gold", "distillation", "ssd", "sdft", "sdpo"), "tiercel distill"),
-    **{"ppo": "tiercel grpo", "harbor": "tiercel grpo", "prm": "tiercel reward", "pt": "tiercel sft"},
-}
 # The flag that names the method, and what it is by default.
 METHOD_FLAGS: dict[Framework, tuple[str, str]] = {"ms-swift": ("rlhf_type", "dpo"), "LLaMA-Factory": ("stage", "sft")}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Variables that count processes and machines, and the launcher's flags that come before them.
 _COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
+MACHINES = ("trainer.n_gpus_per_node", "trainer.nnodes")  # EasyR1's and verl's numbers of processes
 NULL = ("null",)  # a key of a YAML file that has no value; a word "null" of a command is another tuple
 _PARENTS = 8  # folders above a script in which a relative path is looked for
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Foreign:
-    """A training command of a method that this version does not have."""
-
-    flag: str  # the word that names the method
-    nearest: str = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
-    method: str = ""
-    is_known: bool = True
-
-    def told(self) -> str:
-        """Return the message for the user."""
-        fault = "is no method of this version" if self.is_known else "does not say by its name what it trains"
-        return f"{self.flag} {fault}; nearest: {OTHER_METHODS.get(self.method, self.nearest)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +53,14 @@ class Launch:
     def row_of(self, label: str) -> TableRow | None:
         """Return the table's row for a flag, a variable or a launcher's flag."""
         if label.startswith("--"):
-            return self.rows.get(label.removeprefix("--"))
+            name = label.removeprefix("--")
+            pattern = (row for row in self.rows.values() if "*" in row.name and fnmatchcase(name, row.name))
+            return self.rows.get(name) or next(pattern, None)
         return environment_row(label.replace("launcher --", "launcher "))
+
+    def spelt(self, name: str) -> str:
+        """Return a flag's name as the command writes it."""
+        return name if self.framework in OVERRIDING else f"--{name}"
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return the values of a flag, or its default."""
@@ -95,19 +81,20 @@ class Launch:
     def number(self, name: str) -> int | None:
         """Return a flag's whole number above 0; None where none is given. Raises ValueError for any other value."""
         value = self.text(name)
-        if value is None:
+        if value is None or value.lower() == "none":
             return None
         if not re.fullmatch(r"\+?\d+", value):
-            raise ValueError(f"--{name} {value} is no whole number; write the number in its place")
+            raise ValueError(f"{self.spelt(name)} {value} is no whole number; write the number in its place")
         if int(value) < 1:
-            raise ValueError(f"--{name} {value} is not above 0")
+            raise ValueError(f"{self.spelt(name)} {value} is not above 0")
         return int(value)
 
     def real(self, name: str) -> float | None:
         """Return a flag's number; None where none is given. Raises ValueError where the value is no number."""
         value = self.text(name)
+        value = None if value is None or value.lower() == "none" else value
         if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
-            raise ValueError(f"--{name} {value} is no number; write the number in its place")
+            raise ValueError(f"{self.spelt(name)} {value} is no number; write the number in its place")
         return None if value is None else float(value)
 
     def parts(self, between: str, *names: str) -> list[str]:
@@ -128,6 +115,8 @@ class Launch:
     def process_labels(self) -> tuple[str, ...]:
         """Return the labels that give the number of processes. A launcher's flag comes before a variable."""
         names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
+        if self.framework in OVERRIDING:
+            return tuple(f"--{name}" for name in MACHINES if name in self.flags)
         flags = [f"launcher --{name}" for name in names if name in self.launcher]
         return (*flags, *(name for name in _COUNTS if name in self.environment and not self._launcher_counts(name)))
 
@@ -144,6 +133,8 @@ class Launch:
     def processes(self) -> int:
         """Return the number of processes on all machines; 1 where nothing gives it. Raises ValueError where a value is
         no number."""
+        if self.framework in OVERRIDING:
+            return math.prod(_count(name, self.text(name) or "1") for name in MACHINES)
         if "num_processes" in self.launcher:
             return _count("--num_processes", self.launcher["num_processes"][0])
         if "include" in self.launcher:  # host:0,1@host:2
@@ -173,10 +164,12 @@ class Launch:
         """Return everything that the command sets, as written, by label: `--flag`, `launcher --flag`, `VARIABLE`."""
         launcher = {f"launcher {label}": f"the launcher's {text}" for label, text in _labelled(self.launcher).items()}
         variables = {name: f"{name}={value}" for name, value in self.environment.items()}
-        return {**_labelled(self.flags), **launcher, **variables}
+        return {**_labelled(self.flags, self.framework in OVERRIDING), **launcher, **variables}
 
 
-def _labelled(flags: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def _labelled(flags: Mapping[str, tuple[str, ...]], is_override: bool = False) -> dict[str, str]:
+    if is_override:
+        return {f"--{name}": f"{name}={quoted(words)}" for name, words in flags.items()}
     return {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in flags.items()}
 
 
@@ -193,13 +186,15 @@ def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | 
     """Recognise a training command; None where the command trains nothing. `file` is the script that it comes from.
     Raises ValueError where the file that names the method is not there."""
     words = list(command.words)
-    start = _start(words)
+    start = start_of(words)
     if start is None or isinstance(start, Foreign):
         return start
     place, framework, method = start
     rest = words[place:]
     if framework == "LLaMA-Factory" and rest and rest[0].endswith(SETTINGS):  # FILE.yaml key=value
         rest = ["--config", rest[0], *(f"--{word}" for word in rest[1:])]
+    if framework in OVERRIDING:
+        rest = override_words(rest)
     parsed = parsed_flags(rest)
     flags, folders = parsed.flags, _folders(file)
     launcher = parsed_flags(_launcher(words[:place])).flags
@@ -207,7 +202,7 @@ def launch_of(command: Command, file: Path | None = None) -> Launch | Foreign | 
         own = rows_of(framework, method)
         passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
         launcher |= {name: flags.pop(name) for name in passed}
-    flags = {**_of_config(flags, folders), **flags}
+    flags = {**_of_config(flags, folders, is_nested=framework in OVERRIDING), **flags}
     if method is None:
         name, usual = METHOD_FLAGS[framework]
         named = flags.get("config", ())
@@ -244,10 +239,13 @@ def file_in(folders: Sequence[Path], path: str) -> Path | None:
     return next((place for folder in folders if (place := folder / path).is_file()), None)
 
 
-def _of_config(flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path]) -> dict[str, tuple[str, ...]]:
+def _of_config(
+    flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool
+) -> dict[str, tuple[str, ...]]:
     """Read the flags of --config's YAML file, before which those of the command take precedence."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
-    return {str(name): _flag_words(value) for name, value in (tree or {}).items()}
+    keys = flattened(tree or {}) if is_nested else (tree or {}).items()
+    return {str(name): _flag_words(value) for name, value in keys}
 
 
 def _flag_words(value: object) -> tuple[str, ...]:
@@ -259,45 +257,6 @@ def _flag_words(value: object) -> tuple[str, ...]:
 def _folders(file: Path | None) -> tuple[Path, ...]:
     here = Path.cwd()
     return (here,) if file is None else (here, *list(file.resolve().parents)[:_PARENTS])
-
-
-def _start(words: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
-    """Return the place where the flags begin, the framework and the method; None where a flag names the method."""
-    for i, word in enumerate(words[:-1] if words else []):
-        name, following = PurePath(word).name, words[i + 1]
-        if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
-            if name == "megatron" or following == "pt":
-                return Foreign(flag=f"{name} {following}", nearest="the flags of `swift rlhf` or `swift sft`")
-            return i + 2, "ms-swift", None if following == "rlhf" else "sft"
-        if name in ("llamafactory-cli", "lmf") and following == "train":
-            return i + 2, "LLaMA-Factory", None
-        if name == "trl" and following in (*METHODS, *OTHER_METHODS):
-            known = METHODS.get(following)
-            return (i + 2, "TRL", known) if known else Foreign(flag=f"trl {following}", method=following)
-        if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
-            return i + 1, "ms-swift", None if name == "rlhf.py" else "sft"
-        if name in VLM_R1_SCRIPTS or (name == "grpo.py" and "open_r1" in PurePath(word).parts):
-            return i + 1, "VLM-R1", "grpo"
-        if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
-            return _by_script(i, name, words[i + 1 :])
-    return None
-
-
-def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
-    """Recognise a Python script. Its name, or its flags, give the method; its flags are assumed to be TRL's, but for
-    LLaMA-Factory's scripts."""
-    if name in LLAMA_FACTORY_SCRIPTS and (after[0].endswith(SETTINGS) or "--stage" in after):
-        return place + 1, "LLaMA-Factory", None
-    parts = re.split(r"[^a-z0-9]+", name.lower().removesuffix(".py"))
-    if other := next((part for part in parts if part in OTHER_METHODS), None):
-        return Foreign(flag=name, method=other)
-    method = next((method for word, method in METHODS.items() if word in parts), None)
-    if method is None and "--num_generations" in after:
-        method = "grpo"
-    is_training = any(word.partition("=")[0] in ("--model_name_or_path", "--output_dir") for word in after)
-    if method is None:
-        return Foreign(flag=name, is_known=False) if is_training else None
-    return place + 1, "TRL", method
 
 
 def _launcher(words: Sequence[str]) -> list[str]:

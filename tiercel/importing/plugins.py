@@ -9,7 +9,7 @@ def registered(file: Path) -> dict[str, str]:
     own names; empty where the file cannot be parsed."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError):
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     own: dict[str, str] = {}
     named: dict[str, str] = {}

@@ -9,6 +9,7 @@ from tiercel.importing.accelerate import mapping_in
 from tiercel.importing.draft import RecipeDraft, number_of
 from tiercel.importing.launches import Launch
 from tiercel.importing.modelscope import rows_of_modelscope
+from tiercel.plurals import counted
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _NO_ROWS = "is no file of rows here; write .jsonl, .json or .parquet"
@@ -54,7 +55,7 @@ def set_rows(draft: RecipeDraft) -> None:
         labels = draft.origins["data.eval"].labels
         draft.drop("data.eval")
         draft.note("what is held out is scored by rewards here: write both, data.eval and rewards", *labels)
-    for step in (_intervals, _system, _limits, _turns):
+    for step in (_columns, _intervals, _system, _limits, _turns):
         step(draft)
 
 
@@ -76,6 +77,24 @@ def _joined(draft: RecipeDraft) -> None:
         _end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
 
 
+def _columns(draft: RecipeDraft) -> None:
+    """Set the names of columns. ms-swift writes the file's name first and its own second, data.columns the reverse."""
+    if (text := draft.launch.text("columns")) is None:
+        return
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        draft.note("is no JSON object of names; write data.columns", "--columns")
+        return
+    columns = {name: given for given, name in names.items() if name != given}
+    if columns:
+        draft.set("data.columns", columns, "--columns")
+    else:
+        draft.note("gives no column another name", "--columns", is_change=False)
+
+
 def _listed_words(launch: Launch, flag: str) -> list[str]:
     """Return a flag's words; in LLaMA-Factory they have commas between."""
     return launch.parts(r"[,\s\[\]]+" if launch.framework == "LLaMA-Factory" else "$", flag)
@@ -87,16 +106,27 @@ def _described(draft: RecipeDraft, name: str, label: str) -> Source:
     folder = launch.text("dataset_dir") or "data"
     subject = f"{label} {name}"
     if folder == "ONLINE":
+        if limit is not None:
+            _tell_limit(draft, name)
         return Source(path=f"hf:{name}", rows=limit)
     entry = (mapping_in(launch.file(f"{folder}/dataset_info.json"), json.loads) or {}).get(name)
     if not isinstance(entry, dict):
         text = f"{folder}/dataset_info.json is not here, or has no such entry; write the file that it names"
         draft.note(text, label, "--dataset_dir", subject=subject)
+        _tell_limit(draft, name)
         return Source(path=name, rows=limit)
     renamed = {str(word) for part in ("columns", "tags") for word in (entry.get(part) or {}).values()}
     if strange := sorted(word for word in renamed if not _COLUMNS.fullmatch(word)):
         draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", label, subject=subject)
     rows = min(filter(None, (entry.get("num_samples"), limit)), default=None)
+    if limit is not None and rows == limit:
+        path = str(PurePath(folder, str(entry.get("file_name"))))
+        count = _counted(draft, path)
+        if count is None:
+            _tell_limit(draft, name)
+        elif count <= limit:
+            rows = None
+            draft.note(f"{path} has {counted(count, 'row')}, so all are taken", "--max_samples", is_change=False)
     if url := entry.get("hf_hub_url") or entry.get("ms_hub_url"):
         if "hf_hub_url" not in entry:
             draft.note("an id of ModelScope, where hf: asks Hugging Face's hub", label, subject=subject)
@@ -107,6 +137,12 @@ def _described(draft: RecipeDraft, name: str, label: str) -> Source:
     if PurePath(path).suffix not in _READ:
         draft.note(f"{path} {_NO_ROWS}", label, subject=subject)
     return Source(path=str(PurePath(folder, path)), rows=rows)
+
+
+def _tell_limit(draft: RecipeDraft, name: str) -> None:
+    """Tell that a limit of rows is an exact number here, where it cannot be compared with their number."""
+    text = f"at most so many there, exactly so many here; where {name} has fewer, take away the # and the number"
+    draft.note(text, "--max_samples")
 
 
 def _swift_source(draft: RecipeDraft, word: str, label: str) -> Source:
@@ -204,10 +240,16 @@ def _end_to_end(draft: RecipeDraft, sources: list[Source], *labels: str) -> None
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
-    """Count the rows of a .jsonl file; None where it cannot be found."""
-    file = draft.launch.file(path) if path.endswith(".jsonl") else None
+    """Count the rows of a .jsonl file or a .json list; None where it cannot be found or read."""
+    file = draft.launch.file(path) if path.endswith((".jsonl", ".json")) else None
     if file is None:
         return None
+    if file.suffix == ".json":
+        try:
+            rows = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            return None
+        return len(rows) if isinstance(rows, list) else None
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
 

@@ -1,6 +1,9 @@
 """Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
+from tiercel.algorithms.losses import LOSSES
 from tiercel.importing.draft import RecipeDraft, whole_number_of
+
+_LEAST_DISTANCE = 1e-6  # of cispo's bound from 1
 
 
 def set_sampling(draft: RecipeDraft) -> None:
@@ -84,32 +87,49 @@ def _correction(draft: RecipeDraft) -> None:
     for part, value in values.items():
         if value:
             draft.set(f"{key}.{part}", value, *labels, remark=launch.default_remark(*names))
-    if form == "mask":
-        draft.note("here ratios below 1 / cap are masked too", *labels, subject="algorithm.correction.mode: mask")
+    floor = launch.real("vllm_importance_sampling_clip_min")
+    if form == "mask" or floor:
+        own = ["vllm_importance_sampling_clip_min"] if floor else names
+        values["floor"] = floor or 0.0
+        draft.set(f"{key}.floor", floor or 0.0, *(f"--{name}" for name in own), remark="" if floor else "none there")
     if draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1:
         draft.drop(*(f"{key}.{part}" for part in values))
         draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
 
 
 def _loss(draft: RecipeDraft) -> None:
-    """Set the loss. The level of the ratio is part of the loss's name in tiercel."""
+    """Set the loss. The level of the ratio is in the name of a clipped loss in tiercel, and a key beside others."""
     launch = draft.launch
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
     labels = ("--importance_sampling_level", "--loss_type")
+    if loss in ("luspo", "vespo"):
+        _of_sequences(draft, loss, level, labels)
+        return
     by_level = {"sequence": "gspo", "sequence_token": "gspo_token"}.get(level)
     if by_level == "gspo" and draft.values.get("algorithm.top_entropy", 1) < 1:
         by_level = "gspo_token"
         draft.note("tokens are chosen by entropy, so each has a ratio of its own: gspo_token", labels[0])
-    if by_level is None:
+    if by_level is None or loss not in LOSSES or LOSSES[loss].surrogate != LOSSES[by_level].surrogate:
         draft.set("algorithm.loss", loss, *labels, remark=launch.default_remark("loss_type"))
+        if by_level is not None:
+            draft.set("algorithm.ratio", LOSSES[by_level].ratio, labels[0])
         return
     draft.set("algorithm.loss", by_level, *labels)
     means = {"bnpo": "token", "dapo": "token", "dr_grpo": "constant"}
     if loss in means:
         remark = launch.default_remark("loss_type", of="--loss_type")
         draft.set("algorithm.normalise", means[loss], "--loss_type", remark=remark)
-    elif loss != "grpo":
-        draft.note(f"with --importance_sampling_level {level} it is {by_level} here", "--loss_type")
+
+
+def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, str]) -> None:
+    """Set a loss whose own ratio is that of a completion; the peer's level replaces that of luspo alone."""
+    draft.set("algorithm.loss", loss, *labels)
+    by_token = level == "sequence_token" or (level == "sequence" and draft.values.get("algorithm.top_entropy", 1) < 1)
+    ratio = "token" if level == "token" else "sequence_at_token" if by_token else None
+    if loss == "luspo" and ratio is not None:
+        draft.set("algorithm.ratio", ratio, *labels, remark="luspo's own is sequence")
+    if loss == "vespo" and "algorithm.correction.level" in draft.values:
+        draft.note("its ratio takes the correction there; here the loss does", subject="algorithm.loss: vespo")
 
 
 def _clips(draft: RecipeDraft) -> None:
@@ -121,17 +141,35 @@ def _clips(draft: RecipeDraft) -> None:
             if (value := launch.real(short if short in launch.rows else long)) is not None:
                 draft.set(f"algorithm.gate_{sign}", value, f"--{short}", f"--{long}")
         return
+    if loss == "vespo":
+        for sign, end in (("positive", "pos"), ("negative", "neg")):
+            for name, short in (("power", "k"), ("rate", "lambda")):
+                draft.carry(
+                    f"algorithm.gamma_{name}_{sign}", launch.real(f"vespo_{short}_{end}"), f"vespo_{short}_{end}"
+                )
+        return
     low, high = launch.real("epsilon"), launch.real("epsilon_high")
     if loss == "cispo":
         draft.set("algorithm.clip_low", None, "--epsilon", remark="cispo has no lower bound there")
-        bound = low if high is None else high
-        if bound and bound > 1:
-            remark = "the largest weight itself there"
-            draft.set("algorithm.clip_high", round(bound - 1, 12), "--epsilon_high", remark=remark)
+        _largest_weight(draft, low if high is None else high)
         return
     for key, value, flag in (("low", low, "epsilon"), ("high", low, "epsilon"), ("high", high, "epsilon_high")):
         if value is not None:
             draft.set(f"algorithm.clip_{key}", value, f"--{flag}")
+
+
+def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
+    """Set cispo's largest weight, which the peers name itself and tiercel by its distance from 1."""
+    if not bound:
+        return
+    labels, remark = ("--epsilon", "--epsilon_high"), "the largest weight itself there"
+    draft.set("algorithm.clip_high", max(round(bound - 1, 12), _LEAST_DISTANCE), *labels, remark=remark)
+    if bound < 1:
+        text = (
+            f"a largest weight of {bound:g} there, 1 here, the least that algorithm.clip_high gives: AdamW does not "
+            "see a common factor of the loss, but optim.max_grad_norm does"
+        )
+        draft.note(text, *labels, subject=f"cispo's bound {bound:g}")
 
 
 def _advantage(draft: RecipeDraft) -> None:
@@ -174,12 +212,28 @@ def _penalty(draft: RecipeDraft) -> None:
         draft.set("algorithm.kl.estimator", "k1", "--kl_in_reward", remark="the log-ratio itself")
     else:
         draft.carry("algorithm.kl.place", "loss", "kl_in_reward")
+        if launch.is_true("use_bias_correction_kl"):
+            _weighted_penalty(draft)
+
+
+def _weighted_penalty(draft: RecipeDraft) -> None:
+    """Set a penalty in the loss that TRL multiplies by the ratio; here that is the token's."""
+    launch, name = draft.launch, "use_bias_correction_kl"
+    if (launch.text("importance_sampling_level") or "token") == "token":
+        draft.set("algorithm.kl.by_ratio", True, f"--{name}", remark=launch.default_remark(name))
+    else:
+        text = "weights the KL estimate by the completion's ratio there; here no ratio weights it"
+        draft.note(text, f"--{name}", subject="" if name in launch.flags else "the KL estimate")
 
 
 def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
     for name in ("overlong_filter", "mask_truncated_completions"):
         draft.carry("algorithm.overlong", "mask" if launch.is_true(name) else "keep", name)
+    if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
+        draft.set("algorithm.entropy_mean", "token", "--entropy_coef", remark="the mean there, whatever the loss")
+    if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
+        draft.set("algorithm.top_entropy_of", "all", "--top_entropy_quantile", remark="of all tokens there")
     if launch.is_true("dynamic_sample"):
         tries = launch.number("max_resample_times") or 3
         draft.set("rollout.resample_tries", tries, "--max_resample_times", "--dynamic_sample")
@@ -195,13 +249,9 @@ def _length(draft: RecipeDraft) -> None:
 
 
 def _rloo(draft: RecipeDraft) -> None:
-    """Set what TRL's RLOO trainer does: leave-one-out advantages, and the sum of a completion's logprobs."""
-    for name, value in (("advantage", "rloo"), ("loss", "grpo"), ("normalise", "constant")):
+    """Set what TRL's RLOO trainer does: leave-one-out advantages, and one ratio of a completion's whole probability."""
+    is_normalised = draft.launch.is_true("normalize_advantages")
+    advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
+    draft.set("algorithm.advantage", advantage, "--normalize_advantages", remark="what its RLOO trainer does")
+    for name, value in (("loss", "grpo"), ("ratio", "product"), ("normalise", "sequence")):
         draft.set(f"algorithm.{name}", value, remark="what its RLOO trainer does")
-    text = (
-        "its loss is the sum over a completion's tokens, here that sum / rollout.max_new_tokens; AdamW does not see "
-        "the factor, optim.max_grad_norm does"
-    )
-    draft.note(text, subject="algorithm.normalise: constant")
-    if draft.launch.is_true("normalize_advantages"):
-        draft.set("algorithm.scale", "batch", "--normalize_advantages")

@@ -7,12 +7,13 @@ What only a shell could know, such as `$(nproc)`, stays as written, with its dol
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import Path, PurePath
 
 from tiercel.importing.arithmetic import evaluated
+from tiercel.importing.python_scripts import words_of_script
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _ARRAY = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\(")
@@ -37,6 +38,9 @@ _QUOTED_LITERAL = re.compile(r'\\(["\\$`])|([^"\\$`]+|\\)')
 BLOCKS = ("if", "then", "elif", "else", "while", "until", "do", "{", "}", "(", ")")
 PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # what follows is the command
 DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
+MOST_TEXT = 4_000_000  # characters that the variables of a script give; they could double with each line
+MOST_WORDS, LONGEST_COMMAND = 2_000, 100_000  # words and characters of a command
+DEEPEST = 50  # substitutions in substitutions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,28 +52,60 @@ class Command:
     environment: dict[str, str]
 
 
+class _Room:
+    """Counts the text that variables give, in a script and in its substitutions."""
+
+    def __init__(self) -> None:
+        self.left = MOST_TEXT
+
+    def take(self, values: Iterable[str]) -> None:
+        """Raise ValueError where a script gives more than any that launches training."""
+        self.left -= sum(len(value) + 1 for value in values)
+        if self.left < 0:
+            raise ValueError(f"its variables grow to more than {MOST_TEXT} characters")
+
+
 def commands(script: str, file: Path | None = None) -> list[Command]:
-    """Return every command of a script, in order. `file` is the script's file; LLaMA-Factory's YAML file stands for the
-    command that takes it. Raises ValueError where a quote or a bracket is not closed, or substitutions are nested too
-    deeply."""
+    """Return every command of a script, in order. `file` is the script's file; YAML files of LLaMA-Factory and EasyR1
+    stand for the command that takes them. Raises ValueError where a quote or a bracket is not closed, or substitutions
+    are nested too deeply."""
     if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^stage *:", script, re.MULTILINE):
         return [Command(words=("llamafactory-cli", "train", str(file)), environment={})]
+    if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^worker *:", script, re.MULTILINE):
+        return [Command(words=("python", "-m", "verl.trainer.main", f"config={file}"), environment={})]
+    if file is not None and file.suffix == ".py":
+        words = words_of_script(script)
+        if words is None:
+            raise ValueError(
+                "no config of TRL, such as GRPOConfig(...), is made in it; give the command that starts it"
+            )
+        return [Command(words=words, environment={})]
     own = {} if file is None else {name: [str(file)] for name in ("BASH_SOURCE", "0")}
-    try:
-        return _Script(script, own, Path.cwd()).commands()
-    except RecursionError as error:
-        raise ValueError("substitutions are nested too deeply") from error
+    return _Script(script, own, Path.cwd(), _Room()).commands()
+
+
+def _require_short(command: Command) -> None:
+    """Raise ValueError for a command that is longer than any that launches training."""
+    words, characters = len(command.words), sum(map(len, command.words))
+    if words > MOST_WORDS:
+        raise ValueError(f"a command has {words:,} words; one that starts training has at most {MOST_WORDS:,}")
+    if characters > LONGEST_COMMAND:
+        raise ValueError(
+            f"a command has {characters:,} characters; one that starts training has at most {LONGEST_COMMAND:,}"
+        )
 
 
 class _Script:
     """Read a script from left to right. Variables get the values that they have at that place."""
 
-    def __init__(self, text: str, arrays: Mapping[str, list[str]], folder: Path):
+    def __init__(self, text: str, arrays: Mapping[str, list[str]], folder: Path, room: _Room, depth: int = 0):
         self.text = re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))
         self.at = 0
         self.arrays = dict(arrays)  # every variable; a plain one is a list of one value
         self.exported: set[str] = set()
         self.folder = folder
+        self.room = room
+        self.depth = depth
 
     @property
     def variables(self) -> dict[str, str]:
@@ -79,6 +115,8 @@ class _Script:
         found: list[Command] = []
         while self.at < len(self.text):
             if (command := self._finished(self._words())) is not None:
+                if self.depth == 0:
+                    _require_short(command)
                 found.append(command)
         return found
 
@@ -100,6 +138,7 @@ class _Script:
             self.folder = Path(os.path.normpath(self.folder / words[1]))
         variables = self.variables
         exported = {name: variables[name] for name in sorted(self.exported) if name in variables}
+        self.room.take(exported.values())
         return Command(words=tuple(words), environment={**exported, **own})
 
     def _assigned(self, word: str) -> str:
@@ -203,6 +242,7 @@ class _Script:
             self.at = min(start + 2, len(self.text))
         if values is None:
             return [self.text[start : self.at]], False
+        self.room.take(values)
         return values, not any("$" in value for value in values)
 
     def _closing(self, opening: int) -> int:
@@ -234,11 +274,16 @@ class _Script:
 
     def _filled(self, text: str) -> str:
         """Return the text with its variables replaced, as one word."""
-        return " ".join(_Script(f'"{text}"', self.arrays, self.folder)._word())
+        return " ".join(self._inner(f'"{text}"')._word())
+
+    def _inner(self, text: str) -> "_Script":
+        if self.depth == DEEPEST:
+            raise ValueError("substitutions are nested too deeply")
+        return _Script(text, self.arrays, self.folder, self.room, self.depth + 1)
 
     def _substituted(self, inside: str) -> list[str] | None:
         """Return what a command prints that only computes or handles paths; None for any other."""
-        inner = _Script(inside, self.arrays, self.folder)
+        inner = self._inner(inside)
         words = [list(command.words) for command in inner.commands()]
         if not words or any("$" in word or "`" in word for line in words for word in line):
             return None

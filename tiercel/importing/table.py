@@ -9,11 +9,12 @@ from typing import Literal
 
 from tiercel.config.schema import Kind
 
-Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory"]
-Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd"]
+Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory", "EasyR1", "verl"]
+OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # whose settings are words KEY=VALUE
+Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd", "distillation"]
 KINDS: dict[Method, Kind] = {  # the recipe of each method
     "grpo": "grpo", "rloo": "grpo", "sft": "sft", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo",
-    "kto": "kto", "rm": "reward", "gkd": "distill",
+    "kto": "kto", "rm": "reward", "gkd": "distill", "distillation": "distill",
 }  # fmt: skip
 Treatment = Literal["set", "nearest", "together", "none", "nothing to do", "refused"]
 _MARKS: dict[str, Treatment] = {"=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
@@ -30,9 +31,11 @@ _TOLD: dict[Treatment, str] = {
 # The sources that the tables were made from.
 VERSIONS: dict[Framework, str] = {
     "ms-swift": "4.6.0.dev0, commit 3602360",
-    "TRL": "1.10.0.dev0, commit f2cd577",
+    "TRL": "1.16.0",
     "VLM-R1": "commit 90052f4, with TRL 0.17",
     "LLaMA-Factory": "0.9.6.dev0, commit ff6d4d1",
+    "EasyR1": "commit b44b311",
+    "verl": "commit b178a3c",
 }
 
 
@@ -61,7 +64,8 @@ def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
     def rank(row: TableRow) -> int:
         return max(ranks.get(name, 0) for name in row.name.partition("@")[2].split(","))
 
-    read = sorted(_read("transformers.txt") + _read(f"{framework.lower()}.txt"), key=rank)
+    shared = () if framework in OVERRIDING else _read("transformers.txt")
+    read = sorted(shared + _read(f"{framework.lower()}.txt"), key=rank)
     return {
         row.name.partition("@")[0]: row
         if rank(row)

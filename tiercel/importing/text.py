@@ -63,7 +63,7 @@ def _short(draft: RecipeDraft, key: str, label: str) -> str:
     first = next(each for each, origin in draft.origins.items() if label in origin.labels)
     if "launcher" in label:
         return given
-    name, _, words = given.partition("=" if "--" not in label else " ")
+    name, _, words = given.partition("=" if "--" not in given else " ")
     rendered = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return name if key != first or words.strip("'\"") in (rendered, _inline(value)) else given
 

@@ -6,11 +6,11 @@ from pathlib import PurePath
 
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.parts import PARTS
-from tiercel.importing.accelerate import Sharding, sharding_by_name, sharding_of_json
+from tiercel.importing.accelerate import Sharding, mapping_in, sharding_by_name, sharding_of_json
 from tiercel.importing.draft import RecipeDraft, whole_number_of
 from tiercel.importing.launches import Launch
 from tiercel.importing.preferences import needs_reference
-from tiercel.importing.table import Framework
+from tiercel.importing.table import OVERRIDING, Framework
 
 _FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
     "ms-swift": ("freeze_vit", "freeze_aligner", "freeze_llm"),
@@ -88,6 +88,9 @@ def _quantised(draft: RecipeDraft) -> None:
 
 def tuner_of(launch: Launch) -> str:
     """Return the tuner: full, lora, lora_llm, or another name."""
+    if launch.framework in OVERRIDING:
+        ranks = ("actor_rollout_ref.model.lora_rank", "worker.actor.model.lora.rank")
+        return "lora" if launch.text(*ranks) not in (None, "0") else "full"
     return launch.text(*TUNERS) or ("lora" if launch.is_true("use_peft") else "full")
 
 
@@ -116,6 +119,26 @@ def _adapters(draft: RecipeDraft) -> None:
     elif dropout or "lora_dropout" in launch.flags:
         draft.set("lora.dropout", dropout, "--lora_dropout", remark=launch.default_remark("lora_dropout"))
     _targets(draft, tuner)
+    if isinstance(adapter := draft.values.get("lora.init"), str):
+        _as_given(draft, adapter)
+
+
+def _as_given(draft: RecipeDraft, adapter: str) -> None:
+    """Describe an adapter to go on from as its own config does, which the peers read instead of the flags."""
+    given = mapping_in(draft.launch.file(f"{adapter}/adapter_config.json"), json.loads)
+    if given is None:
+        keys = "lora.rank, alpha, kind and targets"
+        draft.note(f"{adapter}/adapter_config.json is not here; write {keys} as there", subject="lora.init")
+        return
+    kind = "dora" if given.get("use_dora") else "rslora" if given.get("use_rslora") else "lora"
+    targets = given.get("target_modules")
+    if isinstance(targets, list):
+        targets = rf"(.*\.)?({'|'.join(re.escape(str(name)) for name in sorted(targets))})"
+    targets = "all" if targets == "all-linear" else targets
+    found = {"rank": given.get("r"), "alpha": given.get("lora_alpha"), "kind": kind, "targets": targets}
+    for key, value in found.items():
+        if value is not None:
+            draft.set(f"lora.{key}", value, remark=f"as {adapter} has it")
 
 
 def _targets(draft: RecipeDraft, tuner: str) -> None:

@@ -3,22 +3,33 @@
 A class whose score needs a process, a server or a model has no `score` here; tiercel/scoring/batches.py starts it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tiercel.rewards.truths import Truth
-from tiercel.samples import Sample
+from tiercel.samples import Sample, column
 from tiercel.sections import FiniteFloat, Keys, Problems, Section
+
+ANSWER = "answer"
 
 
 class Where(Section):
     """Rows that a reward applies to; it does not apply to the others and leaves their sum."""
 
     column: str
-    """Column of the row."""
+    """Column of the row; a dot leads into a column, as in extra_info.split."""
     equals: tuple[str, ...]
     """The values of such rows, as text: 7 is "7", true is "true"."""
+
+    def holds(self, columns: Mapping[str, Any]) -> bool:
+        """Tell whether a row with these columns is one of them."""
+        return column_text(column(columns, self.column)) in self.equals
+
+
+def column_text(value: object) -> str:
+    """Write a column's value as recipes do."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Entry(Section):
@@ -80,13 +91,23 @@ class TruthReward(Reward):
     """A reward that compares with the row's right answer; it does not apply to a row without one."""
 
     answer_column: str | None = None
-    """Column of the row that holds the right answer; null takes `answer`."""
+    """Column of the row that holds the right answer, where a dot leads into a column (reward_model.ground_truth); null
+    takes `answer`."""
+
+    @property
+    def truth_column(self) -> str:
+        """Return the column of the right answer."""
+        return self.answer_column or ANSWER
+
+    def truth_of(self, answer: Any, columns: Mapping[str, Any]) -> Any:
+        """Return the right answer of a row, None where it has none. `answer`: what its format takes as that."""
+        name = self.truth_column
+        return answer if name == ANSWER and answer is not None else column(columns, name)
 
     def truth(self, sample: Sample) -> Truth | None:
         """Return the row's right answer, None where the row has none."""
-        column = self.answer_column or "answer"
-        value = sample.answer if column == "answer" else sample.columns.get(column)
-        return None if value is None else Truth(value=value, sample=sample, column=column, reward=self.title)
+        value, name = self.truth_of(sample.answer, sample.columns), self.truth_column
+        return None if value is None else Truth(value=value, sample=sample, column=name, reward=self.title)
 
     def score(self, sample: Sample) -> float | None:
         truth = self.truth(sample)
@@ -96,3 +117,8 @@ class TruthReward(Reward):
         """Return the reward of a completion whose row has a right answer. Raises DataError where that cannot be
         read."""
         raise NotImplementedError(f"{type(self).__name__} is scored in batches")
+
+
+def is_meant(reward: Entry, columns: Mapping[str, Any]) -> bool:
+    """Tell whether an entry is for the row with these columns."""
+    return reward.where is None or reward.where.holds(columns)

@@ -1,5 +1,5 @@
 """Rewards for boxes and points. The model writes them in its family's own coordinates, rows hold pixels of the original
-first image; the model's are mapped to those."""
+image that the row names; the model's are mapped to those."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class FirstBox(TruthReward):
         given = parse_box(extract_answer(sample.completion))
         if given is None:
             return 0.0
-        value = self.overlap(_in_pixels(sample, given), wanted)
+        value = self.overlap(_in_pixels(truth, given), wanted)
         return value if self.threshold is None else float(value >= self.threshold)
 
     def overlap(self, given: Box, wanted: Box) -> float:
@@ -75,7 +75,7 @@ class AllBoxes(TruthReward):
     """The overlap from which on two boxes are a pair; null takes 0.5."""
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        wanted, given = truth.boxes(), _all_given(sample)
+        wanted, given = truth.boxes(), _all_given(truth)
         if not wanted and not given:
             return 1.0
         matched = matched_pairs(given, wanted, DEFAULT_MATCH if self.threshold is None else self.threshold)
@@ -123,7 +123,7 @@ class BoxMap(TruthReward):
     reads: ClassVar[str] = f"{ALL_BOXES}, surest first"
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        wanted, given = truth.boxes(), _all_given(sample)
+        wanted, given = truth.boxes(), _all_given(truth)
         if not wanted or not given:
             return float(not wanted and not given)
         return sum(average_precision(given, wanted, threshold) for threshold in MAP_THRESHOLDS) / len(MAP_THRESHOLDS)
@@ -141,7 +141,7 @@ class PointInBox(TruthReward):
         given = parse_point(extract_answer(sample.completion))
         if given is None:
             return 0.0
-        x, y, _, _ = _in_pixels(sample, (*given, *given))
+        x, y, _, _ = _in_pixels(truth, (*given, *given))
         return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in wanted))
 
 
@@ -161,7 +161,7 @@ class VlmR1Rec(TruthReward):
         if found is None:
             return 0.0
         x1, y1, x2, y2 = (float(number) for number in found.groups())
-        given = _in_pixels(sample, (x1, y1, x2, y2))
+        given = _in_pixels(truth, (x1, y1, x2, y2))
         left, top = max(given[0], wanted[0]), max(given[1], wanted[1])
         right, bottom = min(given[2] - 1, wanted[2] - 1), min(given[3] - 1, wanted[3] - 1)
         overlap = (right - left + 1) * (bottom - top + 1) if left < right and top < bottom else 0.0
@@ -205,11 +205,11 @@ def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float)
     return [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if is_match[i, j]]
 
 
-def _all_given(sample: Sample) -> list[Box]:
-    return [_in_pixels(sample, box) for box in parse_boxes(extract_answer(sample.completion))]
+def _all_given(truth: Truth) -> list[Box]:
+    return [_in_pixels(truth, box) for box in parse_boxes(extract_answer(truth.sample.completion))]
 
 
-def _in_pixels(sample: Sample, box: Box) -> Box:
-    image = sample.images[0]
-    assert sample.coordinate_space is not None  # the scorer refuses these rewards without it
-    return to_original(box, sample.coordinate_space, image.original_size, image.processed_size)
+def _in_pixels(truth: Truth, box: Box) -> Box:
+    image, space = truth.picture, truth.sample.coordinate_space
+    assert space is not None  # the scorer refuses these rewards without it
+    return to_original(box, space, image.original_size, image.processed_size)

@@ -10,28 +10,51 @@ from tiercel.samples import Sample
 from tiercel.sections import Keys, PositiveInt, Problems, regex_fault, shown
 
 TOKENS = "the number of tokens, end token included"
-_INSIDE = r"(?:(?!</?{tag}>).)*"
-DEFAULT_FORMAT = (
-    rf"\s*(?:<think>{_INSIDE.format(tag='think')}</think>\s*)?<answer>{_INSIDE.format(tag='answer')}</answer>\s*"
-)
+_PART = r"<{tag}>(?:(?!</?{tag}>).)*</{tag}>\s*"
+_OPEN_TAG = re.compile(r"<([^/>]+)>\s*\Z")
 WORDS_OF_A_REPETITION = 3
+LONGEST_WORD = 32  # characters; a longer run without a space is no word
+# Characters of the scripts that put no spaces between words: Thai and Lao, Tibetan, Burmese, Khmer, Japanese, Chinese.
+_UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 
 class Format(Reward):
     """1 if it matches `pattern` from end to end (a dot matches line ends too), else 0; default: one
-    `<answer>...</answer>`, before it at most one `<think>...</think>`"""
+    `<answer>...</answer>`, before it at most one `<think>...</think>`; a `<think>` that the chat template opens counts
+    as written by the model"""
 
     name: Literal["format"] = "format"
     reads: ClassVar[str] = "the whole completion"
     pattern: str | None = None
-    """Regular expression the whole completion must match; null asks for <answer>...</answer> at the end."""
+    """Regular expression the whole completion must match, alone or after what the chat template opened; null asks for
+    <answer>...</answer> at the end."""
 
     def problems(self, before: Sequence[Entry]) -> Problems:
         if self.pattern is not None and (fault := regex_fault(self.pattern)) is not None:
             yield Keys("pattern").problem(f"{shown(self.pattern)} is no regular expression: {fault}")
 
     def score(self, sample: Sample) -> float:
-        return float(re.fullmatch(self.pattern or DEFAULT_FORMAT, sample.completion, re.DOTALL) is not None)
+        tag = open_tag(sample.opened)
+        pattern = re.compile(self.pattern or _default_format(tag or "think"), re.DOTALL)
+        texts = [sample.opened + sample.completion]
+        if self.pattern is not None or tag is None:  # else the thought that is open must be closed
+            texts.append(sample.completion)
+        return float(any(map(pattern.fullmatch, texts)))
+
+
+def open_tag(opened: str) -> str | None:
+    """Return the name of the tag that is left open at the end of a text, such as think."""
+    found = _OPEN_TAG.search(opened)
+    return None if found is None else found[1]
+
+
+def _default_format(thought: str) -> str:
+    """Make the expression of one answer after at most one thought in the tag `thought`."""
+    return rf"\s*(?:{_PART.format(tag=thought)})?{_PART.format(tag='answer')}"
 
 
 class Length(Reward):
@@ -94,7 +117,8 @@ class SoftOverlong(Reward):
 
 class Repetition(Reward):
     """-(1 - distinct / all) of its runs of `ngram` (3) words: 0 where none comes twice, near -1 where one goes on and
-    on; 0 for fewer words"""
+    on; 0 for fewer words. Each character counts as a word in Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan,
+    and in what goes on for more than 32 characters without a space"""
 
     name: Literal["repetition"] = "repetition"
     reads: ClassVar[str] = "the words of the whole completion, in lower case"
@@ -102,10 +126,15 @@ class Repetition(Reward):
     """Words of the runs that are compared; null takes 3."""
 
     def score(self, sample: Sample) -> float:
-        words = sample.completion.lower().split()
+        words = _words(sample.completion.lower())
         size = self.ngram or WORDS_OF_A_REPETITION
         runs: Sequence[tuple[str, ...]] = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
         return -(1.0 - len(set(runs)) / len(runs)) if runs else 0.0
+
+
+def _words(text: str) -> list[str]:
+    """Split a text at spaces, and what has none into characters."""
+    return [part for word in _WORD.findall(text) for part in ([word] if len(word) <= LONGEST_WORD else word)]
 
 
 SHAPE = (Format, Length, Cosine, SoftOverlong, Repetition)

@@ -24,10 +24,11 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 class Math(TruthReward):
-    """1 if math-verify finds it equal to the row's, else 0; runs under the limits of your own rewards"""
+    """1 if math-verify finds it equal to the row's, or to one of its list, else 0; runs under the
+    limits of your own rewards"""
 
     name: Literal["math"] = "math"
-    reads: ClassVar[str] = "the expression that the answer ends in, LaTeX or plain"
+    reads: ClassVar[str] = "the expression that the answer settles on, LaTeX or plain"
     needs: ClassVar[str | None] = "math_verify"
     takes_time: ClassVar[bool] = True
     own_right_from: ClassVar[float | None] = 1.0

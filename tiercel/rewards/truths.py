@@ -5,17 +5,25 @@ Text in a row is read like a completion, so that a right answer may stand in <an
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from tiercel.errors import DataError
-from tiercel.rewards.answers import LARGEST_COORDINATE, extract_answer, parse_box, parse_boxes, parse_number
+from tiercel.geometry import misfit, to_pixels
+from tiercel.rewards.answers import LARGEST_COORDINATE, extract_answer, parse_box, parse_boxes
 from tiercel.rewards.boxes import is_proper
-from tiercel.samples import Box, Sample
+from tiercel.rewards.numbers import sure_number
+from tiercel.samples import Box, Sample, SampleImage
 from tiercel.shortening import brief
 
-IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image"
+IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image, or as data.boxes says"
+
+LIST_OR_SEVERAL = (
+    "may be one answer that is a list, or several that are right; write each as text: one as "
+    '["[1, 2]"], several as ["1", "2"]'
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +44,7 @@ class Truth:
         """Read a number, exactly."""
         number = number_of(self.value)
         if number is None:
-            raise self.malformed('holds no number; write one such as 7, 0.5 or "3/4"')
+            raise self.malformed('holds no number, or none that is certain; write one such as 7, 0.5 or "3/4"')
         return number
 
     def texts(self) -> list[str]:
@@ -44,35 +52,66 @@ class Truth:
         entries = self.value if isinstance(self.value, list | tuple) else [self.value]
         if not entries or any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in entries):
             raise self.malformed("is neither text nor a number, nor a list of them; write it in quotes")
-        return [extract_answer(each) if isinstance(each, str) else str(each) for each in entries]
+        if is_list_of_numbers(self.value):
+            raise self.malformed(LIST_OR_SEVERAL)
+        return [text for each in entries for text in _texts_of(each)]
 
     def box(self) -> Box:
-        """Read a proper box on the row's first image."""
+        """Read a proper box on `picture`, in its pixels."""
         boxes = _boxes(self.value, only_one=True)
         if boxes is None or len(boxes) != 1:
             raise self.malformed(f"is no box; write {IN_PIXELS}")
-        self._require_proper(boxes)
-        return boxes[0]
+        return self._on_picture(boxes)[0]
 
     def boxes(self) -> list[Box]:
-        """Read proper boxes on the row's first image; an empty list says that there is nothing to find."""
+        """Read proper boxes on `picture`, in its pixels; an empty list says that there is nothing to find."""
         boxes = _boxes(self.value, only_one=False)
         if boxes is None:
             raise self.malformed(f"is no list of boxes; write [[x1, y1, x2, y2], ...], each {IN_PIXELS}")
-        self._require_proper(boxes)
-        return boxes
+        return self._on_picture(boxes)
 
-    def _require_proper(self, boxes: Sequence[Box]) -> None:
+    @property
+    def picture(self) -> SampleImage:
+        """Return the picture on which the boxes of the answer lie, the row's and the model's."""
+        images, number = self.sample.images, self.sample.answer_image
+        if not images:
+            raise self.malformed("is a box, but the row has no image; add one to `images`")
+        if number is None:
+            if any(image != replace(images[0], path=image.path) for image in images):
+                raise self.malformed("is a box on one of several images; write its number, from 0, as `answer_image`")
+            number = 0
+        if number >= len(images):
+            raise self.malformed(f"is a box on image {number}, which the prompt does not have (counted from 0)")
+        return images[number]
+
+    def _on_picture(self, boxes: Sequence[Box]) -> list[Box]:
         if not all(is_proper(box) for box in boxes):
             raise self.malformed("is an empty or inverted box; x1 < x2 and y1 < y2 are needed")
-        if not self.sample.images:
-            raise self.malformed("is a box, but the row has no image; add one to `images`")
+        size, space = self.picture.original_size, self.sample.answer_space
+        found = [to_pixels(box, space, size) for box in boxes]
+        for box in found:
+            if problem := misfit(box, space, size):
+                raise self.malformed(problem)
+        return found
+
+
+def is_list_of_numbers(value: Any) -> bool:
+    """Say whether a right answer is several numbers, which text that is such a list becomes in most formats of rows."""
+    return isinstance(value, list | tuple) and len(value) > 1 and all(type(each) in (int, float) for each in value)
+
+
+def _texts_of(entry: str | float) -> list[str]:
+    """Write an entry as a completion may; 7.0 is also 7, for a column of whole numbers in which one is missing is read
+    as one of fractions."""
+    if isinstance(entry, float):
+        return [str(entry), format(Decimal(repr(entry)).normalize(), "f")]
+    return [extract_answer(entry) if isinstance(entry, str) else str(entry)]
 
 
 def number_of(value: Any) -> Fraction | None:
-    """Read a JSON number or the last number in a text. A float means the decimal it is written as."""
+    """Read a JSON number or the only number in a text. A float means the decimal it is written as."""
     if isinstance(value, str):
-        return parse_number(extract_answer(value))
+        return sure_number(extract_answer(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return Fraction(value)
     return Fraction(repr(value)) if isinstance(value, float) and math.isfinite(value) else None

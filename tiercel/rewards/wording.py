@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from tiercel.samples import Sample
 from tiercel.sections import Keys, NonNegativeFloat, Problems, shown
 
 ALL_TEXT = "all of the answer, as text"
-LAST_NUMBER = "the last number in the answer"
+NUMBER = "the number that the answer settles on"
 ARTICLES = ("a", "an", "the")
 
 
@@ -29,7 +29,7 @@ class Exact(TruthReward):
     own_right_from: ClassVar[float | None] = 1.0
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        return float(_stripped(extract_answer(sample.completion)) in {_stripped(text) for text in truth.texts()})
+        return float(_stripped(extract_answer(sample.completion)) in _accepted(truth, _stripped))
 
 
 class Normalised(TruthReward):
@@ -40,7 +40,7 @@ class Normalised(TruthReward):
     own_right_from: ClassVar[float | None] = 1.0
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        return float(normalised(extract_answer(sample.completion)) in {normalised(text) for text in truth.texts()})
+        return float(normalised(extract_answer(sample.completion)) in _accepted(truth, normalised))
 
 
 class Ocr(TruthReward):
@@ -63,7 +63,7 @@ class Number(TruthReward):
     exactly: 0.1 is a tenth and 1/3 a third"""
 
     name: Literal["number"] = "number"
-    reads: ClassVar[str] = LAST_NUMBER
+    reads: ClassVar[str] = NUMBER
     own_right_from: ClassVar[float | None] = 1.0
     tolerance: NonNegativeFloat | None = None
     """Largest absolute difference that still counts as right; null asks for equality."""
@@ -82,7 +82,7 @@ class Count(TruthReward):
     """1 - |n - wanted| / max(1, wanted), at least 0"""
 
     name: Literal["count"] = "count"
-    reads: ClassVar[str] = LAST_NUMBER
+    reads: ClassVar[str] = NUMBER
     own_right_from: ClassVar[float | None] = 1.0
 
     def compare(self, sample: Sample, truth: Truth) -> float:
@@ -132,6 +132,14 @@ class Json(Reward):
 
 
 WORDING = (Exact, Normalised, Ocr, Number, Count, Choice, Json)
+
+
+def _accepted(truth: Truth, form: Callable[[str], str]) -> set[str]:
+    """Bring the row's texts into a form. Raises DataError where one is empty in it, for an empty answer equals it."""
+    texts = {form(text) for text in truth.texts()}
+    if "" in texts:
+        raise truth.malformed("has no text to compare, so that an empty answer would be right; write the right answer")
+    return texts
 
 
 def _is_valid(value: Any, file: str) -> bool:

@@ -1,0 +1,82 @@
+"""The rows that each reward applies to."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rewards.samples import reward
+from tiercel.config.data import Data
+from tiercel.data.coverage import reward_coverage, run_coverage
+from tiercel.data.reading import RunRows, read_rows
+from tiercel.errors import DataError
+
+TURNS = [{"role": "user", "content": "How many?"}]
+
+
+def rows_of(tmp_path: Path, *records: dict) -> RunRows:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"messages": TURNS, **record}) + "\n" for record in records))
+    return RunRows(train=read_rows(str(file), Data(train=str(file), format="tiercel"), "grpo"), heldout=None)
+
+
+def fault(rows: RunRows, **keys) -> str:
+    with pytest.raises(DataError) as caught:
+        run_coverage([reward(**keys)], rows)
+    return str(caught.value)
+
+
+def test_rewards_that_apply_to_every_row_are_not_told(tmp_path):
+    rows = rows_of(tmp_path, {"answer": "7"}, {"answer": 0})
+    assert run_coverage([reward(name="exact"), reward(name="length", max_tokens=4), reward(call="a.py:f")], rows) == []
+
+
+def test_a_reward_that_applies_to_few_rows_is_told_with_the_rows_without_any(tmp_path):
+    rows = rows_of(tmp_path, {"answer": "7"}, {"answer": None}, {"kind": "ocr", "answer": "x"}, {})
+    counted = [reward(name="exact"), reward(name="ocr", where={"column": "kind", "equals": ["ocr"]})]
+    exact, ocr, without = run_coverage(counted, rows)
+    assert "applies to 2 of 4" in exact and "applies to 1 of 4" in ocr and "2 of 4" in without
+
+
+def test_a_reward_that_applies_to_no_row_is_an_error_that_names_the_columns(tmp_path):
+    rows = rows_of(tmp_path, {"meta": {"ground_truth": "7", "style": "rule"}, "extra_info": {"split": "a"}})
+    assert "columns there: meta.ground_truth, " in fault(rows, name="exact")
+    assert "names solution, which no row has" in fault(rows, name="exact", answer_column="solution")
+    assert run_coverage([reward(name="exact", answer_column="meta.ground_truth")], rows) == []
+    misspelt = rows_of(tmp_path, {"answer": "7", "kind": "count"})
+    assert "columns there: answer, " in fault(misspelt, name="exact", answer_column="anwser")
+
+
+def test_a_column_of_where_that_no_row_has_and_a_value_that_none_has(tmp_path):
+    rows = rows_of(tmp_path, {"answer": "7", "extra_info": {"kind": "count"}})
+    assert "where.column names kind" in fault(rows, name="exact", where={"column": "kind", "equals": ["count"]})
+    where = {"column": "extra_info.kind", "equals": ["ocr"]}
+    assert "extra_info.kind has count" in fault(rows, call="a.py:f", where=where)
+    where["equals"] = ["count"]
+    assert run_coverage([reward(name="exact", where=where)], rows) == []
+    assert "no row with extra_info.kind count has a right answer" in fault(
+        rows_of(tmp_path, {"extra_info": {"kind": "count"}}), name="exact", where=where
+    )
+
+
+def test_every_reward_without_a_row_is_named_at_once(tmp_path):
+    rows = rows_of(tmp_path, {"id": "a"})
+    with pytest.raises(DataError) as caught:
+        reward_coverage([reward(name="exact"), reward(name="iou"), reward(call="a.py:f")], rows.train.rows, "f")
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["rewards.0 (exact)", "rewards.1 (iou)"]
+
+
+def test_held_out_rows_without_a_reward_are_told_and_no_error(tmp_path):
+    rows = rows_of(tmp_path, {"answer": "7"})
+    other = rows_of(tmp_path, {"id": "b"})
+    (line,) = run_coverage([reward(name="exact")], RunRows(train=rows.train, heldout=other.train))
+    assert "applies to none of the 1 rows" in line
+
+
+def test_a_column_that_was_left_out_is_named_with_its_type(tmp_path):
+    train = rows_of(tmp_path, {"id": "a"}).train
+    rows = RunRows(
+        train=replace(train, rows=tuple(replace(row, left_out=(("made", "date"),)) for row in train.rows)), heldout=None
+    )
+    assert "values are of type date" in fault(rows, name="exact", answer_column="made")

@@ -1,0 +1,95 @@
+"""How many rows each reward of a recipe applies to. One that applies to none would be no reward at all."""
+
+from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from tiercel.data.reading import RunRows
+from tiercel.errors import DataError
+from tiercel.rewards.entry import ANSWER, Entry, TruthReward, column_text, is_meant
+from tiercel.samples import column
+from tiercel.shortening import brief
+from tiercel.types import Row
+
+_MOST_NAMED = 12  # columns or values in a message
+_ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # what right answers are often called
+
+
+def rows_with_reward(reward: Entry, rows: Sequence[Row]) -> int:
+    """Count the rows that a reward applies to, as far as the rows tell: your own function may still answer None."""
+    return sum(_applies(reward, row) for row in rows)
+
+
+def _applies(reward: Entry, row: Row) -> bool:
+    if not is_meant(reward, row.columns):
+        return False
+    return not isinstance(reward, TruthReward) or reward.truth_of(row.answer, row.columns) is not None
+
+
+def run_coverage(rewards: Sequence[Entry], rows: RunRows) -> list[str]:
+    """Say of each reward that does not apply to every row to how many it does. Raises DataError, with all of them, if
+    one applies to no row that is trained on."""
+    lines = reward_coverage(rewards, rows.train.rows, rows.train.file)
+    if rows.heldout is not None:  # a part of the rows that was chosen by ids may lack a task
+        try:
+            lines += reward_coverage(rewards, rows.heldout.rows, rows.heldout.file)
+        except DataError as error:
+            lines += str(error).splitlines()
+    return lines
+
+
+def reward_coverage(rewards: Sequence[Entry], rows: Sequence[Row], file: str) -> list[str]:
+    """Do the same for the rows of one table."""
+    lines: list[str] = []
+    faults: list[str] = []
+    for index, reward in enumerate(rewards):
+        count, name = rows_with_reward(reward, rows), f"rewards.{index} ({reward.title})"
+        if not count:
+            faults.append(f"{name}: applies to none of the {len(rows):,} rows of {file}: {_reason(reward, rows)}")
+        elif count < len(rows):
+            lines.append(f"{name}: applies to {count:,} of {len(rows):,} rows of {file}")
+    if faults:
+        raise DataError("\n".join(faults), field="rewards")
+    without = sum(not any(_applies(reward, row) for reward in rewards) for row in rows) if lines and rewards else 0
+    if without:
+        lines.append(f"no reward applies to {without:,} of {len(rows):,} rows of {file}: nothing is learnt from them")
+    return lines
+
+
+def _reason(reward: Entry, rows: Sequence[Row]) -> str:
+    where = reward.where
+    meant = [row for row in rows if is_meant(reward, row.columns)]
+    if where is not None and not meant:
+        values = Counter(column_text(value) for row in rows if (value := column(row.columns, where.column)) is not None)
+        if not values:
+            return f"where.column names {where.column}, which no row has{_there(where.column, rows)}"
+        wanted, found = ", ".join(where.equals), _listed([brief(text, 40) for text in values])
+        return f"where.equals asks for {wanted}, but {where.column} has {found}"
+    among = "" if where is None else f" with {where.column} {' or '.join(where.equals)}"
+    assert isinstance(reward, TruthReward)  # any other reward applies to all rows that it is meant for
+    if reward.answer_column is None or reward.answer_column == ANSWER:
+        return f"no row{among} has a right answer; name its column by answer_column{_there(ANSWER, rows)}"
+    return f"answer_column names {reward.answer_column}, which no row{among} has{_there(reward.answer_column, rows)}"
+
+
+def _there(name: str, rows: Sequence[Row]) -> str:
+    """List the columns that the rows have, with the nearest first; columns within columns too. Says so where the column
+    was left out."""
+    if (kind := next((kind for row in rows for left, kind in row.left_out if left == name), None)) is not None:
+        return f", since its values are of type {kind}, which JSON does not know; write them as text"
+    names: dict[str, None] = {}
+    for row in rows:
+        if row.answer is not None:
+            names[ANSWER] = None
+        for key, value in row.columns.items():
+            inner = value if isinstance(value, dict) else {}
+            names.update(dict.fromkeys([key, *(f"{key}.{each}" for each in inner)] if value is not None else []))
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
+    if name == ANSWER:
+        near = [key for key in names if key.rpartition(".")[2] in _ANSWERS]
+    return f"; columns there: {_listed([*near, *(key for key in names if key not in near)])}" if names else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

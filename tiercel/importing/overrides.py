@@ -1,0 +1,45 @@
+"""Reading commands of EasyR1 and verl, whose settings are words KEY=VALUE with dotted keys."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from tiercel.config.yaml_text import YamlProblem, parse
+
+_OVERRIDE = re.compile(r"(?P<add>\+{0,2})(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
+
+
+def override_words(words: Sequence[str]) -> list[str]:
+    """Write each KEY=VALUE as the flag --KEY with its values; words that belong to no flag come first."""
+    written: list[str] = []
+    strays: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        if match := _OVERRIDE.fullmatch(word):
+            values = values_of(match["value"]) or ["null"]
+            written += [f"--{match['key']}={values[0]}", *values[1:]]
+        elif word.startswith("--") or (before.startswith("--") and "=" not in before):
+            written.append(word)
+        else:
+            strays.append(word)
+    return [*strays, *written]
+
+
+def values_of(text: str) -> list[str]:
+    """Return the values of a list such as ["a", "b"], or the text without the quotes around it."""
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            tree = parse(f"x: {text}")[0]
+        except YamlProblem:
+            return [text]
+        items = tree.get("x") if isinstance(tree, dict) else None
+        return [text] if not isinstance(items, list) else [str(item) for item in items]
+    return [text.strip("'\"")] if len(text) > 1 else [text]
+
+
+def flattened(tree: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """Return the values of a nested mapping by dotted keys."""
+    for name, value in tree.items():
+        key = f"{above}.{name}" if above else str(name)
+        if isinstance(value, dict) and value:
+            yield from flattened(value, key)
+        else:
+            yield key, None if value == {} else value

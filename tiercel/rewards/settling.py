@@ -1,0 +1,85 @@
+"""Where a text says what it settles on: boxes of LaTeX, "the answer is", a first guess that is taken back."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
+_STRONG = r"(?i:final|correct|right)\s{1,4}|最终|最后的?|正确|####"
+_ANSWER = re.compile(
+    rf"(?P<strong>{_STRONG})?(?:(?i:\banswer)\b(?P<link>\s{{1,4}}(?i:is)\b|\*{{0,2}}\s{{0,4}}[:=])?"
+    r"|(?:答案|结果)(?:应该|应当|应|就)?(?:是|为|选|[:=])+|(?<=####))"
+)
+_TAKEN_BACK = re.compile(
+    r"\b(?i:wait|actually|sorry|correction|mistake|mistaken|wrong|instead|rather|no,)(?![a-z])|不对|更正|等等|错|纠正|应该是"
+)
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?i:not|cannot|isn't|isnt|never|neither|nor|rather\s{1,4}than|instead\s{1,4}of|unlike|exclud(?:e|es|ing)"
+    r"|eliminat(?:e|es|ing)|rul(?:e|es|ing)\s{1,4}out|ruled\s{1,4}out)\b|n't|n\u2019t|不是|不选|不为|不等于|并非|而非|非|排除|不应选|≠|!=|\\neq?(?![a-z]))"
+    r"(?:\s{1,4}(?i:be|option|choice|answer))?[\s:*(\[{$\"'`]{0,8}(?:选项|答案)?\Z"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The span of a text in which an answer stands."""
+
+    start: int
+    end: int
+    is_final: bool = False  # the text says that it is the last word
+    is_linked: bool = True  # "answer is", not the word "answer" alone
+
+
+def boxes(text: str) -> list[str]:
+    r"""Return what stands in each \boxed{...}, braces balanced; one that was cut off is left out."""
+    return [text[place.start : place.end] for place in box_places(text)]
+
+
+def box_places(text: str) -> Iterator[Place]:
+    """Find the inside of each box."""
+    position = 0
+    while (found := _BOX.search(text, position)) is not None:
+        depth, position = 1, found.end()
+        for brace in re.compile(r"[{}]").finditer(text, found.end()):
+            depth += 1 if brace.group() == "{" else -1
+            if depth == 0:
+                yield Place(found.end(), brace.start())
+                position = brace.end()
+                break
+        else:
+            return
+
+
+def answer_places(text: str) -> list[Place]:
+    """Find what follows each "answer is", "answer:", 答案是, ####, up to the next of them."""
+    found = list(_ANSWER.finditer(text))
+    ends = [*(each.start() for each in found), len(text)][1:]
+    return [
+        Place(
+            each.end(),
+            end,
+            is_final=each["strong"] is not None,
+            is_linked=each["link"] is not None or each[0][-6:].lower() != "answer",
+        )
+        for each, end in zip(found, ends, strict=bool(found))
+    ]
+
+
+def is_denied(text: str, start: int) -> bool:
+    """Say whether what begins at `start` is said not to be the answer, by the words before it."""
+    return _DENIED_BEFORE.search(text[max(0, start - 40) : start]) is not None
+
+
+def agreed(text: str, said: Sequence[tuple[Place, Value]]) -> Value | None:
+    """Return the one value that all places say; of two, the last where the text takes the first back, or says that
+    the last is final; else None."""
+    last, value = said[-1]
+    for place, other in said[:-1]:
+        between = text[place.start : last.start]
+        is_replaced = (last.is_final and not place.is_final) or _TAKEN_BACK.search(between[-400:])
+        if other != value and not is_replaced:
+            return None
+    return value
