@@ -1,6 +1,6 @@
 """Try `tiercel import-command` on the peers' own example commands, and count what comes of it.
 
-python -m benchmarks.coming_from --swift DIR --vlm-r1 DIR --trl DIR --llama-factory DIR
+python -m benchmarks.coming_from --swift DIR --vlm-r1 DIR --trl DIR --llama-factory DIR --easyr1 DIR --verl DIR
 
 Each DIR is a checkout. Writes benchmarks/results/coming_from.json and the table in docs/coming-from.md: counts only.
 """
@@ -20,9 +20,11 @@ from tiercel.config.loading import problems_of_text
 from tiercel.errors import RecipeError
 from tiercel.importing.conversion import draft_of, refusals
 from tiercel.importing.draft import RecipeDraft
+from tiercel.importing.hydra import ACTOR, ROLLOUT
 from tiercel.importing.launches import Launch, launch_of
 from tiercel.importing.preferences import needs_reference
 from tiercel.importing.shell import commands
+from tiercel.importing.table import OVERRIDING
 from tiercel.importing.text import recipe_text
 from tiercel.importing.tuning import tuner_of
 from tools.docs.tables import write_table
@@ -91,7 +93,7 @@ def trl_examples(root: Path) -> Iterator[Example]:
         for file in files:
             for number, command in enumerate(_documented(_texts(file))):
                 name = f"{file.relative_to(root)}, {number}"
-                yield Example(peer=peer, name=name, script=command, file=file)
+                yield Example(peer=peer, name=name, script=command, file=file.with_suffix(".sh"))
 
 
 def llama_factory_examples(root: Path) -> Iterator[Example]:
@@ -100,6 +102,14 @@ def llama_factory_examples(root: Path) -> Iterator[Example]:
         text = file.read_text(encoding="utf-8")
         if re.search(r"^stage:|llamafactory-cli train|src/train\.py", text, re.MULTILINE):
             yield Example(peer="LLaMA-Factory", name=str(file.relative_to(root)), script=text, file=file)
+
+
+def overriding_examples(root: Path, peer: str, module: str) -> Iterator[Example]:
+    """Scripts, and files of settings, that start a module with KEY=VALUE."""
+    for file in sorted([*(root / "examples").rglob("*.sh"), *(root / "examples").rglob("config.yaml")]):
+        text = file.read_text(encoding="utf-8")
+        if re.search(module, text, re.MULTILINE):
+            yield Example(peer=peer, name=str(file.relative_to(root)), script=text, file=file)
 
 
 def _texts(file: Path) -> str:
@@ -146,6 +156,7 @@ def unspoken(draft: RecipeDraft, text: str) -> tuple[str, ...]:
     missing = []
     for label, given in draft.given.items():
         name = label.replace("launcher ", "the launcher's ")
+        name = name if given.startswith(name) or "launcher" in name else name.removeprefix("--")
         words = [] if draft.is_secret(label) else given.removeprefix(name).lstrip(" =").split()
         lost = [word for word in words if word.strip("'\"") not in flat and not _is_number(word, numbers)]
         if name not in flat or lost:
@@ -184,6 +195,9 @@ def _rollout_is_whole(launch: Launch, draft: RecipeDraft) -> bool:
     """Prompts x completions is at least what a rollout, and an update, has there."""
     if launch.kind != "grpo":
         return True
+    if launch.framework in OVERRIDING:  # prompts are counted there
+        asked = launch.number("data.train_batch_size") or launch.number("data.rollout_batch_size")
+        return draft.values.get("optim.prompts_per_step", 16) == asked
     each = (launch.number("per_device_train_batch_size") or 1) * launch.processes
     accumulated = launch.number("gradient_accumulation_steps") or 1
     rollout = launch.number("generation_batch_size") or each * (launch.number("steps_per_generation") or accumulated)
@@ -192,13 +206,32 @@ def _rollout_is_whole(launch: Launch, draft: RecipeDraft) -> bool:
 
 
 def _trackers_are_there(launch: Launch, draft: RecipeDraft) -> bool:
-    asked = {word for value in launch.flags.get("report_to", ()) for word in re.split(r"[\s,]+", value)}
+    given = launch.flags.get("trainer.logger" if launch.framework in OVERRIDING else "report_to", ())
+    asked = {word for value in given for word in re.split(r"[\s,]+", value)}
     return asked & {"wandb", "tensorboard", "swanlab", "trackio"} == set(draft.values.get("trackers", []))
 
 
 def _preference_scale(launch: Launch, draft: RecipeDraft) -> bool:
     flag = "pref_beta" if launch.framework == "LLaMA-Factory" else "beta"
     return launch.kind not in ("dpo", "kto") or draft.values.get(f"{launch.kind}.beta", 0.1) == launch.real(flag)
+
+
+def _recomputes(launch: Launch) -> bool:
+    if launch.framework in OVERRIDING:
+        part = "actor_rollout_ref" if launch.framework == "verl" else "worker.actor"
+        return launch.is_true(f"{part}.model.enable_gradient_checkpointing")
+    return launch.is_true("gradient_checkpointing") and not launch.is_true("disable_gradient_checkpointing")
+
+
+def _overrides_are_there(launch: Launch, draft: RecipeDraft) -> bool:
+    """The numbers that decide most, given or by default, are those of the recipe."""
+    if launch.framework not in OVERRIDING:
+        return True
+    actor, rollout = ACTOR[launch.framework], ROLLOUT[launch.framework]
+    pairs = {f"{actor}.optim.lr": ("optim.lr", 1e-5), f"{rollout}.n": ("rollout.group_size", 8),
+             "data.max_response_length": ("rollout.max_new_tokens", 256),
+             f"{rollout}.temperature": ("rollout.temperature", 1.0)}  # fmt: skip
+    return all(draft.values.get(key, usual) == launch.real(name) for name, (key, usual) in pairs.items())
 
 
 # What was found wrong at least once, as predicates; True is as it should be.
@@ -231,11 +264,11 @@ KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
         not str(draft.values.get("data.system", "")).endswith((".txt", ".md"))
     ),
     "checkpointing": lambda launch, draft: (
-        draft.values.get("learner.gradient_checkpointing", False)
-        == (launch.is_true("gradient_checkpointing") and not launch.is_true("disable_gradient_checkpointing"))
+        draft.values.get("learner.gradient_checkpointing", False) == _recomputes(launch)
     ),
+    "keys of EasyR1 and verl": _overrides_are_there,
     "workers": lambda launch, draft: (
-        "dataloader_num_workers" in launch.flags or "data.workers" not in draft.values
+        launch.framework in OVERRIDING or "dataloader_num_workers" in launch.flags or "data.workers" not in draft.values
     ),
     "trackers": _trackers_are_there,
     "offloads": _offloads,
@@ -295,7 +328,7 @@ def quoted(outcomes: Sequence[Outcome], commits: Mapping[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("swift", "vlm-r1", "trl", "llama-factory"):
+    for name in ("swift", "vlm-r1", "trl", "llama-factory", "easyr1", "verl"):
         parser.add_argument(f"--{name}", type=Path, required=True, help="a checkout")
         parser.add_argument(f"--{name}-commit", default=None, help="its commit, where the folder is no git checkout")
     asked = parser.parse_args()
@@ -304,12 +337,16 @@ def main() -> None:
         *vlm_r1_examples(asked.vlm_r1),
         *trl_examples(asked.trl),
         *llama_factory_examples(asked.llama_factory),
+        *overriding_examples(asked.easyr1, "EasyR1", r"-m verl\.trainer\.main |^worker:"),
+        *overriding_examples(asked.verl, "verl", r"-m verl\.trainer\.\w+"),
     ]
     outcomes = [outcome_of(example) for example in examples]
     commits = {
         "modelscope/ms-swift": asked.swift_commit or commit_of(asked.swift),
         "om-ai-lab/VLM-R1": asked.vlm_r1_commit or commit_of(asked.vlm_r1),
         "huggingface/trl": asked.trl_commit or commit_of(asked.trl),
+        "hiyouga/EasyR1": asked.easyr1_commit or commit_of(asked.easyr1),
+        "volcengine/verl": asked.verl_commit or commit_of(asked.verl),
         "hiyouga/LLaMA-Factory": asked.llama_factory_commit or commit_of(asked.llama_factory),
     }
     kept = [{**asdict(each), "told": len(each.told)} for each in outcomes]

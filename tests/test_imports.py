@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own, and from its own package; never from beside it or from above.
 LAYERS = (
-    {"plurals", "shortening", "messages"},
+    {"plurals", "shortening", "secret_names", "messages", "regular_files", "pictures", "devices"},
     {"__init__", "errors", "samples"},
     {"geometry", "sections", "calls"},
     {"rewards", "algorithms"},
@@ -107,8 +107,11 @@ def test_the_report_knows_run_directories_and_the_parser_only():
         "plurals",
         "errors",
         "samples",
+        "shortening",
+        "config",
         "geometry",
         "writing",
+        "regular_files",
         "reliability",
         "rewards",
         "runs",

@@ -407,10 +407,17 @@ def make_row(identity: str, content: str, image_count: int, answer: str | None =
     )
 
 
-def tiny_recipe(checkpoint: Path, *, dtype: str = "float32", template: str | None = None, **sections: Any) -> SftRecipe:
+def tiny_recipe(
+    checkpoint: Path,
+    *,
+    dtype: str = "float32",
+    quantize: str | None = None,
+    template: str | None = None,
+    **sections: Any,
+) -> SftRecipe:
     """A recipe of a checkpoint on this disk, for `build_policy`."""
     return SftRecipe(
-        model=Model(path=str(checkpoint), dtype=dtype),
+        model=Model(path=str(checkpoint), dtype=dtype, quantize=quantize),
         data=Data(train="rows.jsonl", template=template),
         train=Train(steps=1),
         output="run",

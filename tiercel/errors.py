@@ -6,6 +6,7 @@ EXIT_DONE = 0
 EXIT_USER = 2
 EXIT_TRAINING = 3
 EXIT_STALL = 4
+EXIT_TAKEN = 5
 EXIT_TERMINATED = 75
 
 
@@ -57,11 +58,15 @@ class TrainingError(TiercelError):
 
 class NonFiniteError(TrainingError):
     """Raised on all ranks where a loss, a gradient or an advantage is not finite on one of them. No parameter was
-    changed. `rows`: for each rank, the ids of its rows that are not finite."""
+    changed. `rows`: for each rank, the ids of its rows that are not finite. `places`: those microbatches of the update
+    on this rank, by number; None: all."""
 
-    def __init__(self, what: str, rows: list[list[str]], advice: str | None = None):
+    def __init__(
+        self, what: str, rows: list[list[str]], advice: str | None = None, places: tuple[int, ...] | None = None
+    ):
         self.what = what
         self.rows = rows
+        self.places = places
         named = [
             ", ".join(names) + (f" (rank {rank})" if len(rows) > 1 else "") for rank, names in enumerate(rows) if names
         ]
@@ -73,6 +78,12 @@ class StallError(TiercelError):
     """Raised where the run stands still: ranks wait for each other and would never go on."""
 
     exit_code = EXIT_STALL
+
+
+class TakenError(RunError):
+    """Raised where another process has taken the run directory that this one was writing."""
+
+    exit_code = EXIT_TAKEN
 
 
 class Terminated(TiercelError):

@@ -1,6 +1,12 @@
-"""Boxes in the coordinate spaces of models. Boxes are (x1, y1, x2, y2), sizes are (width, height) in pixels."""
+"""Boxes in the spaces of models and rows. Boxes are (x1, y1, x2, y2), sizes are (width, height) in pixels."""
 
-from tiercel.samples import Box, CoordinateSpace, Size
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tiercel.samples import Box, BoxSpace, CoordinateSpace, Point, Size
+
+Shape = TypeVar("Shape", bound=Box | Point)
+ROUNDING = 1.0  # pixels by which a box may leave its picture
 
 
 def _extent(space: CoordinateSpace, processed_size: Size) -> tuple[float, float]:
@@ -15,11 +21,47 @@ def to_original(box: Box, space: CoordinateSpace, original_size: Size, processed
     return _scaled(box, _extent(space, processed_size), original_size)
 
 
-def from_original(box: Box, space: CoordinateSpace, original_size: Size, processed_size: Size) -> Box:
-    """Convert a box in pixels of the original image to `space`, as the model should write it."""
+def from_original(box: Shape, space: CoordinateSpace, original_size: Size, processed_size: Size) -> Shape:
+    """Convert a box or a point in pixels of the original image to `space`, as the model should write it."""
     return _scaled(box, original_size, _extent(space, processed_size))
 
 
-def _scaled(box: Box, old: tuple[float, float], new: tuple[float, float]) -> Box:
-    x, y = new[0] / old[0], new[1] / old[1]
-    return box[0] * x, box[1] * y, box[2] * x, box[3] * y
+def to_pixels(box: Shape, space: BoxSpace, size: Size) -> Shape:
+    """Convert a box or a point of a row to pixels of its picture."""
+    if space == "pixels":
+        return box
+    side = 1000.0 if space == "thousandths" else 1.0
+    return _scaled(box, (side, side), size)
+
+
+def misfit(box: Sequence[float], space: BoxSpace, size: Size) -> str | None:
+    """Say why a box or a point in pixels, which a row gave in `space`, cannot lie on a picture of `size`, and what it
+    may be instead; None where it lies on it, but for a pixel of rounding."""
+    x, y = box[::2], box[1::2]
+    inside = min(box) >= -ROUNDING and max(x) <= size[0] + ROUNDING and max(y) <= size[1] + ROUNDING
+    may_be_small = len(box) == 2 and all(side.is_integer() for side in box)  # a point at the corner
+    if inside and (space != "pixels" or max(box) > 1 or may_be_small):
+        return None
+    place = f"its picture of {size[0]} x {size[1]} pixels"
+    if space != "pixels":
+        return f"lies outside {place}, read as {space}; correct the row, or what names that space"
+    if min(box) >= 0 and max(box) <= 1:
+        return f"is less than a pixel of {place}; these look like shares of its sides: write data.boxes: unit"
+    if min(box) >= -100 and max(box) <= 1100 and max(max(x) / size[0], max(y) / size[1]) > 1.1:
+        return f"lies outside {place}; these look like thousandths of its sides: write data.boxes: thousandths"
+    return f"lies outside {place}; give pixels of the original picture, x before y, or say the space by data.boxes"
+
+
+def outline_of(box: Box | Point) -> Box:
+    """Return a point as a box without an area, to be drawn."""
+    return box if len(box) == 4 else (*box, *box)
+
+
+def clipped(box: Shape, size: Size) -> Shape:
+    """Leave out what of a box in pixels lies beyond its picture of `size`."""
+    return tuple(min(max(side, 0.0), float(size[place % 2])) for place, side in enumerate(box))  # type: ignore[return-value]
+
+
+def _scaled(box: Shape, old: tuple[float, float], new: tuple[float, float]) -> Shape:
+    factors = new[0] / old[0], new[1] / old[1]
+    return tuple(side * factors[place % 2] for place, side in enumerate(box))  # type: ignore[return-value]

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tiercel.reliability.redaction import redact
+from tiercel.reliability.redaction import redact, redact_values
 
 CONNECT_SECONDS = 10.0
 LONGEST_SHOWN = 300  # characters of an answer in a message
+_SEARCHED = 1 << 16  # bytes, for secrets: what is shown must not end inside one
 _CHARSET = re.compile(r"charset\*?\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
 
@@ -63,7 +64,7 @@ class Reply:
 
     def text(self) -> str:
         """Return the beginning of the body, for a message."""
-        return redact(self.body[: 4 * LONGEST_SHOWN].decode(errors="replace"))[:LONGEST_SHOWN]
+        return redact(self.body[:_SEARCHED].decode(errors="replace"))[:LONGEST_SHOWN]
 
 
 def key_of(variable: str) -> str | None:
@@ -125,5 +126,5 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def brief(value: object) -> str:
-    """Shorten a value for a message, without secrets."""
-    return redact(reprlib.repr(value))
+    """Shorten a value for a message, without secrets. They go first: a value is cut in the middle, too."""
+    return redact(reprlib.repr(redact_values(value)))

@@ -4,12 +4,26 @@ Sizes are (width, height) in pixels, boxes are (x1, y1, x2, y2).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]
-CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]
+Point = tuple[float, float]
+CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]  # that a model writes
+BoxSpace = Literal["pixels", "thousandths", "unit"]  # that rows have: pixels of the original image
+
+
+def column(columns: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a row's column, None where it has none. `reward_model.ground_truth` is a value within the
+    column `reward_model`, unless a column has that name."""
+    value: Any = columns
+    for key in (name,) if name in columns else name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +36,23 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleImage:
-    """Describes an image for a reward: its path and its sizes, without pixels."""
+    """Describes an image for a reward: its path as in the row and its sizes. `open` reads the picture."""
 
     path: str | None
     original_size: Size
     processed_size: Size
+    # Where it can be opened while the reward runs, also if it is in the row itself.
+    file: str | None = field(default=None, compare=False)
+    grid_thw: tuple[int, int, int] | None = field(default=None, compare=False)  # of its patches, for families of Qwen
+
+    def open(self) -> "Image":
+        """Open the picture as the model saw it, before it was resized: upright, in RGB. Raises FileNotFoundError where
+        there is no file: for a video, and for a picture that an environment added."""
+        from tiercel.pictures import open_picture  # most rewards look at no picture
+
+        if self.file is None:
+            raise FileNotFoundError(f"{self.path or 'this picture'} has no file here: a video, or an environment's")
+        return open_picture(self.file)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +102,11 @@ class Sample:
     turns: tuple[
         PolicyTurn, ...
     ] = ()  # with tools or an environment: what the policy did; `completion` is the last text
+    answer_image: int | None = 0  # on which of `images` the boxes of the right answer lie; None: on several
+    answer_space: BoxSpace = "pixels"  # of boxes in the right answer
     outcome: RewardValue | None = None  # what the environment's get_reward answered; None where it has none
+    named: Mapping[str, Any] = field(default_factory=dict)  # what the row's own framework gives its rewards, by name
+    opened: str = ""  # what the chat template wrote of this turn before the completion, such as "<think>\n"
 
 
 def decode_turn(fields: Mapping[str, Any]) -> PolicyTurn:
@@ -92,6 +122,8 @@ def images_of(listed: Sequence[Mapping[str, Any]]) -> tuple[SampleImage, ...]:
             path=image["path"],
             original_size=tuple(image["original_size"]),
             processed_size=tuple(image["processed_size"]),
+            file=image["file"],
+            grid_thw=None if image["grid_thw"] is None else tuple(image["grid_thw"]),
         )
         for image in listed
     )

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tiercel.secret_names import REDACTED, harmless
 from tiercel.shortening import brief
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
@@ -27,7 +28,7 @@ TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; 
 class Section(BaseModel):
     """A frozen section of the recipe; a key it does not know is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, hide_input_in_errors=True)
 
     @classmethod
     def meanings(cls) -> Mapping[str, str]:
@@ -93,6 +94,14 @@ class Problem:
 Problems = Iterator[Problem]
 
 
+class RuleError(ValueError):
+    """Raised in validation where rules between keys refuse a recipe. Pydantic makes its ValidationError of it."""
+
+    def __init__(self, problems: list[Problem]):
+        self.problems = problems
+        super().__init__("\n".join(problem.line for problem in problems))
+
+
 class Keys:
     """The key that a problem is told at, and further keys that the judgement looked at."""
 
@@ -104,11 +113,13 @@ class Keys:
         return Problem(key=self.key, text=text, also=self.also)
 
 
-def shown(value: Any, limit: int = 60) -> str:
-    """Write a value as YAML has it, on one line, shortened to about `limit` characters."""
+def shown(value: Any, limit: int = 60, *, key: str = "") -> str:
+    """Write a value as YAML has it, on one line, shortened to about `limit` characters, without secrets. `key`: as for
+    `harmless`."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return brief(json.dumps(value, ensure_ascii=False, default=str), limit)
+    told = harmless(value, key)
+    return REDACTED if told == REDACTED else brief(json.dumps(told, ensure_ascii=False, default=str), limit)
 
 
 def address_fault(url: str) -> str | None:

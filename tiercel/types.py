@@ -8,14 +8,16 @@ Shape suffixes: docs/shapes.md. Sizes are (width, height) in pixels, boxes are (
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tiercel.samples import Box as Box
+from tiercel.samples import BoxSpace as BoxSpace
 from tiercel.samples import CoordinateSpace as CoordinateSpace
+from tiercel.samples import Point as Point
 from tiercel.samples import PolicyTurn as PolicyTurn
 from tiercel.samples import RewardValue as RewardValue
 from tiercel.samples import Sample as Sample
@@ -23,6 +25,8 @@ from tiercel.samples import SampleImage as SampleImage
 from tiercel.samples import Size as Size
 
 VISUAL_MARK = re.compile("<image>|<video>")
+# A thought that opens at the end of a text, and may close again there, as <think>, <thinking> or <seed:think>.
+_OPENED = re.compile(r"<([\w:-]*(?:think|thought|reason)[\w:-]*)>\s*(?:</\1>\s*)?\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,20 +82,30 @@ class Row:
     images: tuple[ImageSource, ...] = ()
     videos: tuple[VideoSource, ...] = ()
     answer: Any = None
-    boxes: tuple[Box, ...] = ()  # replace the <bbox> marks; in pixels of the original image
+    boxes: tuple[Box | Point, ...] = ()  # replace the <bbox> marks; in pixels of the original image
     box_images: tuple[int, ...] = ()  # for each box, the number of its image
+    answer_image: int | None = 0  # of the boxes in the answer; None: they lie on several
+    answer_space: BoxSpace = "pixels"  # of boxes in the answer
     pixels: PixelLimits | None = None  # limits of the row's images, within those of the recipe
     columns: Mapping[str, Any]  # every other column, as read
+    left_out: tuple[tuple[str, str], ...] = ()  # columns with a value of a type that JSON does not know, and that type
     file: str
     line: int  # counted from 1
     image_roots: ImageRoots = ImageRoots()
     rejected: "Row | None" = None  # of a pair: the same row with the answer that was not preferred
     label: bool | None = None  # of a labelled row: whether the answer is good
+    named: Mapping[str, Any] = field(default_factory=dict)  # what the format's own framework gives its rewards by name
 
     @property
     def sides(self) -> tuple["Row", ...]:
         """Return the row, and of a pair also the one with the rejected answer."""
         return (self,) if self.rejected is None else (self, self.rejected)
+
+    @property
+    def answer_visual(self) -> int | None:
+        """Return the place among `visuals` of the image on which boxes of the answer lie."""
+        images = [place for place, source in enumerate(self.visuals) if isinstance(source, ImageSource)]
+        return images[self.answer_image] if self.answer_image is not None and images else self.answer_image
 
     @property
     def visuals(self) -> tuple[ImageSource | VideoSource, ...]:
@@ -145,6 +159,15 @@ class EncodedPrompt:
     images: tuple[EncodedImage, ...]
     messages: tuple[Message, ...] = ()  # the rendered turns, for engines that render them themselves
     picture_spans: tuple[tuple[int, int], ...] = ()  # start and stop of tokens that see each other in both directions
+
+    @property
+    def opened(self) -> str:
+        """Return what the chat template wrote of the policy's turn: the tag of a thought, where the text ends in one;
+        else nothing."""
+        found = _OPENED.search(self.text)
+        last = self.messages[-1].content.rstrip() if self.messages else ""
+        is_users = bool(last) and self.text.rstrip().endswith(last)  # a template that writes nothing after the prompt
+        return "" if found is None or is_users else found.group()
 
     @property
     def image_paths(self) -> tuple[str | None, ...]:

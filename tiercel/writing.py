@@ -1,5 +1,6 @@
 """Write files for the user. Where a file cannot be written, the error has its path, the reason and the remedy."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +9,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from tiercel.errors import RunError
+from tiercel.regular_files import OddFile
 
 ELSEWHERE = "name another place, or free some space there and allow writing"
+_UMASK = os.umask(0o077)  # it can be read only by setting it
+os.umask(_UMASK)
+NOT_OURS = "the run did not write it so; put its own file back, or move this one away"
 GO_ON = "free some space there and allow writing; then give the same command again, which goes on"
 
 
@@ -18,14 +23,35 @@ def writing(path: Path | str, remedy: str = ELSEWHERE) -> Iterator[None]:
     """Wrap code that writes `path`. Raises RunError, which names `path`, where the system does not allow it."""
     try:
         yield
+    except OddFile as error:  # that it would have read, or written over
+        raise RunError(f"{error}; {NOT_OURS}") from error
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be written: {_reason(error, path)}; {remedy}") from error
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Wrap code that reads a file of a run. Raises RunError, which names it, where it cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        reason = f"{reason}; {NOT_OURS}" if isinstance(error, OddFile) else reason
+        raise RunError(f"{error.filename or path}: cannot be read: {reason}") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in UTF-8. Raises RunError where it cannot be written."""
     with writing(path):
         path.write_text(text, encoding="utf-8")
+
+
+def let_others_read(directory: Path) -> None:
+    """Give all files the mode of new ones: safetensors writes its own for their owner alone, and a server may run as
+    another user."""
+    for path in directory.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o666 & ~_UMASK)
 
 
 def _reason(error: Exception, path: Path | str) -> str:

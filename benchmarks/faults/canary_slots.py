@@ -114,7 +114,7 @@ def checkpoint_files(place: Workplace, root: Path) -> Iterator[Case]:
                 case = f"a {kind} for {name}, manifest forged"
                 yield case, _passed_over(place, root, {name: content}, is_forged=True)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "adapter/adapter_model.bin"):
-        yield f"{name} more", _passed_over(place, root, {name: canary.torch_file()}, is_forged=False)
+        yield f"{name} more", _left_alone(place, root, {name: canary.torch_file()})
 
 
 def _passed_over(place: Workplace, root: Path, files: Mapping[str, bytes], *, is_forged: bool) -> Attempt:
@@ -135,6 +135,21 @@ def _passed_over(place: Workplace, root: Path, files: Mapping[str, bytes], *, is
         pending_of(found)
         # The adapter's config is for other readers: a run goes on by its recipe.
         return None if set(files) == {"adapter/adapter_config.json"} else "it was loaded"
+
+    return attempt
+
+
+def _left_alone(place: Workplace, root: Path, files: Mapping[str, bytes]) -> Attempt:
+    """The checkpoint is loaded, and the files that its manifest does not list are not opened."""
+
+    def attempt() -> str | None:
+        copied(place.checkpoint, root / "step-000001", files)
+        found = newest_valid(root, print)
+        if found is None:
+            return "it was passed over"
+        build_trainer(place.run.recipe, found)
+        pending_of(found)
+        return None
 
     return attempt
 

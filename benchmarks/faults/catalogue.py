@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults.accident_resumes import accident_resumes
+from benchmarks.faults.answered_secrets import answered_secrets
+from benchmarks.faults.bombs import bombs
 from benchmarks.faults.broken_servers import broken_servers
 from benchmarks.faults.canaries import canaries
 from benchmarks.faults.crashes import crashes
@@ -16,6 +19,7 @@ from benchmarks.faults.kills import kills
 from benchmarks.faults.left_processes import left_processes
 from benchmarks.faults.long_runs import long_runs
 from benchmarks.faults.non_finite import non_finite
+from benchmarks.faults.odd_runs import odd_runs
 from benchmarks.faults.rewards import hostile_rewards
 from benchmarks.faults.secrets import secrets
 from benchmarks.faults.stalls import stalls
@@ -31,6 +35,8 @@ FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "crash at every file operation of a save": crashes,
     "disk full at every file of a save": full_disks,
     "damaged checkpoint files": damage,
+    "hostile run directories": odd_runs,
+    "resumes after accidents": accident_resumes,
     "SIGTERM in each phase": terminations,
     "NaN or Inf on one rank": non_finite,
     "hostile rewards": hostile_rewards,
@@ -43,6 +49,8 @@ FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "pickle canaries in every loadable slot": canaries,
     "path and URL escapes": escapes,
     "canary secrets": secrets,
+    "secrets in answers": answered_secrets,
     "wrong recipes": wrong_recipes,
+    "bombs": bombs,
     "memory over many steps": long_runs,
 }

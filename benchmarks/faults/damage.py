@@ -80,7 +80,6 @@ def _flips(file: Path, size: Size, generator: random.Random) -> Iterator[Damage]
 
 
 def _whole_directory(newer: Path) -> Iterator[Damage]:
-    yield "a file more", lambda: _write(newer / "adapter" / "adapter_model.bin", b"more")
     yield "empty", lambda: _replace(newer, newer.mkdir)
     yield "under another step's name", lambda: _replace(newer, lambda: None, directory_of(newer.parent, 3))
 

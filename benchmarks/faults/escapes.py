@@ -134,9 +134,15 @@ LINKS = (
     "sub/up/outside/secret.png",
     "directory/../link.png",
     "loop.png",
+)
+TAKEN = (
+    "inside.png",
+    "{root}/inside.png",
+    "{more}/inside.png",
+    "{alias}/inside.png",
+    "/{more}/./inside.png",
     "to-more.png",
 )
-TAKEN = ("inside.png", "{root}/inside.png", "{more}/inside.png", "{alias}/inside.png", "/{more}/./inside.png")
 
 
 def escapes(size: Size, seed: int, work_dir: Path) -> Figure:

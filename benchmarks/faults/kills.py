@@ -84,7 +84,7 @@ def victim_of(kind: str, recipe_of: Callable[[str], Path]) -> Victim:
     """A run to kill, and the bytes of one that nothing interrupts. `recipe_of` writes the recipe of a run by name."""
     whole = recipe_of(f"{kind}-whole")
     log = whole.with_suffix(".log")
-    code = _wait(_fork(kind, whole, log), LONGEST_RUN_SECONDS)
+    code = waited(forked(kind, whole, log), LONGEST_RUN_SECONDS)
     if code != 0:
         raise RuntimeError(f"the uninterrupted run ended with {code}: {log.read_text()[-800:]}")
     recipe, expected = recipe_of(f"{kind}-killed"), _bytes(whole.with_suffix(""))
@@ -96,7 +96,7 @@ def kill_again_and_again(victim: Victim, count: int, draw: random.Random, moment
     log = victim.directory.with_suffix(".log")
     done = 0
     while done < count:
-        process = _fork(victim.kind, victim.recipe, log)
+        process = forked(victim.kind, victim.recipe, log)
         if not moments[done % len(moments)](victim, process, draw):
             _come_to_an_end(victim, process, log)
             continue
@@ -113,12 +113,12 @@ def kill_again_and_again(victim: Victim, count: int, draw: random.Random, moment
         else:
             victim.unproven.append(case)
     while victim.unproven:
-        _come_to_an_end(victim, _fork(victim.kind, victim.recipe, log), log)
+        _come_to_an_end(victim, forked(victim.kind, victim.recipe, log), log)
 
 
 def _come_to_an_end(victim: Victim, process: int, log: Path) -> None:
     """Wait for a run that nobody kills any more, compare, and clear its directory for the next."""
-    code = _wait(process, LONGEST_RUN_SECONDS)
+    code = waited(process, LONGEST_RUN_SECONDS)
     problem = None
     if code != 0:
         problem = f"the run that went on ended with {code}: {log.read_text()[-500:]}"
@@ -149,7 +149,7 @@ def _steps_lost(victim: Victim) -> int:
 
 def _seconds_of_a_run(victim: Victim) -> float:
     started, log = time.monotonic(), victim.directory.with_suffix(".log")
-    _come_to_an_end(victim, _fork(victim.kind, victim.recipe, log), log)
+    _come_to_an_end(victim, forked(victim.kind, victim.recipe, log), log)
     return time.monotonic() - started
 
 
@@ -187,8 +187,8 @@ def until(is_time: Callable[[], bool], process: int, seconds: float, pause: floa
     return False
 
 
-def _fork(kind: str, recipe: Path, log: Path) -> int:
-    """The command in a fork of this process; its id."""
+def forked(kind: str, recipe: Path, log: Path, *overrides: str, before: Callable[[], object] = lambda: None) -> int:
+    """The command in a fork of this process; its id. `before`: what the fork does first."""
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
@@ -203,7 +203,8 @@ def _fork(kind: str, recipe: Path, log: Path) -> int:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stderr = sys.stdout = open(descriptor, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        code = main([kind, str(recipe)])
+        before()
+        code = main([kind, str(recipe), *overrides])
     finally:
         os._exit(code)
 
@@ -220,7 +221,7 @@ def _lives(process: int) -> bool:
     return not found
 
 
-def _wait(process: int, seconds: float) -> int:
+def waited(process: int, seconds: float) -> int:
     """The exit code; a fork that takes longer is killed."""
     deadline = time.monotonic() + seconds
     while _lives(process):

@@ -79,7 +79,7 @@ class TinyRuns:
         recipe = make(self.checkpoint, self.rows, self.work / name)
         if kind in PREFERENCES:
             alone |= {**PREFERENCES[kind], "learner": {"max_tokens_per_microbatch": 450}}
-        own = merged(recipe.model_dump(), alone)
+        own = merged(recipe.model_dump(exclude=set() if kind == "sft" else {"sft"}), alone)
         recipe = RECIPES[kind].model_validate(own)
         file = self.work / f"{name}.yaml"
         file.write_text(recipe_to_yaml(recipe))

@@ -42,7 +42,8 @@ class Pixels:
 
 def recipe_with(settings: Mapping[str, Any]) -> SftRecipe:
     """A recipe with these keys of `learner`. Raises NotHere where this version has no such key or value."""
-    tree = {"model": {"path": "."}, "data": {"train": "."}, "train": {"steps": 1}, "output": ".", "learner": settings}
+    data = {"train": ".", "max_prompt_tokens": 1}  # so that a microbatch may be of any size
+    tree = {"model": {"path": "."}, "data": data, "train": {"steps": 1}, "output": ".", "learner": settings}
     try:
         return SftRecipe.model_validate(tree)
     except ValidationError as error:

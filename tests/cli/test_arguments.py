@@ -28,3 +28,28 @@ def test_a_shell_completes_commands_options_and_files(tmp_path, capsys):
             assert found >= COMMANDS.keys()
         else:
             assert found == ({"--gpus", "--gpu-memory"} if words[-1] == "--gp" else {"recipe.yaml"})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--learning_rate", "1e-5"], "--learning_rate 1e-5; write optim.lr=1e-5"),
+        (["--learning-rate=1e-5"], "--learning-rate=1e-5; write optim.lr=1e-5"),
+        (["train.steps=3", "--num_generations", "8"], "write rollout.group_size=8"),
+        (["--num_generations", "--use_peft"], "write rollout.group_size=VALUE"),
+        (["--bf16"], "unrecognized arguments: --bf16; write model.dtype (write model.dtype: bfloat16)"),
+        (["--qqzzq", "1"], "unrecognized arguments: --qqzzq 1\n"),
+    ],
+)
+def test_a_flag_of_another_framework_gets_the_hint_of_the_key(words, told, capsys):
+    for verb in ("grpo", "check"):
+        with pytest.raises(SystemExit, match="2"):
+            main([verb, "recipe.yaml", *words])
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["grpo", "sft", "check", "plan"])
+def test_a_command_alone_asks_for_the_recipe_only(verb, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([verb])
+    assert capsys.readouterr().err.endswith("the following arguments are required: recipe\n")

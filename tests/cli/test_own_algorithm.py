@@ -71,7 +71,7 @@ def test_a_replay_computes_the_loss_of_the_users_own(tiny_checkpoints, folder, c
     with planning([Fault(site="loss", kind="nan", step=1)]):
         assert main(["grpo", recipe]) == 3
     assert main(["replay", str(folder / "run")]) == 0
-    assert "all 4 are finite here" in capsys.readouterr().out
+    assert "are finite here" in capsys.readouterr().out
 
 
 def test_a_fault_of_the_function_ends_the_run_with_its_line(tiny_checkpoints, folder, capsys):

@@ -10,6 +10,7 @@ from tiercel.doctor.packages import judge_python, package_verdicts
 def environment(tmp_path, monkeypatch):
     """A directory whose distributions hide the real ones."""
     install(tmp_path, "tiercel", "0.1.0", "torch>=2.6", "transformers>=5.17,<6", 'vllm>=0.19; extra == "vllm"')
+    install(tmp_path, "torchvision", "0.1.0")  # without a word on torch
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 

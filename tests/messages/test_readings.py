@@ -124,8 +124,12 @@ def test_lines_of_one_error_are_each_translated():
     assert translated(str(error), "zh") == (
         "a.jsonl: 1 行里没有一行能用于 grpo（swift 格式）：\n  a.jsonl:1 (a:1) id: 不能读取"
     )
-    said = "output: runs/x was made with another recipe; go on with the old values or name another directory"
+    said = (
+        "output: r/x was made with another recipe; go on with the old values, or name another directory and start from "
+        "its weights (lora.init: r/x; without lora, model.path: what `tiercel export r/x --merge` writes)"
+    )
     assert translated(f"{said}\n  optim.lr: 0.1 there, 0.2 now\n  lora.rank: 2 there, 4 now", "zh") == (
-        "output: runs/x 是用另一个配方生成的；用原来的值继续，或换一个目录\n"
+        "output: r/x 是用另一个配方生成的；用原来的值继续，或换一个目录、从它的权重开始（lora.init: r/x；"
+        "没有 lora 时，model.path 写 `tiercel export r/x --merge` 导出的目录）\n"
         "  optim.lr: 原来是 0.1，现在是 0.2\n  lora.rank: 原来是 2，现在是 4"
     )

@@ -14,7 +14,7 @@ OWN = {"sft": {}, "dpo": {"dpo": {"loss": "sigmoid"}}, "kto": {"kto": {}}, "rewa
 
 @pytest.mark.parametrize(("kind", "rows"), [("sft", 1), ("dpo", 2), ("kto", 2), ("reward", 2)])
 def test_auto_holds_the_two_longest_answers_that_are_compared(tiny_checkpoints, tmp_path, kind, rows):
-    tree = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run").model_dump()
+    tree = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run").model_dump(exclude={"sft"})
     learner = {**tree["learner"], "max_tokens_per_microbatch": "auto"}
     subject = study(RECIPES[kind].model_validate({**tree, **OWN[kind], "learner": learner}), None)
     assert subject.smallest_tokens == rows * 200

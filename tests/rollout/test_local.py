@@ -1,12 +1,15 @@
 """The local engine on tiny models: what a sample depends on, how a completion ends, what is reported of it."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from tests.learner.items import prompt as bare_prompt
 from tests.models.test_families import huggingface_inputs
@@ -315,3 +318,25 @@ def test_params_of_a_recipe():
         stop=("x",),
         greedy=True,
     )
+
+
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl", "gemma3"))
+def test_drawn_tokens_without_a_text_decode_to_nothing(tiny_checkpoints, tmp_path, name):
+    """Embeddings are padded beyond the tokenizer's words, and a model may draw such an id."""
+    place = Path(shutil.copytree(tiny_checkpoints[name], tmp_path / "padded"))
+    model = AutoModelForImageTextToText.from_pretrained(place, dtype=torch.float32)
+    words = len(AutoTokenizer.from_pretrained(place))
+    model.resize_token_embeddings(words + 40)
+    model.save_pretrained(place)
+    policy = tiny_policy(place)
+    assert policy.family.vocabulary_size == words + 40
+    (seven,) = policy.family.tokenizer.encode("7", add_special_tokens=False)[-1:]
+    drawn = [seven, words, words + 39, seven, words + 7, policy.family.checkpoint.end_token_ids[0]]
+
+    def change(call: int, logits: Tensor) -> Tensor:
+        return torch.zeros_like(logits).index_fill(1, torch.tensor(drawn[call]), 1e4)
+
+    with changed_logits(policy, change):
+        found = one(policy, PARAMS)
+    assert found.token_ids_L.tolist() == drawn and not found.is_truncated
+    assert found.text.split() in (["77"], ["7", "7"]) and bool(found.logprobs_L.isfinite().all())

@@ -58,7 +58,7 @@ def scripted(family, prompts, stack):
     return start
 
 
-def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout: float = 1.0, said=None, needs=NEEDS):
+def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout: float = 20.0, said=None, needs=NEEDS):
     clients = tuple(VllmServer(server.url, None, timeout) for server in servers)
     pool = ServerPool(servers=clients, needs=needs, patience_seconds=patience)
     return ServerSampler(family, pool, say=(lambda text: None) if said is None else said.append)
@@ -149,7 +149,7 @@ def test_a_server_that_is_lost_is_not_asked_to_load_and_costs_no_step_its_patien
     assert lost.url in sampler.faults()
     started = time.monotonic()
     sampler.load_policy(1, Path("policy-run-1-bbbbbbbb"))
-    assert time.monotonic() - started < 0.5 and set(good.adapters) == {"policy-run-1-bbbbbbbb"}
+    assert time.monotonic() - started < 10 and set(good.adapters) == {"policy-run-1-bbbbbbbb"}
 
 
 def test_the_gate_hears_every_server(family, prompts, scripted):

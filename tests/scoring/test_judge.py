@@ -200,7 +200,7 @@ def test_a_busy_server_is_asked_again(server):
     ],
 )
 def test_a_completion_without_a_grade_is_unscorable_and_says_why(server, order, words, tries):
-    found, other = scores(server, order, "grade=5", timeout=0.5)
+    found, other = scores(server, order, "grade=5", timeout=2)
     assert found.value is None and other.value == 0.5
     assert found.failure.startswith(f"reward judge at {server.url}: row row-1: ")
     assert all(word in found.failure for word in words.split(".*")[:1])
@@ -221,14 +221,14 @@ def test_a_hostile_reply_costs_one_grade_and_says_the_field(server, name, caplog
 def test_a_reply_that_comes_byte_by_byte_has_the_time_of_any(server):
     started = time.monotonic()
     (found,) = scores(server, "dribble", timeout=0.3, retries=1)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
     assert "no complete answer within 0.3 s" in found.failure and server.tries == {"dribble": 2}
 
 
 def test_the_whole_batch_has_a_time_of_its_own(server):
     started = time.monotonic()
-    found = scores(server, "grade=5", "sleep=6", limits=Reliability(reward_timeout=1.0))
-    assert time.monotonic() - started < 3
+    found = scores(server, "grade=5", "sleep=40", limits=Reliability(reward_timeout=1.0))
+    assert time.monotonic() - started < 30
     assert found[0].value == 0.5
     assert found[1].value is None and "reliability.reward_timeout = 1 s" in found[1].failure
 

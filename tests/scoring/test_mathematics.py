@@ -1,9 +1,12 @@
 """The reward `math`, in its own process."""
 
+import time
+
 import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.config.schema import Reliability
+from tiercel.scoring.mathematics import score
 from tiercel.scoring.scorer import Scorer
 
 CASES = [
@@ -47,3 +50,10 @@ def test_a_missing_package_is_named_at_the_start(name, monkeypatch):
     monkeypatch.setattr(entry, "find_spec", lambda package: None)
     with pytest.raises(RecipeError, match=rf"rewards\.0\.name: {name} needs the package .*tiercel\[rewards\]"):
         Scorer([reward(name=name)], Reliability(), "resized_pixels").__enter__()
+
+
+@pytest.mark.parametrize("filler", [" ", "\n", "*", "\\(", "\\boxed{", "answer ", "is ", "$5$"])
+def test_a_model_that_repeats_itself_without_end_is_read_at_once(filler):
+    start = time.monotonic()
+    score(sample("The answer is " + filler * (20_000 // len(filler)) + "x", "12"))
+    assert time.monotonic() - start < 3

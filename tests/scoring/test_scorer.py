@@ -8,6 +8,7 @@ from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.samples import RewardValue, SampleImage
 from tiercel.scoring.scorer import Scorer, judge, make_sample, reward_names, weighted_sum
+from tiercel.types import Message
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 
@@ -69,6 +70,30 @@ def test_a_sample_has_the_pictures_that_an_environment_added_to_the_prompt():
     whole = group("<answer>7</answer>")
     prompt = replace(whole.prompt, images=whole.prompt.images * 2)
     assert [image.path for image in make_sample(prompt, whole.completions[0], None).images] == ["a.png", None]
+
+
+@pytest.mark.parametrize(
+    ("head", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "<think>\n"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
+        ("<|Assistant|><seed:think>", "<seed:think>"),
+        ("<|im_start|>assistant\n", ""),
+        ("<assistant>\n", ""),  # a frame, not a thought
+        ("<think></think>\nmodel:", ""),
+    ],
+)
+def test_a_sample_has_what_the_template_opened(head, opened):
+    whole = group("Two.</think>")
+    prompt = replace(whole.prompt, text=f"<|im_start|>user\nThink in <think>.<|im_end|>\n{head}")
+    assert make_sample(prompt, whole.completions[0], None).opened == opened
+
+
+def test_a_tag_that_the_user_wrote_is_not_opened():
+    whole = group("Two.</think>")
+    asked = Message(role="user", content="Begin after <think>")
+    prompt = replace(whole.prompt, text="USER: Begin after <think>\n", messages=(asked,))
+    assert make_sample(prompt, whole.completions[0], None).opened == ""
 
 
 def test_built_ins_score_groups_in_order():

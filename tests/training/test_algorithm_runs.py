@@ -93,8 +93,10 @@ def sampled(tiny_checkpoints, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sampled")
     rows = write_rows(directory)
     kl = {"coef": 0.5, "place": "reward", "estimator": "k1"}
-    budget = {"max_tokens_per_microbatch": 45}  # which cuts groups
-    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], rows, directory / "run", algorithm={"kl": kl}, learner=budget)
+    budget, small = {"max_tokens_per_microbatch": 45}, {"max_prompt_tokens": 39}  # which cuts groups
+    recipe = grpo_recipe(
+        tiny_checkpoints["qwen2_5_vl"], rows, directory / "run", algorithm={"kl": kl}, learner=budget, data=small
+    )
     trainer = build_trainer(recipe)
     move_adapter(trainer.policy, 0.1)
     prompts = tiny_prompts(trainer.policy.family)
@@ -193,6 +195,18 @@ def test_only_the_tokens_of_highest_entropy_are_learnt_from(tiny_checkpoints, ro
     }
     small = short_run(tiny_checkpoints, rows, "small", optim={}, algorithm={"top_entropy": 0.25}, **cut)
     assert small[0]["grad_norm"] == pytest.approx(part[0]["grad_norm"], rel=1e-4)
+
+
+def test_the_share_of_highest_entropy_may_be_of_all_tokens(tiny_checkpoints, rows):
+    (rows.parent / "mine.py").write_text(
+        "def variety(sample):\n    return len(set(sample.completion)) / 10 if int(sample.id[4:]) % 2 else 1.0\n"
+    )
+    learnt, every = (
+        short_run(tiny_checkpoints, rows, name, optim={}, algorithm={"top_entropy": 0.25, "top_entropy_of": name})
+        for name in ("learnt", "all")
+    )
+    assert all(row["policy/learnt_fraction"] == 0.25 for row in every)
+    assert every[2]["grad_norm"] != learnt[2]["grad_norm"]
 
 
 def test_the_entropy_bonus_raises_the_entropy(tiny_checkpoints, rows):

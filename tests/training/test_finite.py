@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import kept_of_step, require_finite_weights
+from tiercel.training.kept_batches import read_kept
+from tiercel.training.passes import known_before
 from tiercel.training.replay import kept_directory
+from tiercel.training.update import policy_update
 
 FAMILY = "qwen2_5_vl"
 ADAPTER = "adapter/adapter_model.safetensors"
@@ -132,14 +136,14 @@ def test_a_replay_names_row_and_layer_of_weights_gone_wild(tiny_checkpoints, row
     assert "again not finite" in said.err
 
 
-def test_a_checkpoint_that_is_nan_ends_the_run_in_its_first_step(tiny_checkpoints, rows, tmp_path):
+def test_a_checkpoint_whose_outputs_are_nan_ends_the_run_in_its_first_step(tiny_checkpoints, rows, tmp_path):
     """All rewards are equal, and groups without an advantage are left out: but not what was drawn from NaN."""
     (rows.parent / "mine.py").write_text("def variety(sample):\n    return 0.5\n")
     checkpoint = tmp_path / "nan"
     shutil.copytree(tiny_checkpoints[FAMILY], checkpoint)
     weights = load_file(checkpoint / "model.safetensors")
     name = next(name for name in weights if name.endswith("layers.1.mlp.down_proj.weight"))
-    weights[name][0, 0] = math.nan
+    weights[name][0] = 3e38  # each is a number, but not their sum
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
     learner = {"max_tokens_per_microbatch": 66, "skip_zero_advantage": True}
     with pytest.raises(NonFiniteError, match="the loss is nan for rows row-"):
@@ -152,8 +156,106 @@ def test_a_replay_says_so_where_everything_is_finite(tiny_checkpoints, rows, cap
         run_grpo(recipe)
     assert main(["replay", recipe.output, "--step", "2"]) == 0
     said = capsys.readouterr().out
-    assert "all 4 are finite here" in said
+    assert "are finite here" in said
+    rows_at_fault = json.loads((Path(recipe.output) / "nonfinite/step-000002/report.json").read_text())["rows"][0]
+    assert rows_at_fault and all(f"row {row}: loss " in said for row in rows_at_fault)
     assert main(["replay", recipe.output, "--step", "1"]) == 2
+
+
+KL = {"kl": {"coef": 0.1, "estimator": "k3"}}
+SEVERAL = {"optim": {"rollout_epochs": 2}}
+PLANTED = {  # what is spoilt, where the learner takes it, and a recipe that does
+    "old_logprobs_N": (math.nan, SEVERAL),
+    "old_logprobs_N of -inf": (-math.inf, SEVERAL),
+    "reference_logprobs_N": (math.nan, {"algorithm": KL}),
+    "reference_logprobs_N of inf": (math.inf, {"algorithm": KL}),
+    "is_chosen_N": (math.nan, {"algorithm": {"top_entropy": 0.5}}),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_replay_runs_the_microbatch_that_failed(tiny_checkpoints, rows, capsys, monkeypatch, planted):
+    """A number that is in no row and no weight is kept, gives the same loss again, and its row alone is named."""
+    name, (number, changes) = planted.partition(" ")[0], PLANTED[planted]
+    learner = {"learner": {"max_tokens_per_microbatch": 2000, "skip_zero_advantage": False}}
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows, **{**learner, **changes})
+    spoilt: list[str] = []
+
+    def known(trainer, units, recipe):
+        found = known_before(trainer, units, recipe)
+        batch, own = units[0].batches[0], found[0][0]
+        values_N = getattr(own, name).float().clone()
+        place = len(values_N) // 2
+        values_N[place] = number
+        spoilt.append(batch.names_C[int(batch.packed.continuation_of_N[place])].row)
+        assert len(batch.prompt_ids) > 1
+        return [[replace(own, **{name: values_N}), *found[0][1:]], *found[1:]]
+
+    monkeypatch.setattr("tiercel.training.learning.known_before", known)
+    with pytest.raises(NonFiniteError) as caught:
+        run_grpo(recipe)
+    monkeypatch.undo()
+    assert caught.value.rows == [spoilt]
+    (rows.parent / "rows.jsonl").write_text("")  # the tensors are enough
+    said = replayed(recipe, capsys)
+    number = caught.value.what.removeprefix("the loss is ")
+    together = next(line for line in said.out.splitlines() if "together" in line)
+    assert f"together: loss {number}," in together
+    assert f"row {spoilt[0]}: loss {number}," in said.out
+    assert f"again not finite for rows {spoilt[0]};" in said.err
+    finite = [line for line in said.out.splitlines() if line.startswith("row ") and f"row {spoilt[0]}:" not in line]
+    assert finite and not any("nan" in line or "inf" in line for line in finite)
+
+
+def replayed(recipe, capsys):
+    capsys.readouterr()
+    assert main(["replay", recipe.output]) == 3
+    return capsys.readouterr()
+
+
+def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypatch):
+    """Everything that a pass takes comes back equal; cut into rows it has the same tokens."""
+    recipe = recipe_of(
+        tiny_checkpoints[FAMILY], rows, learner={"max_tokens_per_microbatch": 2000, "skip_zero_advantage": False}
+    )
+    units = []
+
+    def update(trainer, minibatch, known, recipe):
+        units.extend(minibatch.units)
+        return policy_update(trainer, minibatch, known, recipe)
+
+    monkeypatch.setattr("tiercel.training.learning.policy_update", update)
+    with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
+        run_grpo(recipe)
+    (kept,) = read_kept(Path(recipe.output) / "nonfinite/step-000000", torch.device("cpu"))
+    (unit,), (batch,) = units, kept.unit.batches
+    wanted = unit.batches[0]
+    for name in ("token_ids_T", "positions_DT", "scoring_N", "targets_N", "continuation_of_N"):
+        assert torch.equal(getattr(batch.packed, name), getattr(wanted.packed, name))
+    assert batch.packed.layout == wanted.packed.layout and batch.names_C == wanted.names_C
+    assert (
+        torch.equal(batch.sampler_logprobs_N, wanted.sampler_logprobs_N) and not batch.sampler_logprobs_N.isnan().any()
+    )
+    assert [each.sha256 for each in batch.packed.images] == [each.sha256 for each in wanted.packed.images]
+    assert all(
+        torch.equal(a.views[0], b.views[0]) for a, b in zip(batch.packed.images, wanted.packed.images, strict=True)
+    )
+    parts = [part.unit.batches[0] for _, part in kept.of_rows()]
+    for name in ("token_ids_T", "targets_N"):
+        joined = torch.cat([getattr(part.packed, name) for part in parts])
+        assert torch.equal(joined, getattr(wanted.packed, name))
+    assert torch.equal(torch.cat([part.advantages_C for part in parts]), wanted.advantages_C)
+    assert [part.prompt_ids[0] for part in parts] == list(wanted.prompt_ids)
+    assert [len(part.packed.images) for part in parts] == list(wanted.packed.image_counts)
+
+
+def test_a_run_kept_by_an_older_version_is_told(tiny_checkpoints, rows, capsys):
+    recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
+    with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
+        run_grpo(recipe)
+    (Path(recipe.output) / "nonfinite/step-000000/microbatches-000.safetensors").unlink()
+    assert main(["replay", recipe.output]) == 2
+    assert "has no microbatches to compute again" in capsys.readouterr().err
 
 
 def test_sft_stops_and_replays_alike(tiny_checkpoints, rows, capsys):

@@ -15,7 +15,7 @@ from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.training.build import build_trainer
 from tiercel.training.minibatches import shared_out
-from tiercel.training.objectives import objective_of, reference_sums
+from tiercel.training.objectives import answer_sums, objective_of, reference_sums
 from tiercel.training.update import example_update
 from tiercel.types import Message
 
@@ -36,8 +36,9 @@ def rows(tmp_path_factory):
 
 
 def recipe_of(kind, checkpoint, tmp_path, **changes):
-    own = {key: changes.pop(key) for key in ("dpo", "kto") if key in changes}
-    tree = sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", **changes).model_dump()
+    own = {key: changes.pop(key) for key in ("sft", "dpo", "kto") if key in changes}
+    changes = {"learner": {"max_tokens_per_microbatch": 400}, **changes}  # two answers with the longest prompt
+    tree = sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", **changes).model_dump(exclude={"sft"})
     return kind.model_validate({**tree, **own})
 
 
@@ -75,6 +76,60 @@ def test_pairs_start_even_and_are_told_apart(tiny_checkpoints, tmp_path, rows, l
     assert metrics["pairs/reward_chosen"] - metrics["pairs/reward_rejected"] == pytest.approx(metrics["pairs/margin"])
     assert objective.state["answers"] == 9 * 12
     assert objective.state["rewards"] != 0
+
+
+def moved_a_little(trainer):
+    """Give the adapter weights of its own, so that policy and reference differ."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in trainer.policy.trained_parameters().items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2, generator=generator)
+
+
+@pytest.mark.parametrize("loss", ("aot", "aot_unpaired"))
+def test_aot_matches_what_it_compares_over_the_whole_step(tiny_checkpoints, tmp_path, rows, loss):
+    own = {
+        "dpo": Dpo(loss=loss, beta=0.5),
+        "data": {"max_prompt_tokens": 44},
+        "learner": {"max_tokens_per_microbatch": 90},
+    }
+    trainer, objective, made = begun(recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, **own), rows)
+    moved_a_little(trainer)
+    plan = objective.plan(trainer, made)
+    sums = [(value, plan.reference[index]) for index, value in answer_sums(trainer, made).items()]
+    policy_B2, reference_B2 = (torch.stack(each).double() for each in zip(*sums, strict=True))
+    if loss == "aot":
+        higher, lower = (each.diff(dim=1)[:, 0].neg().sort().values for each in (policy_B2, reference_B2))
+    else:
+        higher, lower = (policy_B2 - reference_B2).sort(dim=0).values.unbind(1)
+    assert len(higher) == 6 and len(trainer.example_passes(made)) > 1  # of several microbatches
+    expected = -torch.nn.functional.logsigmoid(0.5 * (higher - lower)).mean()
+    assert example_update(trainer, objective, plan).loss == pytest.approx(float(expected), abs=1e-5)
+    trainer.vision.end_step()
+
+
+@pytest.mark.parametrize("alpha", (0.0, 0.3))
+def test_ld_alpha_weighs_tokens_beyond_the_shorter_answer(tiny_checkpoints, tmp_path, rows, alpha):
+    dpo = Dpo(loss="sigmoid", beta=0.5, ld_alpha=alpha)
+    trainer, objective, made = begun(recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=dpo), rows)
+    moved_a_little(trainer)
+    plan = objective.plan(trainer, made)
+    expected, lengths = [], set()
+    for each in trainer.example_passes(made):
+        owners = each.packed.continuation_of_N
+        own = trainer.logprobs(each.packed).double()
+        with trainer.as_reference():
+            ratios = own - trainer.logprobs(each.packed, of_reference=True).double()
+        for pair in range(len(each.examples)):
+            sides = [ratios[owners == 2 * pair + side] for side in (0, 1)]
+            shared = min(map(len, sides))
+            lengths |= {len(side) - shared for side in sides}
+            chosen, rejected = (side[:shared].sum() + alpha * side[shared:].sum() for side in sides)
+            expected.append(-torch.nn.functional.logsigmoid(0.5 * (chosen - rejected)))
+    assert max(lengths) > 0
+    update = example_update(trainer, objective, plan)
+    assert update.loss == pytest.approx(float(torch.stack(expected).mean()), abs=1e-5)
+    trainer.vision.end_step()
 
 
 def test_a_known_reference_gives_the_same_update(tiny_checkpoints, tmp_path, rows):
@@ -142,6 +197,17 @@ def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path,
     assert update.loss < 0.5
 
 
+def test_apo_zero_of_labels_computes_each_rows_own_answer_alone(tiny_checkpoints, tmp_path, rows):
+    kto = Kto(beta=0.5, loss="apo_zero_unpaired")
+    trainer, objective, made = begun(recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=kto), rows)
+    for _ in range(3):
+        update, metrics = learn(trainer, objective, made)
+        assert metrics["labels/kl"] == 0
+    assert update.loss < 0.5
+    plan = objective.plan(trainer, made)
+    assert plan.divergence == 0 and {len(sums) for sums in plan.reference.values()} == {1}
+
+
 def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_path, rows):
     recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto())
     trainer, objective, made = begun(recipe, rows)
@@ -179,3 +245,73 @@ def test_a_borrowed_answer_brings_its_boxes(rows):
     made = with_answer_of(own, lent)
     assert made.messages[-1].content == "at <bbox>" and made.messages[0] == own.messages[0]
     assert (made.boxes, made.box_images) == (((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)), (0, 0))
+
+
+def test_dft_weighs_tokens_by_their_probability_and_held_out_rows_do_not(tiny_checkpoints, tmp_path, rows):
+    recipe = recipe_of(SftRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, sft={"loss": "dft"})
+    trainer, objective, made = begun(recipe, rows)
+    logprobs = torch.cat([trainer.logprobs(each.packed) for each in trainer.example_passes(made)]).double()
+    update, _ = learn(trainer, objective, made)
+    assert update.loss == pytest.approx(float(-(logprobs.exp() * logprobs).mean()), rel=1e-5)
+    each = trainer.example_passes(made)[0]
+    scores = trainer.learner(each.packed, trainer.vision.features(each.packed.images), 1.0)
+    plan = objective.plan(trainer, made)
+    judged = objective.judge().share(each, scores, plan).loss
+    assert float(judged.detach()) == pytest.approx(float(-scores.logprobs_N.detach().sum()) / plan.tokens, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ("qwen2_5_vl", "gemma3"))
+def test_noise_and_smoothing_do_not_depend_on_the_packing(tiny_checkpoints, tmp_path, rows, family):
+    """One microbatch for all rows, one for each, and every form give the same loss and gradient."""
+    found = {}
+    for name in ("together", "apart", "repeated", "plain"):
+        sft = {} if name == "plain" else {"neftune_alpha": 20, "label_smoothing": 0.1}
+        learner = {"max_tokens_per_microbatch": 4000, "form": "repeated" if name == "repeated" else "auto"}
+        recipe = recipe_of(SftRecipe, tiny_checkpoints[family], tmp_path, sft=sft, learner=learner)
+        trainer, objective, made = begun(recipe, rows)
+        if name == "apart":
+            trainer = replace(trainer, max_tokens=max(bundle.length(trainer.learner.form) for bundle in made))
+        passes = len(trainer.example_passes(made))
+        update, _ = learn(trainer, objective, made)
+        found[name] = (passes, update.loss, gradient(trainer))
+    assert found["together"][0] == 1 and found["apart"][0] > 3
+    for name in ("apart", "repeated"):
+        assert found[name][1] == pytest.approx(found["together"][1], abs=1e-5)
+        assert torch.allclose(found[name][2], found["together"][2], rtol=1e-3, atol=1e-5)
+    assert abs(found["plain"][1] - found["together"][1]) > 1e-3
+
+
+def test_noise_is_another_in_another_epoch_and_the_same_when_asked_again(tiny_checkpoints, tmp_path, rows):
+    recipe = recipe_of(SftRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, sft={"neftune_alpha": 5})
+    trainer, objective, made = begun(recipe, rows)
+    encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
+    later = shared_out(trainer, [encode(row, index + 6) for index, row in enumerate(rows)], recipe)
+    seeds = [objective.asked(trainer.example_passes(each)[0]).noise.seeds for each in (made, made, later)]
+    assert seeds[0] == seeds[1] and not {*seeds[0]} & {*seeds[2]}
+    other = objective_of(recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 1})}))
+    assert not {*other.asked(trainer.example_passes(made)[0]).noise.seeds} & {*seeds[0]}
+
+
+def test_wpo_weighs_pairs_by_probability_and_held_out_pairs_not_at_all(tiny_checkpoints, tmp_path, rows):
+    """As TRL does it, over all words of full logits."""
+    dpo = Dpo(loss="sigmoid", beta=0.5, wpo=True)
+    trainer, objective, made = begun(recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=dpo), rows)
+    moved_a_little(trainer)
+    plan = objective.plan(trainer, made)
+    weighed, plain = [], []
+    for each in trainer.example_passes(made):
+        with torch.no_grad():
+            features = trainer.vision.features(each.packed.images)
+            states = trainer.learner.scoring_states(each.packed, features, None)
+            logprobs_NV = trainer.learner.head.distribution(states, 1.0).double()
+        own = logprobs_NV.gather(1, each.packed.targets_N[:, None])[:, 0]
+        aligned = own - logprobs_NV.exp().square().sum(-1).log()
+        for place, example in enumerate(each.examples):
+            mine = [each.packed.continuation_of_N == 2 * place + side for side in (0, 1)]
+            ratios = [own[is_own].sum() - plan.reference[example.prompt.index][i] for i, is_own in enumerate(mine)]
+            loss = -torch.nn.functional.logsigmoid(0.5 * (ratios[0] - ratios[1]))
+            plain.append(loss)
+            weighed.append(loss * torch.exp(sum(aligned[is_own].mean() for is_own in mine)))
+    update, _ = learn(trainer, objective, made)
+    assert update.loss == pytest.approx(float(torch.stack(weighed).mean()), rel=1e-4)
+    assert abs(update.loss - float(torch.stack(plain).mean())) > 1e-3

@@ -1,25 +1,30 @@
 """Whole runs that learn from pairs and labels: killed and resumed, with the reference computed before, evaluated."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.training.test_loops import merged, run_offline, write_rows
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
-from tiercel.errors import DataError
+from tiercel.errors import DataError, NonFiniteError
 from tiercel.report import describe, write_report
 from tiercel.report.reading import read_groups, read_run
 from tiercel.runs.directory import read_metrics
 from tiercel.training import offline
+from tiercel.training.objectives import reference_sums
 
 KINDS = {
     "dpo": {"dpo": {"loss": "sigmoid", "beta": 0.5}},
     "mpo": {"dpo": {"loss": "mpo", "beta": 0.5}},
     "kto": {"kto": {"beta": 0.5}},
+    "apo_zero_unpaired": {"kto": {"beta": 0.5, "loss": "apo_zero_unpaired"}},
+    "sft": {"sft": {"neftune_alpha": 5, "label_smoothing": 0.1}},
     "reward": {"ranking": {"margin": 0.5, "margin_column": "rating", "centre_coef": 0.01}},
 }
 
@@ -60,9 +65,38 @@ def write(rows, tiny_checkpoints, tmp_path):
         }
         file = tmp_path / f"{output}.yaml"
         file.write_text(yaml.safe_dump(merged(tree, changes)))
-        return load_recipe("dpo" if name == "mpo" else name, file)
+        return load_recipe({"mpo": "dpo", "apo_zero_unpaired": "kto"}.get(name, name), file)
 
     return recipe
+
+
+@pytest.mark.parametrize("value", (math.nan, -math.inf))
+@pytest.mark.parametrize("name", ("dpo", "kto", "apo_zero_unpaired"))
+def test_a_replay_has_the_reference_that_the_update_had(write, capsys, monkeypatch, name, value):
+    """A number that only the reference's pass gave makes the same loss again, and its row alone is named. An implicit
+    reward of inf has a finite loss, which is no loss."""
+    spoilt = []
+
+    def sums(*inputs):
+        found = reference_sums(*inputs)
+        made = inputs[1]
+        example = made[-1].examples[0]
+        spoilt[:] = [example.row.id]
+        found[example.prompt.index] = torch.full_like(found[example.prompt.index], value)
+        return found
+
+    monkeypatch.setattr("tiercel.training.objectives.reference_sums", sums)
+    recipe = write(name, "run", data={"eval": None})
+    with pytest.raises(NonFiniteError) as caught:
+        run_offline(recipe)
+    assert caught.value.rows == [spoilt]
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert main(["replay", recipe.output]) == 3
+    said = capsys.readouterr()
+    number = caught.value.what.removeprefix("the loss is ")
+    assert f"row {spoilt[0]}: loss {number}," in said.out
+    assert f"again not finite for rows {spoilt[0]};" in said.err
 
 
 def last(run: Path) -> Path:
@@ -97,6 +131,24 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, name
     assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
     states = [json.loads((last(run) / "state.json").read_text())["objective"] for run in (whole, ended)]
     assert states[0] == states[1] and bool(states[0]) == (name in ("dpo", "mpo"))
+
+
+@pytest.mark.parametrize(("name", "place"), (("kto", 1), ("dpo", 1), ("dpo", 0)))
+def test_an_infinite_logprob_of_the_reference_names_its_row_in_an_evaluation(write, monkeypatch, name, place):
+    """In KTO that of another row's answer, which its divergence is estimated on, counts too."""
+    spoilt = []
+
+    def sums(*inputs):
+        found = reference_sums(*inputs)
+        example = inputs[1][0].examples[0]
+        spoilt[:] = [example.row.id]
+        found[example.prompt.index][place] = -math.inf
+        return found
+
+    monkeypatch.setattr("tiercel.training.objectives.reference_sums", sums)
+    with pytest.raises(NonFiniteError, match="eval/loss is nan for rows") as caught:
+        run_offline(write(name, "run"))
+    assert caught.value.rows == [spoilt]
 
 
 def test_pairs_are_told_apart_on_held_out_rows(write, capsys):
@@ -228,3 +280,10 @@ def test_every_verb_learns_on_4_bits_and_goes_on_from_its_checkpoint(write, name
     assert said == [f"{of_run[0]:.4f}", f"{of_run[-1]:.4f}"]  # against what the run starts from, with its adapter
     assert main(["export", str(run), "--merge"]) == 0
     assert "merged into the nf4 weights" in capsys.readouterr().out
+
+
+def test_a_reference_computed_before_is_kept_where_the_run_may_go_on(write):
+    whole = {"lora": None, "freeze": [], "dpo": {"precompute_reference": True}}
+    run_offline(write("dpo", "run", **whole, train={"steps": 1}))
+    run = run_offline(write("dpo", "run", **whole, train={"steps": 2}, data={"workers": 1}))
+    assert [row["step"] for row in read_metrics(run)][-1] == 2

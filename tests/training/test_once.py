@@ -57,11 +57,11 @@ CASES = {
 def test_a_frozen_tower_sees_each_distinct_picture_of_a_step_once_and_never_a_gradient(
     tiny_checkpoints, tmp_path, monkeypatch, case
 ):
-    rows = write_rows(tmp_path)
+    rows, data = write_rows(tmp_path), {"data": {"eval": None, "max_prompt_tokens": 54}}
     for number in (1, 4, 7, 10):  # every row with one image shows the same picture
         noise_image(56, 60, seed=99).save(tmp_path / f"{number}-0.png")
     count = TowerCount(monkeypatch)
-    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / "run", data={"eval": None}, **CASES[case])
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / "run", **{**data, **CASES[case]})
     run = run_grpo(recipe)
     assert len(count.steps) == 3
     for step, seen in enumerate(count.steps, 1):
@@ -74,7 +74,7 @@ def trains_the_tower(checkpoint: Path, rows: Path, output: Path, budget: int):
         checkpoint,
         rows,
         output,
-        data={"eval": None},
+        data={"eval": None, "max_prompt_tokens": 39},
         lora={"targets": "all"},
         rollout={"group_size": 4},
         optim={"lr": 1e-3},

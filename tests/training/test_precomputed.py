@@ -1,6 +1,9 @@
 """What the kept logprobs of the reference belong to: rows, pictures, the adapter that the run starts from."""
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -41,9 +44,10 @@ def identity(tmp_path):
         }
     )
 
-    def of(**changes) -> str:
+    def of(data: Mapping[str, Any] = MappingProxyType({}), **changes) -> str:
         file.write_text(json.dumps({**PAIR, **changes}))
-        return _identity(recipe, {"train": read_training_rows(recipe.data, "pairs")}, lambda: None)
+        chosen = recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+        return _identity(chosen, {"train": read_training_rows(chosen.data, "pairs")}, lambda: None)
 
     return of
 
@@ -100,3 +104,10 @@ def test_another_adapter_at_the_same_place_is_another_identity(identity, tmp_pat
     before = identity()
     (tmp_path / "start" / "adapter_model.safetensors").write_bytes(b"2")
     assert identity() != before
+
+
+def test_what_a_run_may_change_or_write_otherwise_keeps_the_identity(identity, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = identity()
+    assert identity({"workers": 0, "image_root": str(tmp_path), "train": "rows.jsonl"}) == before
+    assert identity({"system": "Another."}) != before

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.runs.directory import read_metrics
 
@@ -81,6 +83,22 @@ def test_sigkill_at_random_moments_changes_no_byte_of_grpo(tiny_checkpoints, tmp
     for step in range(1, STEPS + 1):
         name = f"rollouts/step-{step:06d}.jsonl"
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_run_goes_on_with_other_microbatches_and_workers_and_ends_as_it_would_have(tiny_checkpoints, tmp_path):
+    rows, checkpoint = write_rows(tmp_path), tiny_checkpoints["qwen2_5_vl"]
+    whole, changed = tmp_path / "whole", tmp_path / "changed"
+    small = {"max_tokens_per_microbatch": 220, "gradient_checkpointing": "full", "form": "repeated"}
+    base = {"data": {"eval": None, "workers": 0}, "learner": {"max_tokens_per_microbatch": 900}}
+    run_grpo(grpo_recipe(checkpoint, rows, whole, **base))
+    run_grpo(grpo_recipe(checkpoint, rows, changed, **base, train={"steps": 2}))
+    data = {"eval": None, "workers": 1, "image_root": str(rows.parent)}
+    run_grpo(grpo_recipe(checkpoint, rows, changed, data=data, learner=small))
+    assert "max_tokens_per_microbatch: 900 there, 220 now" in (changed / "log.txt").read_text()
+    weights = [load_file(run / "checkpoints/step-000003/adapter/adapter_model.safetensors") for run in (whole, changed)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)
+    assert [row["step"] for row in read_metrics(changed)] == [1, 2, 3]
 
 
 def test_sigterm_saves_and_ends_with_75(tiny_checkpoints, tmp_path):

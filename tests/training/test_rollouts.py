@@ -52,7 +52,13 @@ def rollouts(sampler, tmp_path, lookahead, restored=None) -> Rollouts:
         tmp_path,
         tmp_path / "rows.jsonl",
         tmp_path,
-        rollout={"engine": "vllm-server", "lookahead": lookahead, "max_staleness": 2},
+        rollout={
+            "engine": "vllm-server",
+            "urls": ["http://127.0.0.1:8000"],
+            "lookahead": lookahead,
+            "max_staleness": 2,
+        },
+        algorithm={"correction": {"level": "token"}},
     )
     return Rollouts(recipe, ALONE, SimpleNamespace(sampler=sampler), None, restored=restored)
 

@@ -18,7 +18,7 @@ def tried(recipe, step=0):
     """Give what a run hears, and the rows that it records."""
     said = []
     with open_run(recipe) as run:
-        table = read_run_rows(recipe, run).train
+        table = read_run_rows(recipe, run, said.append).train
         try_first_rows(recipe, table, run, step, said.append)
     lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
     return said, [json.loads(line)["id"] for line in lines]

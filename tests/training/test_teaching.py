@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from tests.learner.test_examples import plain_words, random_pairs
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
@@ -265,10 +264,9 @@ def test_a_teacher_that_sees_pictures_by_other_words_is_refused(tiny_checkpoints
 def test_a_teacher_with_other_words_is_refused(write, tiny_checkpoints, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(tiny_checkpoints["qwen2_5_vl"], other)
-    tokenizer = AutoTokenizer.from_pretrained(other)
-    tokenizer.add_tokens(["seven!"])
-    tokenizer.save_pretrained(other)
-    with pytest.raises(ModelError, match=r"1 words have other ids, such as 'seven!'; take a teacher with the same"):
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"Ġseven"', '"Ġeight"'), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"2 words have other ids, such as .*(seven|eight).*; take a teacher"):
         run_grpo(write("run", {"path": str(other)}))
 
 
@@ -301,6 +299,8 @@ def test_a_replayed_update_has_the_teachers_term(write, monkeypatch, capsys):
 
 
 def test_a_teacher_of_another_family_is_refused_with_tools(write, tiny_checkpoints):
-    recipe = write("run", {"path": str(tiny_checkpoints["qwen2_vl"])}, rollout={"tools": ["zoom"]})
+    recipe = write(
+        "run", {"path": str(tiny_checkpoints["qwen2_vl"])}, rollout={"tools": ["zoom"], "max_trajectory_tokens": 50}
+    )
     with pytest.raises(ModelError, match="makes other tokens or pixels of a row than the policy"):
         build_trainer(recipe)

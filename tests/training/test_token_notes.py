@@ -39,6 +39,7 @@ def run(tiny_checkpoints, tmp_path_factory) -> Path:
         tiny_checkpoints["qwen2_5_vl"],
         write_rows(directory),
         directory / "run",
+        data={"max_prompt_tokens": 114},
         learner={"max_tokens_per_microbatch": 120, "skip_zero_advantage": False},
         optim={"minibatches": 2},
     )

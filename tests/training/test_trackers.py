@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
-from tiercel.config import recipe_to_yaml
+from tiercel.config import recipe_to_yaml, tracker_packages
 from tiercel.runs.directory import read_metrics
 from tiercel.trackers import opening
 from tiercel.training import offline, session
@@ -71,7 +71,6 @@ class Recorder:
 def recorder(monkeypatch):
     stand_in = type("StandIn", (Recorder,), {"calls": [], "breaks_at": None})
     monkeypatch.setitem(opening.TRACKERS, "wandb", stand_in)
-    monkeypatch.setattr(opening, "require_packages", lambda names: None)
     monkeypatch.setattr(session, "require_packages", lambda names: None)
     return stand_in
 
@@ -110,8 +109,8 @@ def test_trackers_are_closed_when_training_fails_and_may_change_when_it_goes_on(
 
 @pytest.mark.parametrize("command", ("check", "sft"))
 def test_a_missing_package_is_told_before_the_model_is_looked_for(tmp_path, monkeypatch, capsys, command):
-    honest = opening.find_spec
-    monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "swanlab" else honest(name))
+    honest = tracker_packages.find_spec
+    monkeypatch.setattr(tracker_packages, "find_spec", lambda name: None if name == "swanlab" else honest(name))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     recipe = sft_recipe(tmp_path / "model", write_rows(tmp_path), tmp_path / "run", trackers=["swanlab"])

@@ -172,7 +172,7 @@ def _import_command(commands) -> None:
         "make a recipe from a command of ms-swift, TRL, VLM-R1 or LLaMA-Factory, or from a file with one",
         'tiercel import-command "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"',
     )
-    importing.add_argument("given", metavar="COMMAND", help="in quotes, or a file: a script, LLaMA-Factory's YAML")
+    importing.add_argument("given", metavar="COMMAND", help="in quotes, or a file: a script, a YAML of settings")
     importing.add_argument(
         "--output", type=Path, metavar="RECIPE", help="the file to write; without it the recipe is printed"
     )
@@ -182,7 +182,7 @@ def _commands_after_a_run(commands) -> None:
     text = "score held-out rows with the prompt and parser of training"
     evaluation = _command(commands, "eval", text, "tiercel eval runs/demo", takes_ranks=True)
     evaluation.add_argument("target", help="a recipe, or the directory of a run")
-    evaluation.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    evaluation.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
     evaluation.add_argument(
         "--adapter", type=directory, help="an adapter directory; without it a run's newest checkpoint"
     )
@@ -199,6 +199,7 @@ def _commands_after_a_run(commands) -> None:
     predict.add_argument("prompt", help="the user turn; <image> marks an image's place, else images come first")
     predict.add_argument("--image", type=Path, action="append", default=[], help="an image file; may be repeated")
     predict.add_argument("--adapter", type=directory, help="an adapter directory")
+    _add_checkpoint(predict)
     predict.add_argument(
         "--quantize", choices=get_args(Quantization), help="as the model.quantize that the adapter was trained with"
     )
@@ -211,6 +212,7 @@ def _commands_after_a_run(commands) -> None:
     form = export.add_mutually_exclusive_group(required=True)
     form.add_argument("--merge", action="store_true", help="the whole model, adapter merged into the weights")
     form.add_argument("--adapter", action="store_true", help="the adapter alone, in PEFT's format")
+    _add_checkpoint(export)
     export.add_argument("--output", type=Path, help="the directory to write (default: RUN/model or RUN/adapter)")
 
     replay = _command(
@@ -220,16 +222,18 @@ def _commands_after_a_run(commands) -> None:
         "tiercel replay runs/demo model.dtype=float32",
     )
     replay.add_argument("run", type=Path, help="a run directory")
-    replay.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    replay.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
     replay.add_argument("--step", type=at_least(0), metavar="N", help="the step (the last that was not finite)")
 
     runs = _command(
-        commands, "runs", "list runs: state, step, best held-out score, what stopped each", "tiercel runs runs/"
+        commands, "runs", "list runs: state, step, best and newest score, what stopped each", "tiercel runs runs/"
     )
     runs.add_argument(
         "folders", type=Path, nargs="*", default=[Path("runs")], metavar="FOLDER", help="where to look (runs)"
     )
-    runs.add_argument("--json", action="store_true", help="the list as JSON")
+    text = "instead: the numbers of these runs side by side, and what differs in their recipes"
+    runs.add_argument("--compare", type=Path, nargs="+", metavar="RUN", help=text)
+    runs.add_argument("--json", action="store_true", help="the list, or the comparison, as JSON")
 
     view = _command(
         commands, "view", "show runs on a page of this machine that follows them", "tiercel view runs/demo runs/other"
@@ -247,13 +251,21 @@ def _command(commands, name: str, text: str, example: str, *, takes_ranks: bool 
     return commands.add_parser(name, help=text, description=text, epilog=f"example: {example}", parents=parents)
 
 
+def _add_checkpoint(command: argparse.ArgumentParser) -> None:
+    """Add what names a checkpoint of a run, other than the newest."""
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--checkpoint", type=at_least(0), metavar="N", help="of a run: the checkpoint of this step")
+    text = "of a run: the checkpoint with the best evaluation, by train.keep_best or else by what was recorded"
+    which.add_argument("--best", action="store_true", help=text)
+
+
 def _recipe_command(
     commands, name: str, text: str, example: str, *, takes_ranks: bool = False
 ) -> argparse.ArgumentParser:
     """Make a command that takes a recipe and overrides."""
     command = _command(commands, name, text, example, takes_ranks=takes_ranks)
     command.add_argument("recipe", type=Path, help="a recipe (YAML)")
-    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
     return command
 
 

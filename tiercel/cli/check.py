@@ -1,5 +1,5 @@
-"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but a reward model's, and
-those of a model whose family is proved on each checkpoint."""
+"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but an adapter's, a reward
+model's, and those of a model whose family is proved on each checkpoint; of the others their files' headers."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -9,17 +9,20 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.algorithms.trial import try_own_functions
-from tiercel.cli.dry_run import dry_run, require_answers
+from tiercel.cli.dry_run import Readers, dry_run, require_answers, truth_readers
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.config.keys import named
+from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
 from tiercel.data.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.scan import ScanReport, decoded_size, scan
+from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.learner.proof import prove
 from tiercel.messages import translated
 from tiercel.messages.console import SpeakingConsole
+from tiercel.models.endings import turn_end_line
 from tiercel.models.family import Family
 from tiercel.models.loading import load_family
 from tiercel.models.policy import load_for_inference
@@ -28,8 +31,8 @@ from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm_common import require_served
 from tiercel.rollout.vllm_server import connect
 from tiercel.scoring.scorer import require_coordinates
-from tiercel.training.learners import training_device
 from tiercel.training.packages import missing_packages
+from tiercel.training.rehearsal import rehearse
 from tiercel.training.served_teacher import open_served
 from tiercel.training.turns import open_dialogues
 from tiercel.types import Row, Size
@@ -59,15 +62,23 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
     console.print(
         f"model: {family.architecture} at {family.checkpoint.path}, {family.vocabulary_size:,} tokens in its vocabulary"
     )
+    if (line := turn_end_line(family)) is not None:
+        console.print(f"  {line}", markup=False)
     if family.needs_proof:
         policy = load_for_inference(recipe, training_device(), None)
         console.print(f"  {prove(policy).line}", markup=False)
+    for line in rehearse(recipe, family):
+        console.print(f"  {line}", markup=False)
     with open_dialogues(recipe, family, console.print) as dialogues:
         rows = read_run_rows(recipe.data, recipe.purpose)
         train = rows.train
         for table in rows.tables:
             require_readable(recipe, table)
-        reports = [_scanned(recipe, family, table, console, arguments.decode, table is train) for table in rows.tables]
+        with truth_readers(recipe) as readers:
+            reports = [
+                _scanned(recipe, family, table, console, arguments.decode, table is train, readers)
+                for table in rows.tables
+            ]
         if arguments.fix_report:
             file = arguments.report_file or REPORT_FILE
             count = write_fix_report([row for report in reports for row in report.rejected], file)
@@ -75,9 +86,11 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
         for report in reports:
             require_few_bad(len(report.rejected), report.total, recipe.data)
         if isinstance(recipe, GrpoRecipe):
+            for line in run_coverage(recipe.rewards, rows):
+                console.print(line, markup=False)
             if not recipe.rollout.engine_kind.shares_weights:
                 require_served(family, recipe.rollout.engine)
-            dry_run(recipe, family, dialogues, train.rows[0], console)
+            dry_run(recipe, family, dialogues, train.rows, console)
             _try_own_functions(recipe, console)
             if recipe.rollout.engine_kind.is_served:
                 _ask_servers(recipe, family, console)
@@ -88,7 +101,13 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
 
 
 def _scanned(
-    recipe: Recipe, family: Family, table: RowTable, console: Console, decodes: bool, is_train: bool
+    recipe: Recipe,
+    family: Family,
+    table: RowTable,
+    console: Console,
+    decodes: bool,
+    is_train: bool,
+    readers: Readers,
 ) -> ScanReport:
     file = table.file
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
@@ -100,7 +119,7 @@ def _scanned(
             decode_videos(recipe.data, row)
         plans = row_plans(family, recipe.data, row, sizes)
         if isinstance(recipe, GrpoRecipe):
-            require_answers(recipe, family, row, plans)
+            require_answers(recipe, family, row, plans, readers)
         return length(family, row, plans, recipe.data.system)
 
     doing = "decoded" if decodes else "scanned"
@@ -114,7 +133,12 @@ def _scanned(
     tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
     images = ", ".join(f"{rows:,} rows with {count}" for count, rows in report.rows_by_image_count.items())
     console.print(f"{file}: {table.total:,} rows in {table.format} format, {len(rejected):,} rejected")
-    console.print(f"  tokens of a prompt: {tokens}; images: {images}")
+    if recipe.data.ids == "line":
+        console.print("  ids of rows: file and line, as data.ids says")
+    for note in table.notes:
+        console.print(f"  {note}", markup=False)
+    if report.accepted:
+        console.print(f"  tokens of a prompt: {tokens}; images: {images}")
     if decodes:
         console.print(f"  every picture decoded: {report.image_count:,} images of {report.accepted:,} rows are whole")
     for row in rejected[:10]:

@@ -1,33 +1,58 @@
 """Score a made-up completion of a real row before a run, with the recipe's environment and its rewards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 
 import torch
 from rich.console import Console
 
-from tiercel.config import GrpoRecipe
+from tiercel.config import GrpoRecipe, Recipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.environments.dialogues import EnvironmentDialogues
-from tiercel.errors import TrainingError
+from tiercel.errors import DataError, TrainingError
 from tiercel.models.family import Family
-from tiercel.rewards.entry import TruthReward
+from tiercel.rewards.entry import TruthReward, is_meant
+from tiercel.rewards.shape import open_tag
+from tiercel.rewards.started import ByCall, Math
 from tiercel.rollout.trajectory import TrajectoryBuilder
-from tiercel.scoring.scorer import Scorer, applies
-from tiercel.types import Completion, EncodedPrompt, Group, ImagePlan, Row, Sample, SampleImage
+from tiercel.scoring.batches import BatchReward, batch_reward
+from tiercel.scoring.scorer import Scorer
+from tiercel.types import Completion, EncodedPrompt, Group, ImagePlan, RewardValue, Row, Sample, SampleImage
 
 MADE_UP = "<answer>0</answer>"
+MORE_ROWS = 7  # over all rows, that a function is asked about which does not apply to the first
 
 
 def dry_run(
-    recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, row: Row, console: Console
+    recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, rows: Sequence[Row], console: Console
 ) -> None:
-    """Ask the environment and every reward once. Raises TrainingError where one fails, as it would in training."""
+    """Ask the environment and every reward about the first row, and about a few more where a function of the user's
+    does not apply to that. Raises TrainingError where one fails, as it would in training."""
+    with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
+        values = _asked(recipe, family, dialogues, rows[0], scorer)
+        own = [name for name, reward in zip(scorer.names, recipe.rewards, strict=True) if isinstance(reward, ByCall)]
+        silent = [name for name in own if values[name].value is None]
+        more = rows[1 :: max(1, len(rows) // MORE_ROWS)][:MORE_ROWS] if silent and dialogues is None else ()
+        others = [_asked(recipe, family, dialogues, row, scorer) for row in more]
+    for name, value in values.items():
+        shown = "does not apply" if value.value is None else f"{value.value:g}"
+        if name in silent and others and all(other[name].value is None for other in others):
+            console.print(f"reward {name}: does not apply for a made-up completion of any of {len(others) + 1} rows")
+            continue
+        console.print(f"reward {name}: {shown} for a made-up completion of row {rows[0].id}")
+
+
+def _asked(
+    recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, row: Row, scorer: Scorer
+) -> Mapping[str, RewardValue]:
     prompt = prompt_encoder(family, recipe.data)(row, 0)
-    token_ids = [*family.tokenizer(MADE_UP, add_special_tokens=False)["input_ids"], family.checkpoint.end_token_ids[0]]
+    text = made_up(prompt.opened)
+    token_ids = [*family.tokenizer(text, add_special_tokens=False)["input_ids"], family.checkpoint.end_token_ids[0]]
     completion = Completion(
         token_ids_L=torch.tensor(token_ids),
         logprobs_L=torch.zeros(len(token_ids)),
-        text=MADE_UP,
+        text=text,
         is_truncated=False,
         seed=0,
     )
@@ -37,18 +62,59 @@ def dry_run(
         assert completion.trajectory is not None
         if completion.trajectory.failure is not None:
             raise TrainingError(completion.trajectory.failure)
-    with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
-        (scored,) = scorer.score([Group(prompt=prompt, completions=(completion,), policy_version=0)])
+    (scored,) = scorer.score([Group(prompt=prompt, completions=(completion,), policy_version=0)])
     for name, value in scored.completions[0].rewards.items():
         if value.failure is not None:
             raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
-        shown = "does not apply" if value.value is None else f"{value.value:g}"
-        console.print(f"reward {name}: {shown} for a made-up completion of row {row.id}")
+    return scored.completions[0].rewards
 
 
-def require_answers(recipe: GrpoRecipe, family: Family, row: Row, plans: Sequence[ImagePlan]) -> None:
+def made_up(opened: str) -> str:
+    """Make a well-formed completion after what the chat template opened: a thought is closed first."""
+    tag = open_tag(opened)
+    return MADE_UP if tag is None else f"</{tag}>\n\n{MADE_UP}"
+
+
+Readers = Sequence[tuple[Math, Callable[[str, Sample], str | None]]]  # of right answers, in a process of their own
+
+
+@contextmanager
+def truth_readers(recipe: Recipe) -> Iterator[Readers]:
+    """Start what reads the right answers of the reward `math`, as in training; nothing where its package is missing."""
+    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
+    readers = []
+    with ExitStack() as processes:
+        for reward in rewards:
+            if isinstance(reward, Math) and not list(reward.missing()):
+                batch = batch_reward(reward, recipe.reliability)
+                assert batch is not None
+                processes.callback(batch.close)
+                batch.start()
+                readers.append((reward, _reader(batch)))
+        yield readers
+
+
+def _reader(batch: BatchReward) -> Callable[[str, Sample], str | None]:
+    """Return what says why a right answer cannot be read. Equal answers of many rows are read once."""
+    asked: list[Sample] = []
+
+    @lru_cache(maxsize=4096)
+    def fault(written: str) -> str | None:
+        (value,) = batch.score(asked)
+        return value.failure
+
+    def ask(written: str, sample: Sample) -> str | None:
+        asked[:] = [sample]
+        return fault(written)
+
+    return ask
+
+
+def require_answers(
+    recipe: GrpoRecipe, family: Family, row: Row, plans: Sequence[ImagePlan], readers: Readers = ()
+) -> None:
     """Raise DataError where the rewards that compare with the row's right answer cannot read it. Rewards that take time
-    are not asked."""
+    are not asked, but for `readers`."""
     images = tuple(
         SampleImage(path=None, original_size=plan.original_size, processed_size=plan.processed_size) for plan in plans
     )
@@ -62,10 +128,21 @@ def require_answers(recipe: GrpoRecipe, family: Family, row: Row, plans: Sequenc
         columns=row.columns,
         images=images,
         coordinate_space=family.coordinate_space,
+        answer_image=row.answer_visual,
+        answer_space=row.answer_space,
     )
     for reward in recipe.rewards:
-        if isinstance(reward, TruthReward) and not reward.takes_time and applies(reward.where, sample):
+        if isinstance(reward, TruthReward) and not reward.takes_time and is_meant(reward, row.columns):
             reward.score(sample)
+    for math, ask in readers:
+        truth = math.truth(sample) if is_meant(math, row.columns) else None
+        if truth is not None and (fault := ask(repr(truth.value), sample)) is not None:
+            raise DataError(f"row {row.id}, column {truth.column}: {_last_line(fault)}", field=truth.column)
+
+
+def _last_line(fault: str) -> str:
+    """Return what a failure of a reward says, without its traceback."""
+    return fault.strip().rpartition("\n")[2].removeprefix("ValueError: ")
 
 
 def _answered(

@@ -8,24 +8,23 @@ from pathlib import Path
 
 import torch
 
+from tiercel.cli.trained import Trained, trained_weights
 from tiercel.config import GrpoRecipe, OfflineRecipe, Recipe
-from tiercel.config.schema import BaseRecipe
+from tiercel.devices import training_device
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import RecipeError, RunError
+from tiercel.errors import RecipeError
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import Policy, load_for_inference, load_start
 from tiercel.models.vision import VisionStore
 from tiercel.reliability.pulse import Pulse
 from tiercel.rollout.local import LocalSampler
-from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.files import json_line
 from tiercel.runs.group_records import GroupRecord
 from tiercel.runs.recording import group_record
 from tiercel.scoring.scorer import Scorer
-from tiercel.training.checkpointing import OBJECTIVE
 from tiercel.training.evaluation import evaluate, heldout_rows
 from tiercel.training.heldout_loss import heldout_loss, loss_in_words, sums_of
-from tiercel.training.learners import passes_for_inference, training_device
+from tiercel.training.learners import passes_for_inference
 from tiercel.training.objectives import Known, objective_of
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
@@ -68,24 +67,13 @@ def _judged(recipe: Recipe, target: Path, adapter: Path | None) -> dict[str, _Ju
     if not target.is_dir():
         load = partial(load_for_inference, adapter=adapter)
         return {f"{adapter or recipe.model.path}:": _Judged(path=recipe.model.path, load=load)}
-    path, trained, state = (recipe.model.path, adapter, {}) if adapter else trained_weights(target, recipe)
-    load = partial(load_for_inference, adapter=trained)
+    given = None if adapter is None else Trained(model=recipe.model.path, adapter=adapter, state={})
+    trained = given or trained_weights(target, recipe)
+    load = partial(load_for_inference, adapter=trained.adapter)
     return {
         "before:": _Judged(path=recipe.model.path, load=load_start),
-        "after: ": _Judged(path=path, load=load, state=state),
+        "after: ": _Judged(path=trained.model, load=load, state=trained.state),
     }
-
-
-def trained_weights(run: Path, recipe: BaseRecipe) -> tuple[str, Path | None, Mapping[str, float]]:
-    """Return the model path and the adapter of the run's newest valid checkpoint, and what its loss keeps of earlier
-    steps. Raises RunError where there is none."""
-    found = newest_valid(run / "checkpoints", print)
-    if found is None:
-        raise RunError(f"{run} has no valid checkpoint yet")
-    state = found.state.get(OBJECTIVE, {})
-    if recipe.lora is None:
-        return str(found.path / "model"), None, state
-    return recipe.model.path, found.path / "adapter", state
 
 
 def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tiercel.cli.evaluate import trained_weights
+from tiercel.cli.trained import NEWEST, Choice, trained_weights
 from tiercel.config import Recipe
 from tiercel.config.schema import Quantization
 from tiercel.errors import RunError
@@ -15,16 +15,16 @@ from tiercel.models.policy import WHOLE_FILE, Policy, load_for_inference
 from tiercel.models.quantized import is_quantized, quantizable, rounded, rounding_error
 from tiercel.models.saving import save_model
 from tiercel.models.value_head import NAME as VALUE_HEAD
-from tiercel.writing import writing
+from tiercel.writing import let_others_read, writing
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Export as the command line says, and say where to."""
     target = arguments.output or arguments.run / ("model" if arguments.merge else "adapter")
-    print(export(recipe, arguments.run, target, merge=arguments.merge))
+    print(export(recipe, arguments.run, target, merge=arguments.merge, choice=Choice.of(arguments)))
 
 
-def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
+def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Choice = NEWEST) -> Path:
     """Write the merged model, or the adapter alone, and return the directory. Raises RunError where `target` is not
     empty, or where an adapter alone would not be the policy."""
     with writing(target):  # before the weights are loaded
@@ -33,7 +33,8 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise RunError(f"{target} is not empty; remove it or name another --output")
-    model, adapter, _ = trained_weights(run, recipe)
+    trained = trained_weights(run, recipe, choice)
+    adapter = trained.adapter
     if not merge:
         if adapter is None:
             raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")
@@ -43,11 +44,15 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
             )
         with writing(target):
             shutil.copytree(adapter, target, dirs_exist_ok=True)
+            let_others_read(target)
         return target
-    chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model, "quantize": None})})
+    model = recipe.model.model_copy(update={"path": trained.model, "quantize": None})
+    chosen = recipe.model_copy(update={"model": model})
     policy = load_for_inference(chosen, torch.device("cpu"), adapter)
     if is_quantized(policy.model):
-        raise RunError(f"{model} is quantised itself, so there is nothing exact to merge into; export --adapter")
+        raise RunError(
+            f"{trained.model} is quantised itself, so there is nothing exact to merge into; export --adapter"
+        )
     if (quantize := recipe.model.quantize) is not None:
         assert recipe.lora is not None  # without it nothing is quantised
         print(_merged_into(policy, quantize, target, starts_at_rounding=recipe.lora.start is not None))
@@ -57,6 +62,7 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool) -> Path:
             parameter.data = parameter.data.to(DTYPES[recipe.model.dtype])
     with writing(target):
         save_model(policy.family, weights, target)
+        let_others_read(target)
     return target
 
 

@@ -2,17 +2,22 @@
 
 import sys
 from argparse import Namespace
+from os.path import isdir, isfile
 from pathlib import Path
 
 from tiercel.config.loading import problems_of_text
+from tiercel.config.yaml_text import YamlProblem
 from tiercel.errors import RecipeError
 from tiercel.importing.conversion import draft_of, refusals
-from tiercel.importing.launches import Foreign, Launch, launch_of
+from tiercel.importing.launches import Launch, launch_of
 from tiercel.importing.shell import commands
+from tiercel.importing.starts import Foreign
 from tiercel.importing.text import recipe_text
 from tiercel.messages import translated
 from tiercel.shortening import LONGEST_PATH
 from tiercel.writing import write_text
+
+LARGEST_SCRIPT = 1_000_000  # bytes
 
 
 def run(recipe: None, arguments: Namespace) -> None:
@@ -40,9 +45,9 @@ def import_command(given: str, output: Path | None) -> None:
 def imported(given: str) -> tuple[str, list[str]]:
     """Return the recipe's text, and a line for each of its problems. Raises as `import_command` does."""
     file = Path(given) if len(given) < LONGEST_PATH and "\n" not in given else None
-    if file is not None and not file.is_file():
+    if file is not None and not isfile(file):  # of a path, is_file raises for a name that is too long
         if len(given.split()) == 1:  # any command has more words
-            if file.is_dir():
+            if isdir(file):
                 raise RecipeError(["this is a directory; write the file of a script"], given)
             raise RecipeError([f"no such file (looked from {Path.cwd()})"], given)
         file = None
@@ -54,6 +59,8 @@ def imported(given: str) -> tuple[str, list[str]]:
 
 def _text_of(file: Path) -> str:
     try:
+        if (size := file.stat().st_size) > LARGEST_SCRIPT:
+            raise RecipeError([f"has {size} bytes; a script that starts training has at most {LARGEST_SCRIPT}"])
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
@@ -77,7 +84,10 @@ def _imported(script: str, file: Path | None) -> tuple[str, list[str]]:
     text = recipe_text(draft)
     if len(found) > 1:
         text = f"# The first of {len(found)} training commands.\n{text}"
-    return text, draft.left + problems_of_text(text, launch.kind)
+    try:
+        return text, draft.left + problems_of_text(text, launch.kind)
+    except YamlProblem as problem:
+        raise RecipeError([f"its recipe cannot be read: {problem}"]) from problem
 
 
 def first_launch(found: list[Launch | Foreign]) -> Launch:
@@ -89,6 +99,7 @@ def first_launch(found: list[Launch | Foreign]) -> Launch:
     if found:
         raise RecipeError([each.told() for each in found if isinstance(each, Foreign)])
     raise RecipeError(
-        ["no command of `swift rlhf`, `swift sft`, `trl`, `llamafactory-cli train`, or of a training script under "
-         "torchrun or accelerate was found; write it in quotes, or name the file of a script"]
+        ["no command of `swift rlhf`, `swift sft`, `trl`, `llamafactory-cli train`, `python -m verl.trainer.main`, or "
+         "of a training script under torchrun or accelerate was found; write it in quotes, or name the file of a shell "
+         "script, or of a Python script that makes a config of TRL such as GRPOConfig(...)"]
     )  # fmt: skip

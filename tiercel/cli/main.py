@@ -17,13 +17,17 @@ from tiercel.cli.ahead import read_weights_ahead
 from tiercel.cli.arguments import PAGE, build_parser, rank_options
 from tiercel.config import Recipe
 from tiercel.config.keys import RECIPES
+from tiercel.config.suggestions import nearest_key
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.notes import note_code, note_error, start_notes
 from tiercel.errors import ANY_RECIPE, EXIT_DONE, ElsewhereError, RecipeError, TiercelError
 from tiercel.messages import translated
-from tiercel.reliability.redaction import redact, redact_given
+from tiercel.reliability.privacy import keep_private
+from tiercel.reliability.redaction import redact
 from tiercel.reliability.tracebacks import redact_tracebacks
+from tiercel.rewards.started import ByCall
 from tiercel.runs.waiting import waiting
+from tiercel.secret_names import harmless_words
 from tiercel.training.watching import watched
 from tiercel.view.beside import page_beside
 
@@ -42,8 +46,8 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 2 the user's input, 3 the training, 4 a stall, 75 stopped after
-    saving. Without a command it prints the help, exit code 0."""
+    """Run a command and return its exit code: 0 done, 2 the user's input, 3 the training, 4 a stall, 5 a run directory
+    that another process has taken, 75 stopped after saving. Without a command it prints the help, exit code 0."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(build_parser(), given)
     if arguments.command is None or getattr(arguments, "look", "") is None:
@@ -60,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except TiercelError as error:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        text = f"tiercel {arguments.command}{rank}: {translated(_told(_with_file(error, arguments)))}"
+        text = f"tiercel {arguments.command}{rank}: {translated(redact(str(_with_file(error, arguments))))}"
         print(text, file=sys.stderr)
         note_error(text)
         note_code(error.exit_code)
@@ -73,10 +77,19 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     words."""
     command = COMMANDS[arguments.command]
     recipe = command.read(arguments) if command.read else None
+    if arguments.command == "view" or (recipe is not None and _runs_user_code(recipe)):
+        keep_private()  # before anything is forked
     if command.is_watched and recipe is not None:
         _run_watched(command, recipe, arguments, given)
     else:
         _imported(command, recipe, arguments).run(recipe, arguments)
+
+
+def _runs_user_code(recipe: Recipe) -> bool:
+    """Tell whether processes run code of the user's: rewards, an environment or tools."""
+    rollout = getattr(recipe, "rollout", None)
+    is_told = rollout is not None and rollout.has_turns
+    return is_told or any(isinstance(reward, ByCall) for reward in getattr(recipe, "rewards", ()))
 
 
 def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace, given: Sequence[str]) -> None:
@@ -141,20 +154,30 @@ def _with_file(error: TiercelError, arguments: argparse.Namespace) -> TiercelErr
     return error
 
 
-def _told(error: TiercelError) -> str:
-    """Return the error's text without secrets."""
-    text = redact(str(error))
-    return redact_given(text) if isinstance(error, RecipeError) else text
-
-
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse the words of a command. Overrides may also follow options, where argparse does not look for them."""
     arguments, left = parser.parse_known_args(argv)
     if left and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in left)):
-        parser.error(redact(f"unrecognized arguments: {' '.join(left)}"))
+        shown = harmless_words(left)
+        hint = _hint(shown) if hasattr(arguments, "overrides") else ""
+        told = f"unrecognized arguments: {' '.join(shown)}"
+        parser.error(redact("; ".join(filter(None, (told, translated(hint))))))
     if left:
         arguments.overrides = [*arguments.overrides, *left]
     return arguments
+
+
+def _hint(words: Sequence[str]) -> str:
+    """Say what was meant by the first unknown flag, such as `write optim.lr=1e-5` for --learning_rate 1e-5; empty where
+    nothing is near."""
+    place = next(place for place, word in enumerate(words) if word.startswith("-"))
+    name, equals, value = words[place].partition("=")
+    following = "".join(words[place + 1 : place + 2])
+    value = value if equals or following.startswith("--") or not following else following
+    near = nearest_key(name.lstrip("-"))
+    if near.key and near.hint:
+        return f"write {near.key} ({near.hint})"
+    return f"write {near.key}={value or 'VALUE'}" if near.key else near.hint
 
 
 def entry_point() -> None:

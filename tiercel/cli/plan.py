@@ -17,6 +17,7 @@ from tiercel.planning.memory import RankMemory
 from tiercel.planning.options import Option
 from tiercel.planning.plan import Plan, make_plan
 from tiercel.planning.remedies import written
+from tiercel.writing import writing
 
 SHOWN_UNIT = 10**8  # tables have tenths of a gigabyte
 
@@ -60,7 +61,8 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
         )
         asked = f"{machine.ranks} GPUs of {arguments.fit.text}"
         raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {remedy}")
-    file.write_text(fit.text, encoding="utf-8")
+    with writing(file), file.open("x", encoding="utf-8") as new:
+        new.write(fit.text)
     for change in fit.changes:
         print(change.line)
     peak = fit.option.memory.peak / 1e9
@@ -73,13 +75,20 @@ def host_memory(gpus: int, device: Device) -> int | None:
     return memory_here() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
 
 
+def _amount(count: int) -> str:
+    """Write a number of weights in the largest unit of which there is at least a tenth."""
+    if count >= 1e8:
+        return f"{count / 1e9:.2f} billion"
+    return f"{count / 1e6:.1f} million" if count >= 1e5 else f"{count:,}"
+
+
 def show(plan: Plan, name: str) -> None:
     """Print the plan as tables."""
     console = Console(highlight=False, soft_wrap=True)
     sizes = plan.sizes
-    used = f"{sizes.active_weights / 1e9:.2f} used by a token, " if sizes.expert_weights else ""
+    used = f"{_amount(sizes.active_weights)} used by a token, " if sizes.expert_weights else ""
     console.print(
-        f"{name}: {sizes.weights / 1e9:.2f} billion weights, {used}{sizes.trained / 1e6:.1f} million of them trained; "
+        f"{name}: {_amount(sizes.weights)} weights, {used}{_amount(sizes.trained)} of them trained; "
         f"microbatches of {plan.tokens:,} tokens, prompts of {plan.prompt_tokens:,}"
     )
     console.print(_options_table(plan))

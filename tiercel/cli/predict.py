@@ -4,10 +4,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiercel.cli.evaluate import trained_weights
+from tiercel.cli.trained import Choice, trained_weights, with_weights
 from tiercel.config import Recipe, RewardRecipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
+from tiercel.devices import training_device
 from tiercel.errors import RunError
 from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
@@ -16,13 +17,12 @@ from tiercel.models.vision import VisionStore
 from tiercel.rollout.local import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recipe import is_run
-from tiercel.training.learners import training_device
 from tiercel.training.turns import Completer, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Print the completion of a model or of a run's newest checkpoint, with the run's system message and template."""
+    """Print the completion of a model or of a run's checkpoint, with the run's system message and template."""
     if isinstance(recipe, RewardRecipe):
         raise RunError(
             f"{arguments.model} is a reward model, which writes nothing; `tiercel eval {arguments.model}` shows how it "
@@ -30,9 +30,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         )
     adapter: Path | None = arguments.adapter
     if is_run(path := Path(arguments.model)):
-        weights, trained, _ = trained_weights(path, recipe)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": weights})})
-        adapter = adapter or trained
+        trained = trained_weights(path, recipe, Choice.of(arguments))
+        recipe, adapter = with_weights(recipe, trained), adapter or trained.adapter
     print(predict(recipe, arguments.prompt, arguments.image, adapter, arguments.max_new_tokens))
 
 

@@ -14,6 +14,7 @@ from tiercel.config.schema import Purpose
 from tiercel.data.encoding import ExampleEncoder, prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
+from tiercel.geometry import outline_of, to_pixels
 from tiercel.models.family import Family
 from tiercel.models.images import picture_image
 from tiercel.models.loading import load_family
@@ -136,16 +137,20 @@ def _runs(family: Family, image: EncodedImage) -> list[int]:
 def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
     shown = []
     for number, image in enumerate(prompt.images):
+        size = image.plan.original_size
         boxes = [
-            (box, "neutral", f"box {place}") for place, box in enumerate(row.boxes) if row.box_images[place] == number
+            (outline_of(box), "neutral", f"box {place}")
+            for place, box in enumerate(row.boxes)
+            if row.box_images[place] == number
         ]
-        if number == 0:
-            boxes += [(box, "truth", "answer") for box in _answer_boxes(row.answer)]
+        if number == row.answer_visual:
+            found = [to_pixels(box, row.answer_space, size) for box in _answer_boxes(row.answer)]
+            boxes += [(box, "truth", "answer") for box in found]
         shown.append(
             PreviewPicture(
                 image=picture_image(image.views[0]),
                 name=prompt.image_paths[number] or "(embedded image)",
-                original_size=image.plan.original_size,
+                original_size=size,
                 processed_size=image.plan.processed_size,
                 token_count=image.plan.token_count,
                 outlines=tuple(Outline(box=box, style=style, label=label) for box, style, label in boxes),

@@ -6,12 +6,13 @@ from pathlib import Path
 from tiercel.config import GrpoRecipe, Recipe, SftRecipe, detect_kind, load_recipe
 from tiercel.config.schema import Data, Deepspeed, Model, Train
 from tiercel.errors import RecipeError
+from tiercel.runs.adapters import started_from
 from tiercel.runs.recipe import is_run, load_run_recipe, require_no_redaction
 
 
 def trained_recipe(arguments: Namespace) -> Recipe:
     """Read the recipe of a verb that trains."""
-    return load_recipe(arguments.command, arguments.recipe, arguments.overrides)
+    return started_from(load_recipe(arguments.command, arguments.recipe, arguments.overrides))
 
 
 def file_recipe(arguments: Namespace) -> Recipe:
@@ -29,7 +30,7 @@ def checked_recipe(arguments: Namespace) -> Recipe:
 def planned_recipe(arguments: Namespace) -> Recipe:
     """Read a recipe whose rows need not be on this machine."""
     path, overrides = arguments.recipe, arguments.overrides
-    recipe = load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False)
+    recipe = started_from(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False))
     limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
     if given is not None and given > limit:
         raise RecipeError([f"--prompt-tokens: {given} given, above data.max_prompt_tokens ({limit})"], str(path))
@@ -66,14 +67,20 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
     if missing := [f"--image: {image} is no file" for image in images if not image.is_file()]:
         raise RecipeError(missing, source="predict")
     path = Path(arguments.model)
+    flag = "--best" if arguments.best else "--checkpoint" if arguments.checkpoint is not None else None
+    if flag and (not is_run(path) or arguments.adapter is not None):
+        what = f"{path}, which is no run" if arguments.adapter is None else "--adapter, which names one"
+        raise RecipeError([f"{flag}: given with {what}; leave one of them out"], source="predict")
     if is_run(path):
         if arguments.quantize is not None:
             raise RecipeError(["--quantize: given with a run, which has its own model.quantize"], source="predict")
         recipe = load_run_recipe(path)
         require_no_redaction(recipe, path)
         return recipe
-    model = Model(path=arguments.model, dtype="float32", quantize=arguments.quantize)
-    return SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
+    model = Model(path=arguments.model, dtype="float32")
+    recipe = SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
+    # Nothing is trained: the rule that quantized weights need an adapter does not apply.
+    return recipe.model_copy(update={"model": model.model_copy(update={"quantize": arguments.quantize})})
 
 
 def exported_recipe(arguments: Namespace) -> Recipe:
@@ -90,7 +97,7 @@ def replayed_recipe(arguments: Namespace) -> Recipe:
 
 
 def _any_kind(path: Path, overrides: list[str]) -> Recipe:
-    return load_recipe(detect_kind(path, overrides), path, overrides)
+    return started_from(load_recipe(detect_kind(path, overrides), path, overrides))
 
 
 def _with_heldout(recipe: Recipe, target: Path) -> Recipe:

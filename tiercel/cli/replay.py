@@ -4,16 +4,16 @@ from argparse import Namespace
 
 from tiercel.config import Recipe
 from tiercel.errors import NonFiniteError
-from tiercel.training.replay import kept_directory, replay
+from tiercel.training.replay import kept_directory, replay, rows_at_fault
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Compute the rows of an update again, one by one. Raises NonFiniteError where one is again not finite."""
     directory = kept_directory(arguments.run, arguments.step)
-    print(f"{directory}, each row alone:")
+    print(f"{directory}, as it was computed, and each row alone:")
     findings = replay(recipe, arguments.run, directory, print)
-    if faulty := [finding.row for finding in findings if not finding.is_finite]:
-        raise NonFiniteError("the loss or the gradient is again not finite", [list(dict.fromkeys(faulty))])
+    if faulty := rows_at_fault(findings):
+        raise NonFiniteError("the loss or the gradient is again not finite", [faulty])
     print(
         f"all {len(findings)} are finite here: the cause is not in these rows and weights alone, but in what differs: "
         "the device, the number of ranks, or other values of the recipe"

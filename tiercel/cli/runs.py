@@ -1,4 +1,4 @@
-"""`tiercel runs`: the runs of a folder, with what stopped each."""
+"""`tiercel runs`: the runs of a folder, with what stopped each; or some of them side by side."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from tiercel.cli.comparison import print_comparison
 from tiercel.plurals import counted
 from tiercel.report.listing import Entry, listed
 from tiercel.report.numbers import NOTHING, duration
@@ -23,13 +24,16 @@ STYLES: dict[State, str] = {
     "failed": "bold red",
     "killed": "red",
 }
-HEADS = ("run", "verb", "state", "step", "held-out", "changed")
+HEADS = ("run", "verb", "state", "step", "held-out", "training", "lr", "changed")
 RIGHT = 3  # the column whose numbers end at one line
 _LONGEST_REASON = 160  # characters
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Print the list. Raises RunError where a folder is not there."""
+    """Print the list, or the comparison. Raises RunError where a folder or a run is not there."""
+    if arguments.compare:
+        print_comparison(arguments.compare, as_json=arguments.json)
+        return
     entries = listed(arguments.folders)
     if arguments.json:
         print(json.dumps([entry.as_json() for entry in entries], indent=1))
@@ -56,7 +60,9 @@ def _cells(entry: Entry, now: float) -> tuple[str, ...]:
     step = f"{entry.step:,}" + ("" if entry.steps is None else f" of {entry.steps:,}")
     score = NOTHING if entry.score is None else entry.score.text
     age = f"{duration(max(0.0, now - entry.changed))} ago"
-    return (entry.path, entry.kind or NOTHING, entry.state, step, score, age)
+    training = NOTHING if entry.training is None else entry.training.text
+    rate = NOTHING if entry.learning_rate is None else f"{entry.learning_rate:g}"
+    return (entry.path, entry.kind or NOTHING, entry.state, step, score, training, rate, age)
 
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:

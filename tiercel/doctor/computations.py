@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tiercel.devices import driver_version
+
 # Rows, inner dimension and columns of the products. Those of the second line have killed processes by SIGFPE on GPUs:
 # https://github.com/PaddlePaddle/Paddle/issues/66921 https://github.com/pytorch/pytorch/issues/133548
 # https://github.com/pytorch/pytorch/issues/152017
@@ -88,7 +90,7 @@ def gpu_facts() -> dict[str, Any]:
         "built_for": torch.version.cuda or torch.version.hip,
         "is_cuda": is_cuda,
         "complaint": " ".join(str(each.message) for each in caught),
-        "driver": torch._C._cuda_getDriverVersion() if is_cuda and count else 0,  # type: ignore[attr-defined]
+        "driver": driver_version() if is_cuda and count else 0,
         "architectures": torch.cuda.get_arch_list() if count else [],
         "gpus": [
             {"name": each.name, "memory": each.total_memory, "capability": [each.major, each.minor]}

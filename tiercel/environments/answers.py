@@ -11,7 +11,8 @@ from tiercel.data.images import resolve
 from tiercel.environments.processes import EnvironmentFailure
 from tiercel.models.family import Family
 from tiercel.models.prompts import prompt_messages
-from tiercel.scoring.process import FOREIGN_REPLY
+from tiercel.reliability.redaction import redact_answer
+from tiercel.scoring.replies import FOREIGN_REPLY
 from tiercel.scoring.wire import NotJson, as_line
 from tiercel.types import ImageSource, Row
 
@@ -29,7 +30,8 @@ class Answer:
 
 def harmless(family: Family) -> Callable[[str], str]:
     """Make a function that takes the meaning from marks and special tokens in a text that the user's code made: it puts
-    a space after their first character, so that no token of the text is a placeholder or an end."""
+    a space after their first character, so that no token of the text is a placeholder or an end. Secrets are taken out
+    first: parts of one may have come in two parts of an answer."""
     tokenizer = family.tokenizer
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     placeholders = tokenizer.convert_ids_to_tokens(list(family.placeholder_ids))
@@ -40,7 +42,7 @@ def harmless(family: Family) -> Callable[[str], str]:
 
     def written(text: str) -> str:
         text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs cannot be tokenised
-        return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", redact_answer(text))
 
     return written
 

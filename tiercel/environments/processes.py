@@ -9,7 +9,8 @@ from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.environments.worker import LARGEST_PICTURES
-from tiercel.scoring.process import FOREIGN_REPLY, Job, UserProcess
+from tiercel.scoring.process import Job, UserProcess
+from tiercel.scoring.replies import FOREIGN_REPLY
 
 WORKER = "tiercel.environments.worker:run"
 

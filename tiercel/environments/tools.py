@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 from pydantic import Field, FiniteFloat, ValidationError, validate_call
 
 from tiercel.geometry import from_original, to_original
+from tiercel.models.images import resized
 from tiercel.types import Box, CoordinateSpace, ImagePlan
 
 MARK_COLOUR = (255, 0, 0)
@@ -53,7 +54,7 @@ class PictureTools:
         if scale <= 1:
             return region
         size = (round(region.width * scale) or 1, round(region.height * scale) or 1)
-        return region.resize(size, Image.Resampling.BICUBIC)
+        return resized(region, size, Image.Resampling.BICUBIC)
 
     def crop(self, box: BoxArgument, image: int = 1) -> Image.Image:
         """Cut a region out of an image, in the resolution of the original image.

@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
-from tiercel.models.images import moved
+from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.decoding import PrefillAttention, RowDecoder
@@ -146,11 +146,14 @@ class FixedDecoder(RowDecoder):
         self._warm_up(token_ids_R)
         assert self.capture is not None
         beside = next(iter(self.steps.values()), None)
+        stream = torch.cuda.current_stream() if token_ids_R.is_cuda else None
         try:
             self.steps[len(token_ids_R)] = self.capture(self._eager_step, token_ids_R, beside)
         except RuntimeError as error:  # from CUDA, for an operation that a graph cannot have
             warn(f"decoding continues without a CUDA graph, which is slower: {error}", RuntimeWarning, stacklevel=2)
             self.capture = None
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # torch.cuda.graph leaves its own current where it fails
 
     def _eager_step(self, token_ids_R: Tensor) -> Tensor:
         assert self.memory is not None

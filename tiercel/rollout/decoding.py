@@ -12,12 +12,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from tiercel.models.attention import AttentionForm, Layer, form_inputs, position_ids, sights_of
+from tiercel.devices import moved
+from tiercel.models.attention import AttentionForm, Layer, attended, form_inputs, position_ids, sights_of
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.images import moved
 from tiercel.models.policy import Policy
 from tiercel.models.sight import FULL, Sight, Span, sequence_masks
 from tiercel.models.vision import VisionStore
@@ -176,9 +175,7 @@ class PrefillAttention:
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         self.store.put(layer.index, key_BJTE, value_BJTE)
         mask = self.mask(layer.sight)
-        return scaled_dot_product_attention(
-            query_BATE, key_BJTE, value_BJTE, mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
-        )
+        return attended(query_BATE, key_BJTE, value_BJTE, layer, mask, is_causal=mask is None)
 
 
 class RowDecoder(BaseDecoder):

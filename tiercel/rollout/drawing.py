@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.models.family import Family
-from tiercel.models.images import moved
 from tiercel.rollout.sampler import SamplingParams
 
 ELEMENTS_IN_CACHE = 2**17

@@ -12,9 +12,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.models.attention import Layer
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.images import moved
 from tiercel.rollout.decode_attention import slots_of
 from tiercel.rollout.kernels import Kernel, Places, kernel_for
 from tiercel.rollout.leaving_rows import KeysAndValues, RowMemory

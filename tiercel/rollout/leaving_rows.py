@@ -10,11 +10,10 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from tiercel.models.attention import Layer
+from tiercel.devices import moved
+from tiercel.models.attention import Layer, attended
 from tiercel.models.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.images import moved
 from tiercel.models.sight import Sight, seen_spans
 from tiercel.types import EncodedPrompt
 
@@ -121,7 +120,7 @@ class ContinuedAttention:
         self.fresh[layer.index] = key_RJTE, value_RJTE
         key, value = (self._all_tokens(layer.index, number) for number in range(2))
         mask = self.mask(layer.sight, key.shape[2])
-        return scaled_dot_product_attention(query_RATE, key, value, mask, scale=layer.scale, enable_gqa=True)
+        return attended(query_RATE, key, value, layer, mask)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         order_T = torch.arange(tokens.rate_RTA.shape[1], device=self.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tiercel.config.schema import Rollout
-from tiercel.models.images import moved
+from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision import VisionStore
 from tiercel.rollout.captured import CapturedStep, FixedDecoder

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from tiercel.devices import moved
 from tiercel.models.family import Family
-from tiercel.models.images import moved
 from tiercel.rollout.decoding import Decoder, RowDecoder
 from tiercel.rollout.dialogue import Reply
 from tiercel.rollout.drawing import TokenDraw

@@ -2,6 +2,7 @@
 JSON. A prompt is stored as its index in the global order, so that any number of ranks can continue."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from tiercel.errors import RunError
 from tiercel.models.loading import read_tensors
+from tiercel.regular_files import LARGEST_FILE, read_json, require_regular
 from tiercel.samples import decode_turn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, RewardValue, Trajectory
+from tiercel.writing import reading
 
 TENSORS = "pending.safetensors"
 GROUPS = "pending.json"
@@ -64,13 +67,15 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
 def load_pending(directory: Path) -> dict[int, PendingGroup]:
     """Read the groups, by the prompt's index; empty where the checkpoint has none. Raises RunError where the files are
     not those that `save_pending` writes, and ModelError where the tensors cannot be read."""
-    if not (directory / GROUPS).exists():
+    if not os.path.lexists(directory / GROUPS):
         return {}
+    with reading(directory):
+        require_regular(directory / TENSORS)
     tensors = read_tensors(directory / TENSORS)
     try:
-        entries = json.loads((directory / GROUPS).read_text(encoding="utf-8"))
+        entries = read_json(directory / GROUPS, LARGEST_FILE)
         groups = [_pending_group(entry, tensors) for entry in entries]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{directory / GROUPS} does not have the groups of a step: {error}") from error
     return {group.index: group for group in groups}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from tiercel.distributed.ranks import Ranks
+from tiercel.regular_files import open_to_append
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = "*tp:*-cpushm_*"
@@ -26,7 +27,7 @@ def meeting_by_name(ranks: Ranks, tensor_parallel: int) -> Iterator[None]:
         yield
         return
     is_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-    with (SHARED_MEMORY / f"tiercel-vllm-{os.getuid()}.lock").open("a") as lock:
+    with open_to_append(SHARED_MEMORY / f"tiercel-vllm-{os.getuid()}.lock") as lock:
         if is_first_of_machine:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove(set(SHARED_MEMORY.glob(NAMES)) - _names_held_by("[0-9]*"))

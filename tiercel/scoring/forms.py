@@ -15,7 +15,7 @@ from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
-from tiercel.samples import Sample
+from tiercel.samples import Sample, SampleImage
 
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # of swift.plugin and swift.rewards
 
@@ -83,18 +83,48 @@ def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable
 
 def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list[Any]]:
     """Prompts, completions and every column of any row, `answer` among them, and `solution`, which is the answer where
-    no row has such a column; None where a row lacks a column."""
-    names = dict.fromkeys(name for sample in samples for name in sample.columns)
+    no row has such a column; None where a row lacks a column. Pictures in the forms of TRL and VLM-R1."""
     answers = [sample.answer for sample in samples]
-    lists = {"solution": answers, "answer": answers}
-    lists |= {name: [sample.columns.get(name) for sample in samples] for name in names}
+    lists = {"solution": [sample.named.get("solution", sample.answer) for sample in samples], "answer": answers}
+    columns = dict.fromkeys(name for sample in samples for name in sample.columns)
+    names = dict.fromkeys((*columns, *(name for sample in samples for name in sample.named if name not in lists)))
+    lists |= {name: [sample.columns.get(name, sample.named.get(name)) for sample in samples] for name in names}
     if is_conversational:
         lists["prompts"] = [[asdict(turn) for turn in sample.messages] for sample in samples]
         lists["completions"] = [[{"role": "assistant", "content": sample.completion}] for sample in samples]
     else:
         lists["prompts"] = [sample.prompt for sample in samples]
         lists["completions"] = [sample.completion for sample in samples]
+    problems = [sample.prompt.replace("<image>", "") for sample in samples]
+    return lists | {name: made for name, made in _pictures(samples, problem=problems).items() if name not in lists}
+
+
+def _pictures(samples: Sequence[Sample], **lists: list[Any]) -> dict[str, list[Any]]:
+    """Add to lists the pictures of each sample, their files, and the patches of the first, where any has a picture."""
+    if not any(sample.images for sample in samples):
+        return lists
+    lists |= {
+        "images": [Pictures(sample.images) for sample in samples],
+        "image_path": [[image.file for image in sample.images] or None for sample in samples],
+    }
+    grids = [next((image.grid_thw for image in sample.images if image.grid_thw), None) for sample in samples]
+    if any(grids):
+        lists["image_grid_thw"] = [grid and list(grid) for grid in grids]
     return lists
+
+
+class Pictures(Sequence[Any]):
+    """The pictures of a sample, each opened when it is asked for."""
+
+    def __init__(self, images: Sequence[SampleImage]):
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._images[place]
+        return [image.open() for image in found] if isinstance(place, slice) else found.open()
 
 
 class _StandInOrm:

@@ -14,6 +14,7 @@ from pydantic import Field
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
 from tiercel.http_json import Answer, NoAnswer, Reply, WrongAnswer, ask, key_of, new_client
+from tiercel.reliability.redaction import redact_answer
 from tiercel.rewards.answers import extract_answer
 from tiercel.rewards.started import ByJudge
 from tiercel.samples import RewardValue, Sample
@@ -176,7 +177,7 @@ class JudgeReward:
 
 def _text_of(reply: Reply) -> str:
     try:
-        return reply.read(ChatReply).choices[0].message.content
+        return redact_answer(reply.read(ChatReply).choices[0].message.content)
     except (NoAnswer, WrongAnswer) as error:
         raise _Unanswered(f"the reply is no chat completion: {error}") from error
 

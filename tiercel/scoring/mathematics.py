@@ -1,35 +1,164 @@
 """The reward `math`: equality of mathematical expressions by the library math-verify. It runs in a process of
-its own, because a parser of what a model writes needs limits of time and memory."""
+its own, because a parser of what a model writes needs limits of time and memory.
+
+math-verify reads an expression between dollar signs or in a box. What stands bare is put between them here, as a whole;
+in prose, only a number that it settles on is read. So no part of an expression is taken for it.
+"""
 
 import functools
+import math
+import re
 from typing import Any
 
 from tiercel.rewards.answers import extract_answer
+from tiercel.rewards.characters import plain
+from tiercel.rewards.numbers import parse_number, sure_number
+from tiercel.rewards.settling import answer_places, boxes
+from tiercel.rewards.truths import LIST_OR_SEVERAL, is_list_of_numbers
 from tiercel.samples import Sample
+
+_DELIMITED = re.compile(
+    r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$]+)\$|\\\((?P<c>.{1,1000}?)\\\)|\\\[(?P<d>.{1,1000}?)\\\]", re.DOTALL
+)
+_LONGEST = 1_000  # characters of an expression
+_SPACES = re.compile(r"\s{2,}|\t")
+_TAIL = re.compile(r"\A.*(?:\b(?:is|are|be|equals|get|gives)\b|[是为得:])(.*)\Z", re.DOTALL)
+_ROOT = re.compile(r"√\s*(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
+_NAME = re.compile(r"\\(?:text|mathrm|operatorname|mbox|textbf|mathbf)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORDS = re.compile(r"\s*\$?\\(?:text|textbf|mathrm|mbox)\s*\{\s*([^{}]*[A-Za-z]{2}[^{}]*?)\s*\}\$?\s*")
+_WORD = re.compile(r"[A-Za-z]{2,}|[\u3400-\u9fff]")
+_MATHEMATICAL = re.compile(
+    r"sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan)|log|ln|exp|sqrt|pi|and|or|inf|infinity|[A-Za-z]{2}"
+)
+_PROSE_OF_TWO = re.compile(r"(?i:is|it|so|no|of|to|in|if|we|be|an|as|at|by|do|he|me|my|on|up|us)")
+_UNIT = re.compile(
+    r"(?P<value>.*?[0-9})])\s*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|(?:square |cubic )?"
+    r"(?:[kcmµ]?m|km|k?g|mg|inch(?:es)?|in|feet|foot|ft|miles?|meters?|metres?|centimeters?|units?|seconds?|minutes?|hours?|degrees?|dollars?)"
+    r"|°|\^\s*\{?\s*\\circ\s*\}?)(?:\s*\^\s*\{?\s*[23]\s*\}?)?\s*\Z",
+    re.DOTALL,
+)
+_NUMERIC = re.compile(r"[^A-Za-z]*(?:\\(?:[dtc]?frac|times|cdot|text|mathrm|%|\$)[^A-Za-z]*)*(?:[eE][-+]?[0-9]+)?")
+_PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?\(([^()]*)\)")
+_PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp)(?![A-Za-z])")
+_REASON = re.compile(
+    r"[,;]?\s+(?:not|because|since|as|where|which|and not|rather than)\s.*|[\uff0c,]?(?:不是|因为|而不是).*", re.DOTALL
+)
 
 
 def score(sample: Sample) -> float | None:
-    """Return 1 where the answer equals the row's expression, LaTeX or plain, else 0. Raises ValueError where the
-    row's cannot be read."""
+    """Return 1 where the answer equals the row's expression, or one of its expressions, else 0. Raises ValueError where
+    the row's cannot be read for certain."""
     if sample.answer is None:
         return None
-    wanted = _parsed(extract_answer(str(sample.answer)))
-    if not wanted:
-        raise ValueError(f"{sample.answer!r} holds no expression that math-verify can read (reward math)")
-    given = _parsed(extract_answer(sample.completion))
-    return float(bool(given) and _verify(list(wanted), list(given)))
+    truths = sample.answer if isinstance(sample.answer, list | tuple) else [sample.answer]
+    if is_list_of_numbers(truths):
+        raise ValueError(f"{truths!r} {LIST_OR_SEVERAL} (reward math)")
+    wanted = [_wanted(truth) for truth in truths]
+    if not wanted or not all(wanted):
+        raise ValueError(
+            f"{sample.answer!r} holds no expression that math-verify can read for certain; write one such as "
+            r"5\sqrt{2}, 3/4 or x = 2, or a list of them (reward math)"
+        )
+    said = extract_answer(sample.completion)
+    if _plain_words(said) in {found[1].casefold() for truth in map(str, truths) if (found := _WORDS.fullmatch(truth))}:
+        return 1.0
+    given = _parsed(said)
+    return float(bool(given) and any(_are_equal(list(each), list(given)) for each in wanted))
 
 
-def _verify(wanted: list[Any], given: list[Any]) -> bool:
+def _plain_words(said: str) -> str:
+    """Return the words of an answer that has nothing else, bare or in a box, as an answer such as `\\text{even}` is
+    compared with them."""
+    boxed = boxes(said)
+    return (boxed[0] if len(boxed) == 1 else said).strip(" .*$\n").casefold()
+
+
+def _wanted(truth: Any) -> tuple[Any, ...]:
+    """Read a right answer; empty where it is no expression, or says more than one thing."""
+    if isinstance(truth, str):
+        return _parsed(extract_answer(truth), is_truth=True)
+    is_number = isinstance(truth, int | float) and not isinstance(truth, bool) and math.isfinite(truth)
+    return _parsed(repr(truth), is_truth=True) if is_number else ()
+
+
+def _are_equal(wanted: list[Any], given: list[Any]) -> bool:
     from math_verify import verify
 
     return verify(wanted, given)
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> tuple[Any, ...]:
-    """Read the expressions that the text ends in; bare LaTeX is read too."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+def _parsed(text: str, is_truth: bool = False) -> tuple[Any, ...]:
+    """Read the expression that a text settles on."""
+    text = _ROOT.sub(r"\\sqrt{\1\2\3}", _SPACES.sub(" ", plain(text))).strip()
+    boxed = boxes(text)
+    if boxed:
+        distinct = list(dict.fromkeys("".join(each.split()) for each in boxed))
+        return _expression(boxed[-1] if len(distinct) == 1 else ", ".join(boxed))
+    whole = _DELIMITED.fullmatch(text.removesuffix("."))
+    for bare in [next(filter(None, whole.groups()))] if whole else _bare(text, is_truth):
+        if found := _expression(bare):
+            return found
+    if not whole and _has_formula(text):
+        return _delimited(text)
+    number = (sure_number if is_truth else parse_number)(text)
+    return () if number is None else (_rational(number),)
 
-    found = parse(text, [LatexExtractionConfig(), ExprExtractionConfig()])
-    return tuple(found or parse(f"${text}$", [LatexExtractionConfig()]))
+
+def _bare(text: str, is_truth: bool) -> list[str]:
+    """Return what may be the expression of a bare text: what follows "answer is"; else all of it, and in a
+    completion also what follows its last "is"."""
+    places = [place for place in answer_places(text) if place.is_linked]
+    if places:
+        said = text[places[-1].start : places[-1].end]
+        return [said] if is_truth else [said, _REASON.sub("", said, count=1)]
+    tail = _TAIL.search(text)
+    return [text] if is_truth or tail is None or "\\" not in tail[1] else [text, tail[1]]
+
+
+def _expression(text: str) -> tuple[Any, ...]:
+    """Read a text that is one expression, as a whole; empty where it is prose."""
+    from math_verify import LatexExtractionConfig, parse
+
+    text = text.lstrip("* \n").rstrip("。.* \n")
+    if len(text) > _LONGEST:
+        return ()
+    if "%" not in text and _is_number(text) and (number := sure_number(text)) is not None:
+        return (_rational(number),)
+    text = _FUNCTION.sub(r"\\\1 ", _PLAIN_ROOT.sub(r"\\sqrt{\1}", _PLAIN_PI.sub(r"\\pi ", text)))
+    if (measured := _UNIT.fullmatch(text)) is not None:
+        text = measured["value"]
+    if not text or _is_prose(text):
+        return ()
+    return tuple(parse(f"${text}$", [LatexExtractionConfig()], fallback_mode="no_fallback"))
+
+
+def _is_number(text: str) -> bool:
+    """Say whether no letter of a text can be a variable."""
+    return _NUMERIC.fullmatch(text) is not None
+
+
+def _is_prose(text: str) -> bool:
+    """Say whether a text has words; letters that stand for numbers are no words, up to two of them."""
+    rest = _NAME.sub(" ", text)
+    words = _WORD.findall(rest)
+    return any(not _MATHEMATICAL.fullmatch(word) or _PROSE_OF_TWO.fullmatch(word) for word in words)
+
+
+def _has_formula(text: str) -> bool:
+    """Say whether a text holds LaTeX between delimiters; "$5 and $6" are sums of money."""
+    return any(not _is_prose(next(filter(None, found.groups()))) for found in _DELIMITED.finditer(text))
+
+
+def _delimited(text: str) -> tuple[Any, ...]:
+    """Read the expressions between delimiters in which a text ends."""
+    from math_verify import LatexExtractionConfig, parse
+
+    return tuple(parse(text, [LatexExtractionConfig()], fallback_mode="no_fallback"))
+
+
+def _rational(number: Any) -> Any:
+    from sympy import Rational
+
+    return Rational(number.numerator, number.denominator)

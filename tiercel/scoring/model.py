@@ -14,9 +14,17 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, RecipeError, TrainingError
 from tiercel.models.hub import resolve
-from tiercel.models.loading import DTYPES, named_few, read_config, require_no_code, require_safetensors
+from tiercel.models.loading import (
+    DTYPES,
+    named_few,
+    read_config,
+    require_embeddings,
+    require_no_code,
+    require_safetensors,
+)
 from tiercel.models.memory_errors import first_line, is_out_of_memory, memory_to_load
 from tiercel.models.prompts import TEMPLATE_FAULTS
 from tiercel.rewards.started import ByModel, RewardModel
@@ -181,6 +189,7 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
     except Exception as error:  # of broken files tokenizers raises Exception itself
         raise ModelError(f"{path}: config or tokenizer cannot be read: {type(error).__name__}: {error}") from error
     template = _chat_template(path, tokenizer, options)
+    require_embeddings(path, tokenizer, config.get_text_config().vocab_size)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and options.max_tokens > positions:
         raise ModelError(
@@ -225,7 +234,7 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
         )
     model.requires_grad_(False)
     model.config.get_text_config().use_cache = False  # no token follows
-    device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
+    device = training_device() if options.device == "auto" else torch.device("cpu")
     try:
         return model.to(device).eval()
     except torch.OutOfMemoryError as error:

@@ -1,8 +1,8 @@
 """A process of the user's code: JSON lines over a socket of its own, a deadline, and an end for all that it started.
 
 What is started is a supervisor, which forks the worker and leaves nothing behind (supervisor.py). The worker sees no
-variable of the environment that looks like a secret, but those that the recipe names, and has a temporary directory of
-its own. What it prints is read aside and its last lines are kept.
+variable of the environment that looks like a secret, and no password in an address, but of those that the recipe names;
+and it has a temporary directory of its own. What it prints is read aside and its last lines are kept.
 """
 
 import contextlib
@@ -19,19 +19,21 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import EnvironmentProblem
-from tiercel.reliability.redaction import is_secret_name, redact
+from tiercel.reliability.privacy import keep_private
+from tiercel.reliability.redaction import redact
+from tiercel.scoring.replies import FOREIGN_REPLY, ForeignReply, read_reply
 from tiercel.scoring.supervisor import marked
+from tiercel.secret_names import is_secret_name, without_credentials
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
 START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
-FOREIGN_REPLY = "something other than its answers came over its connection; its process was killed"
 
 _CHUNK = 65536  # bytes
 _TICK = 0.2  # seconds between looks at whether the process still lives
@@ -58,13 +60,14 @@ class Exchange:
     has_ended: bool = False  # the process did, by itself
 
 
-class ForeignReply(ValueError):
-    """What came over the connection is no reply: the user's code wrote to it."""
-
-
 def environment_without_secrets(environment: Mapping[str, str], named: Collection[str] = ()) -> dict[str, str]:
-    """Return the variables whose names do not look like a secret's, in either case, and those that are `named`."""
-    return {name: value for name, value in environment.items() if name in named or not is_secret_name(name)}
+    """Return the variables whose names do not look like a secret's, in either case, without passwords in addresses; and
+    those that are `named`, as they are."""
+    return {
+        name: value if name in named else without_credentials(value)
+        for name, value in environment.items()
+        if name in named or not is_secret_name(name)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +86,7 @@ class UserProcess:
     def __init__(self, job: Job, limits: Reliability, variables: Collection[str] = ()):
         """Start the process; it imports the user's code and then sends its first reply. `variables`:
         variables of the environment that it sees although they look like secrets."""
+        keep_private()
         self._job = job
         self._mark = _LOWEST_MARK + secrets.randbelow(_LOWEST_MARK)
         with contextlib.ExitStack() as undo:
@@ -106,6 +110,8 @@ class UserProcess:
         self._received = bytearray()  # the beginning of a reply
         self._unprinted = b""  # the beginning of a printed line
         self._printed: deque[bytes] = deque(maxlen=PRINTED_LINES)
+        self.passed_over = 0  # lines printed before those that `printed` returned last
+        self._printed_count = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
@@ -175,8 +181,8 @@ class UserProcess:
                         self._read_replies(replies)
                 except (ConnectionError, EOFError):
                     return Exchange(replies=tuple(replies), interruption=self._describe_end(), has_ended=True)
-                except ForeignReply:
-                    return Exchange(replies=tuple(replies), interruption=FOREIGN_REPLY)
+                except ForeignReply as foreign:
+                    return Exchange(replies=tuple(replies), interruption=str(foreign))
         return Exchange(replies=tuple(replies), interruption=None)
 
     def printed(self) -> tuple[str, ...]:
@@ -188,13 +194,13 @@ class UserProcess:
             self._keep_line(self._unprinted)
             self._unprinted = b""
         lines = tuple(map(_as_text, self._printed))
+        self.passed_over, self._printed_count = self._printed_count - len(lines), 0
         self._printed.clear()
         return lines
 
     def printed_text(self) -> str:
         """Return what `printed` does, as the end of a message."""
-        lines = self.printed()
-        return "\n".join(["", "it printed:", *(f"  {line}" for line in lines)]) if lines else ""
+        return in_words(self.printed())
 
     def close(self) -> None:
         """Kill the process and all that it started, wait until they are gone, and remove its temporary directory."""
@@ -225,7 +231,7 @@ class UserProcess:
         if b"\n" in chunk:
             *lines, self._received = self._received.split(b"\n")
             for line in lines:
-                replies.append(_parsed(line))
+                replies.append(read_reply(line))
         if len(self._received) > self._job.longest_reply:
             raise ForeignReply
 
@@ -249,6 +255,7 @@ class UserProcess:
         if logger.isEnabledFor(logging.DEBUG):  # one that prints for ever must not keep us busy
             logger.debug("%s: %s", self._job.name, _as_text(line))
         self._printed.append(line)
+        self._printed_count += 1
 
     def _describe_hang(self, timeout: float) -> str:
         """Describe a process that is late; asks it to print where it is."""
@@ -273,16 +280,6 @@ def _problem(reply: Mapping[str, Any]) -> str | None:
     return problem if problem is None or isinstance(problem, str) else FOREIGN_REPLY
 
 
-def _parsed(line: bytes | bytearray) -> Mapping[str, Any]:
-    try:
-        reply = json.loads(line)
-    except ValueError as error:
-        raise ForeignReply from error
-    if not isinstance(reply, dict):
-        raise ForeignReply
-    return reply
-
-
 def kill_marked(mark: int, variable: str) -> None:
     """Kill the processes that have either mark (supervisor.py), and wait a while; Linux only."""
     if sys.platform != "linux":
@@ -295,6 +292,11 @@ def kill_marked(mark: int, variable: str) -> None:
             empty_looks = 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def in_words(lines: Sequence[str]) -> str:
+    """Write printed lines as the end of a message."""
+    return "\n".join(["", "it printed:", *(f"  {line}" for line in lines)]) if lines else ""
 
 
 def _as_text(line: bytes) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, repeat
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
@@ -17,12 +17,15 @@ from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.started import ByCall
 from tiercel.samples import Turn
 from tiercel.scoring.batches import AnswerReward, BatchReward, batch_reward
+from tiercel.scoring.pictures import PictureFiles
+from tiercel.scoring.user import UserReward
 from tiercel.scoring.wire import LARGEST_VALUE
 from tiercel.types import (
     Completion,
     CoordinateSpace,
     EncodedPrompt,
     Group,
+    ImagePlan,
     Message,
     RewardValue,
     Sample,
@@ -49,12 +52,24 @@ def turns_of(messages: Sequence[Message]) -> tuple[Turn, ...]:
     return tuple(Turn(role=message.role, content=message.content) for message in messages)
 
 
-def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space: CoordinateSpace | None) -> Sample:
-    """Make what the rewards see of one completion; `prompt.row` has at least one user turn."""
+def make_sample(
+    prompt: EncodedPrompt,
+    completion: Completion,
+    coordinate_space: CoordinateSpace | None,
+    files: Sequence[str | None] = (),
+) -> Sample:
+    """Make what the rewards see of one completion; `prompt.row` has at least one user turn. `files`: of its pictures;
+    none where no reward opens them."""
     row = prompt.row
     images = tuple(
-        SampleImage(path=path, original_size=image.plan.original_size, processed_size=image.plan.processed_size)
-        for path, image in zip(prompt.image_paths, prompt.images, strict=True)
+        SampleImage(
+            path=path,
+            original_size=image.plan.original_size,
+            processed_size=image.plan.processed_size,
+            file=file,
+            grid_thw=_grid_thw(image.plan),
+        )
+        for path, file, image in zip(prompt.image_paths, files or repeat(None), prompt.images, strict=False)
     )
     return Sample(
         id=row.id,
@@ -68,8 +83,19 @@ def make_sample(prompt: EncodedPrompt, completion: Completion, coordinate_space:
         coordinate_space=coordinate_space,
         messages=turns_of(prompt.messages),
         turns=() if completion.trajectory is None else completion.trajectory.turns,
+        answer_image=row.answer_visual,
+        answer_space=row.answer_space,
         outcome=None if completion.trajectory is None else completion.trajectory.outcome,
+        named=row.named,
+        opened=prompt.opened,
     )
+
+
+def _grid_thw(plan: ImagePlan) -> tuple[int, int, int] | None:
+    """Return the patches (t, h, w) of a picture, which families of Qwen have."""
+    if plan.fps is not None or len(plan.grid) != 3:
+        return None
+    return plan.grid[0], plan.grid[1], plan.grid[2]
 
 
 def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
@@ -137,8 +163,16 @@ class Scorer:
         self.coordinate_space: CoordinateSpace | None = coordinate_space
         self._processes = ExitStack()
         self._asked = tuple(_asked(reward, batch_reward(reward, reliability)) for reward in rewards)
+        self._opens_pictures = any(isinstance(reward, ByCall) for reward in rewards)
         self._weights = [reward.weight for reward in rewards]
         self._right_from = [reward.right_from for reward in rewards]
+
+    def hear(self, tell: Callable[[str], None]) -> "Scorer":
+        """Let `tell` hear what the user's own rewards print; return the scorer."""
+        for asked in self._asked:
+            if isinstance(asked.batch, UserReward):
+                asked.batch.hear = tell
+        return self
 
     def __enter__(self) -> "Scorer":
         """Start every reward that is started. Raises one RecipeError with all that cannot be loaded, and all variables
@@ -167,13 +201,14 @@ class Scorer:
 
     def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
         """Score every completion; each reward of the user's sees all of them as one batch."""
-        samples = [
-            make_sample(group.prompt, completion, self.coordinate_space)
-            for group in groups
-            for completion in group.completions
-        ]
         prompts = [group.prompt for group in groups for _ in group.completions]
-        rewards = iter(self.score_samples(samples, prompts))
+        with PictureFiles() as pictures:
+            samples: list[Sample] = []
+            for group in groups:
+                files = pictures.of(group.prompt) if self._opens_pictures else ()
+                space = self.coordinate_space
+                samples += [make_sample(group.prompt, each, space, files) for each in group.completions]
+            rewards = iter(self.score_samples(samples, prompts))
         return tuple(
             ScoredGroup(
                 group=group,
@@ -235,18 +270,8 @@ def _asked_where(ask: Ask, where: Where | None) -> Ask:
         return ask
 
     def ask_some(samples: Sequence[Sample], right: Judgements, prompts: Prompts) -> tuple[RewardValue, ...]:
-        meant = [applies(where, sample) for sample in samples]
+        meant = [where.holds(sample.columns) for sample in samples]
         asked = iter(ask([*compress(samples, meant)], [*compress(right, meant)], [*compress(prompts, meant)]))
         return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in meant)
 
     return ask_some
-
-
-def applies(where: Where | None, sample: Sample) -> bool:
-    """Tell whether an entry is for the sample's row."""
-    return where is None or column_text(sample.columns.get(where.column)) in where.equals
-
-
-def column_text(value: object) -> str:
-    """Write a column's value as recipes do."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

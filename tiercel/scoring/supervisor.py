@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tiercel.reliability.privacy import give_up_reading_others
 from tiercel.scoring.worker import file_limit
 
 TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile is the most by which it can be exceeded
@@ -91,6 +92,7 @@ def _work(charge: Charge) -> NoReturn:
     os.close(charge.control)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     mark_descendants(charge.mark)
+    give_up_reading_others()
     code = 1
     try:
         module, _, name = charge.entry.partition(":")

@@ -1,16 +1,19 @@
 """The user's own reward function, run in a process of its own. See worker.py for what the function may be."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
+from tiercel.plurals import counted
 from tiercel.reliability.redaction import Redactor
 from tiercel.samples import RewardValue, Sample
-from tiercel.scoring.process import FOREIGN_REPLY, Exchange, Job, UserProcess
+from tiercel.scoring.process import Exchange, Job, UserProcess, in_words
+from tiercel.scoring.replies import FOREIGN_REPLY
 from tiercel.scoring.wire import LARGEST_VALUE, NotJson, encode_sample
 
 WORKER = "tiercel.scoring.worker:run"
+MOST_HEARD = 1000  # lines of a reward in a run's log, of each start
 
 
 class UserReward:
@@ -28,6 +31,8 @@ class UserReward:
         self._limits = limits
         self._variables = tuple(variables)
         self._process: UserProcess | None = None
+        self.hear: Callable[[str], None] | None = None  # is told what the user's code prints
+        self._heard = 0
 
     def start(self) -> None:
         """Import the user's code. Raises RecipeError with the reason where that fails."""
@@ -72,7 +77,7 @@ class UserReward:
             problem = None if self._process is not None and self._process.is_alive else self._start()
             if problem is not None:
                 return {index: RewardValue(value=None, failure=f"reward {problem}") for index in lines}
-            exchange, printed = self._exchange(request, len(lines))
+            exchange, printed = self._exchange(request, len(lines), samples)
             if exchange.replies or not exchange.has_ended:
                 break  # else it had ended before this batch, and nothing of it was begun
         replies = {reply.get("index"): reply for reply in exchange.replies[1:] if isinstance(reply.get("index"), int)}
@@ -85,21 +90,36 @@ class UserReward:
             values[index] = RewardValue(value=value, failure=failure)
         return values
 
-    def _exchange(self, request: bytes, sample_count: int) -> tuple[Exchange, str]:
+    def _exchange(self, request: bytes, sample_count: int, samples: Sequence[Sample]) -> tuple[Exchange, str]:
         """Ask for a batch: a sign that it has begun and a reply for each sample; and return what was printed."""
         process = self._process
         assert process is not None
-        process.printed()  # what came before this batch
+        self._pass_on(process.printed(), process.passed_over, ())  # what came before this batch
         is_reusable = False
         try:
             exchange = process.exchange(request, reply_count=sample_count + 1, timeout=self._limits.reward_timeout)
-            printed = process.printed_text()
+            lines = process.printed()
+            self._pass_on(lines, process.passed_over, samples)
+            printed = in_words(lines)
             answered = sorted(str(reply.get("index")) for reply in exchange.replies[1:])
             is_reusable = answered == sorted(map(str, range(sample_count)))
         finally:  # a signal may arrive here: answers still on their way must not meet the next batch
             if not is_reusable:
                 self.close()
         return exchange, printed
+
+    def _pass_on(self, lines: Sequence[str], passed_over: int, samples: Sequence[Sample]) -> None:
+        """Tell the last lines that the user's code printed, and how many more there were, as long as they are few."""
+        if self.hear is None or not lines or self._heard >= MOST_HEARD:
+            return
+        text = "\n".join(lines)
+        for sample in samples:
+            text = without_secrets_of(sample.columns, text)
+        more = f" ({counted(passed_over, 'line')} before these)" if passed_over else ""
+        self.hear(f"{self.call} printed{more}:\n  " + text.replace("\n", "\n  "))
+        self._heard += len(lines)
+        if self._heard >= MOST_HEARD:
+            self.hear(f"{self.call}: what it prints from here on is left out of this log")
 
 
 def checked_reply(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:

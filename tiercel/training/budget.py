@@ -4,9 +4,11 @@ Rounding depends on how rows are packed, so a run goes on with the number that i
 """
 
 import json
+import os
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import RunError
+from tiercel.regular_files import read_json
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import write_atomically
 from tiercel.writing import GO_ON, writing
@@ -20,11 +22,11 @@ def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
     file = run.path / FILE
 
     def read() -> int | None:
-        if recipe.learner.max_tokens_per_microbatch != "auto" or not file.exists():
+        if recipe.learner.max_tokens_per_microbatch != "auto" or not os.path.lexists(file):
             return None
         try:
-            return int(json.loads(file.read_text(encoding="utf-8"))[KEY])
-        except (ValueError, KeyError, TypeError) as error:
+            return int(read_json(file)[KEY])
+        except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             raise RunError(f"{file} does not say {KEY}: {error}; write the number from log.txt there") from error
 
     return run.ranks.on_first(read)

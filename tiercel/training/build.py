@@ -8,6 +8,7 @@ import torch
 from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.devices import training_device
 from tiercel.distributed.context import context_group
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.sharded import mesh_of
@@ -23,7 +24,7 @@ from tiercel.models.vision import VisionStore
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.waiting import waiting
 from tiercel.training.budget import with_tokens
-from tiercel.training.learners import Say, learning_temperature, new_learner, training_device
+from tiercel.training.learners import Say, learning_temperature, new_learner
 from tiercel.training.strategy_choice import chosen_strategy
 from tiercel.training.teachers import open_teacher
 from tiercel.training.trainer import Trainer

@@ -17,7 +17,7 @@ from tiercel.models.reference import save_reference
 from tiercel.models.saving import save_trained
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.runs.checkpoints import SCORE, FoundCheckpoint, best_scored, is_better, prune, save_checkpoint
-from tiercel.runs.directory import RunDirectory
+from tiercel.runs.directory import RUN, RunDirectory
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.run_rows import ROWS
 from tiercel.training.sharded_checkpoints import ShardedSave
@@ -49,6 +49,8 @@ class Checkpoints:
         RunError, as where the disk is full."""
         ranks, strategy = self.run.ranks, trainer.strategy
         ranks.pulse.begin("save", step)
+        ranks.on_first(self.run.require_held)
+        ranks.together(self.run.finish_pictures)
         groups = [group for each in ranks.gather_to_first(list(pending)) for group in each]
         state = {
             "next_index": step * self.recipe.optim.prompts_per_step,
@@ -56,6 +58,7 @@ class Checkpoints:
             ROWS: dict(self.rows),
             OBJECTIVE: dict(objective),
             **self._score(row),
+            **({} if self.run.identity is None else {RUN: self.run.identity}),
         }
         if isinstance(strategy, Sharded) and self.recipe.lora is None:
             ShardedSave(root=self.run.checkpoints, step=step, strategy=strategy).save(

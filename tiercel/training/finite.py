@@ -9,8 +9,8 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,10 +19,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tiercel.algorithms import LossInput, policy_loss
+from tiercel.algorithms.section import Algorithm
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.learner.batch import PolicyBatch
 from tiercel.models.saving import save_adapter
+from tiercel.regular_files import make_directory, open_new, open_regular, remove
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import write_atomically
@@ -31,8 +34,11 @@ from tiercel.training.trainer import Trainer
 FOLDER = "nonfinite"
 KEPT_NAME = re.compile(r"step-(\d{6,})(?:-(\d+))?")
 REPORT = "report.json"
-KEPT_GROUPS = "groups.jsonl"
+KEPT_GROUPS = "groups.jsonl"  # for people; what is computed again is in MICROBATCHES
+MICROBATCHES = "microbatches-{rank:03d}.safetensors"
+OF_TOKENS = ("logprobs_N", "old_logprobs_N", "kl_N", "entropy_N", "teacher_N", "weights_N")  # of LossInput
 T = TypeVar("T")
+Kept = Callable[[Sequence[int] | None], bytes]  # of numbers of microbatches; None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,38 +61,75 @@ class Trace:
     def rows(self) -> list[str]:
         return list(dict.fromkeys(row for part in self.parts for row in part.row_ids))
 
-    def rows_at_fault(self, *, of_loss: bool) -> list[str]:
-        """List the rows after which the loss, or else the gradient, was not finite; all rows where that is not
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Number all microbatches."""
+        return tuple(range(len(self.parts)))
+
+    def places_at_fault(self, *, of_loss: bool) -> tuple[int, ...]:
+        """Number the microbatches after which the loss, or else the gradient, was not finite; all where that is not
         known."""
         if of_loss:
-            found = [part.faulty_rows() for part in self.parts if not math.isfinite(float(part.loss))]
-            return list(dict.fromkeys(row for rows in found for row in rows))
-        known = [(part.row_ids, float(part.size)) for part in self.parts if part.size is not None]
-        spoilt = next((list(rows) for rows, size in known if not math.isfinite(size)), [])
-        return spoilt if known else self.rows
+            return tuple(place for place, part in enumerate(self.parts) if not math.isfinite(float(part.loss)))
+        known = [(place, float(part.size)) for place, part in enumerate(self.parts) if part.size is not None]
+        first = next(((place,) for place, size in known if not math.isfinite(size)), ())
+        return first if known else self.places
+
+    def rows_of(self, places: Iterable[int], *, of_loss: bool) -> list[str]:
+        """List the rows of microbatches; where the loss is not finite, only those that make it so."""
+        parts = [self.parts[place] for place in places]
+        found = [part.faulty_rows() if of_loss else part.row_ids for part in parts]
+        return list(dict.fromkeys(row for rows in found for row in rows))
 
 
 def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonFiniteError:
     """Make the error for all ranks, which call this together. The loss and the norm are those of all ranks."""
     of_loss = not math.isfinite(loss)
-    rows = trainer.ranks.gather(trace.rows_at_fault(of_loss=of_loss))
+    places = trace.places_at_fault(of_loss=of_loss)
+    rows = trainer.ranks.gather(trace.rows_of(places, of_loss=of_loss))
     if not any(rows):
-        rows = trainer.ranks.gather(trace.rows)
+        places, rows = trace.places, trainer.ranks.gather(trace.rows)
     what = f"the loss is {loss}" if of_loss else f"the gradient norm is {norm}"
     spoilt = trainer.ranks.gather(spoilt_weight(trainer.policy.trained_parameters()))
     if (name := next(filter(None, spoilt), None)) is not None:
         rank = spoilt.index(name)
         where = f" on rank {rank}" if trainer.ranks.world_size > 1 else ""
         what = f"the trained weight {name} is not finite{where}, so the loss is not either,"
-    return NonFiniteError(what, rows)
+    return NonFiniteError(what, rows, places=places)
 
 
-def faulty_rows(batch: PolicyBatch, logprobs_N: Tensor) -> tuple[str, ...]:
-    """Rows with a completion whose logprobs or advantage are not finite; all of the microbatch where none has."""
-    bad_C = ~torch.isfinite(batch.advantages_C)
-    bad_C[batch.packed.continuation_of_N[~torch.isfinite(logprobs_N.cpu())]] = True
-    found = [name.row for name, is_bad in zip(batch.names_C, bad_C.tolist(), strict=False) if is_bad]
-    return tuple(dict.fromkeys(found)) or batch.prompt_ids
+def faulty_rows(batch: PolicyBatch, given: LossInput, algorithm: Algorithm) -> tuple[str, ...]:
+    """Rows whose own part of the loss is not finite; all of the microbatch where none is so alone."""
+    found = []
+    for row in dict.fromkeys(batch.prompt_ids):
+        chosen_C = torch.tensor([name.row == row for name in batch.names_C], device=given.advantages_C.device)
+        if not math.isfinite(float(policy_loss(_of_completions(given, chosen_C), algorithm).loss)):
+            found.append(row)
+    return tuple(found) or batch.prompt_ids
+
+
+def faulty_examples(rows: tuple[str, ...], losses_B: Tensor | None) -> tuple[str, ...]:
+    """Rows whose own loss is not finite; all where none is so alone, or where the loss is of tokens."""
+    if losses_B is None:
+        return rows
+    return tuple(row for row, loss in zip(rows, losses_B.tolist(), strict=True) if not math.isfinite(loss)) or rows
+
+
+def without_graph(given: LossInput) -> LossInput:
+    """Detach what a loss was given, so that it can be kept beyond the backward pass."""
+    tensors = {name: value.detach() for name in OF_TOKENS if (value := getattr(given, name)) is not None}
+    return replace(given, **tensors)
+
+
+def _of_completions(given: LossInput, chosen_C: Tensor) -> LossInput:
+    chosen_N = chosen_C[given.completion_of_N]
+    numbers_C = chosen_C.long().cumsum(0) - 1
+    return replace(
+        given,
+        advantages_C=given.advantages_C[chosen_C],
+        completion_of_N=numbers_C[given.completion_of_N[chosen_N]],
+        **{name: value[chosen_N] for name in OF_TOKENS if (value := getattr(given, name)) is not None},
+    )
 
 
 def gradient_size(parameters: Iterable[nn.Parameter]) -> Tensor | None:
@@ -134,7 +177,8 @@ def kept_of_step(run: Path, step: int | None) -> list[Path]:
 
 def keep_groups(directory: Path, rollouts: Path) -> None:
     """Copy a step's groups, as rollouts/ has them: the next start of the run cuts rollouts/ off."""
-    shutil.copyfile(rollouts, directory / KEPT_GROUPS)
+    with open_regular(rollouts) as source, open_new(directory / KEPT_GROUPS, "wb") as kept:
+        shutil.copyfileobj(source, kept)
 
 
 class FiniteGuard:
@@ -149,15 +193,19 @@ class FiniteGuard:
         self._kept: Counter[int] = Counter()  # by step, which may have several updates
 
     def attempt(
-        self, trainer: Trainer, update: Callable[[], T], keep: Callable[[Path], None] = lambda directory: None
+        self,
+        trainer: Trainer,
+        update: Callable[[], T],
+        kept: Kept,
+        keep: Callable[[Path], None] = lambda directory: None,
     ) -> T | None:
-        """Make the update; None where it is left out. `keep` writes, on the first rank, what its rows, its weights and
-        its step do not tell. Raises NonFiniteError."""
+        """Make the update; None where it is left out. `kept` gives the microbatches at fault on this rank as a file's
+        bytes; `keep` writes, on the first rank, what else there is to keep. Raises NonFiniteError."""
         step = trainer.ranks.pulse.doing.step
         try:
             return update()
         except NonFiniteError as error:
-            again = self._keep(trainer, step, error, keep)
+            again = self._keep(trainer, step, error, kept, keep)
             if self.left_out >= self._recipe.reliability.max_skipped_updates:
                 raise NonFiniteError(error.what, error.rows, again) from error
             self.left_out += 1
@@ -165,22 +213,30 @@ class FiniteGuard:
             self._say(f"step {step + 1}: an update was left out ({self.left_out} so far): {error.what}; {again}")
             return None
 
-    def _keep(self, trainer: Trainer, step: int, error: NonFiniteError, keep: Callable[[Path], None]) -> str:
+    def _keep(
+        self, trainer: Trainer, step: int, error: NonFiniteError, kept: Kept, keep: Callable[[Path], None]
+    ) -> str:
         """Keep what the update was computed from; return what the user can do. A full disk must not hide why the run
         ends."""
         self._kept[step] += 1
         directory = kept_name(self._run.path, step, self._kept[step])
         weights = trainer.strategy.trained_weights() if self._recipe.lora is not None else {}
+        files = trainer.ranks.gather_to_first(kept(error.places) if trainer.is_counted else b"")
         report = {"step": step, "what": error.what, "rows": error.rows, "world_size": trainer.ranks.world_size}
 
         def write() -> str:
             try:
                 if self._kept[step] == 1:
                     for old in kept_of_step(self._run.path, step):  # of an earlier start of the run
-                        shutil.rmtree(old)
-                directory.mkdir(parents=True, exist_ok=True)
+                        remove(old)
+                make_directory(directory.parent)
+                make_directory(directory)
                 if self._recipe.lora is not None:
                     save_adapter(trainer.policy, directory / "adapter", weights)
+                for rank, content in enumerate(files):
+                    if content:
+                        with open_new(directory / MICROBATCHES.format(rank=rank), "wb") as file:
+                            file.write(content)
                 keep(directory)
                 write_atomically(directory / REPORT, json.dumps(redact_values(report), indent=1))
             except (OSError, SafetensorError) as problem:

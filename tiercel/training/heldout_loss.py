@@ -7,14 +7,16 @@ from functools import partial
 
 import torch
 
-from tiercel.config.schema import OfflineRecipe
+from tiercel.config.schema import DpoRecipe, OfflineRecipe
 from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, require_few_bad
+from tiercel.errors import NonFiniteError
 from tiercel.learner.examples import Bundle
 from tiercel.models.family import Family
 from tiercel.rollout.trajectory import written_text
 from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
+from tiercel.training.finite import faulty_examples
 from tiercel.training.forward import Passes
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import Known, Objective, Share, answer_sums
@@ -28,20 +30,24 @@ def heldout_loss(
     """Compute `eval/loss`, and of pairs `eval/accuracy` and `eval/margin`; also return this rank's pairs, as groups of
     two answers with their values. What a loss takes from all rows of a step is taken from ROWS_AT_ONCE. `known`: the
     reference of the rows by their numbers, where it was computed before."""
+    objective = objective.judge()
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
     pairs: list[ScoredGroup] = []
     rejected = list(table.rejected)
     for made in _bundles_of(passes, recipe, table, rejected):
         plan = objective.plan(passes, made, known)
         with torch.no_grad():
-            shares = []
+            shares, faulty = list[Share](), list[str]()
             for each in passes.example_passes(plan.made) or [passes.empty_pass()]:  # a rank may have no row
                 ranks.pulse.work_on(each.row_ids)
                 scores = passes.learner(each.packed, passes.vision.features(each.packed.images), 1.0)
                 shares.append(share := objective.share(each, scores, plan))
+                faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.row_ids, share.losses_B)
                 if share.values_B2 is not None and passes.is_counted:
                     pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
         found = ranks.sum({name: passes.weight * value for name, value in _added(shares).items()})
+        if not math.isfinite(found["loss"]):
+            raise NonFiniteError(f"eval/loss is {found['loss']}", ranks.gather(faulty))
         own = plan.tokens if recipe.purpose == "sft" else plan.examples
         loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
         sums.update(found)
@@ -82,8 +88,9 @@ def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int,
     """Sum the policy's logprobs over each answer of every row, by the row's number. All ranks have them all. Inside
     `as_reference` they are the reference's."""
     found: dict[int, torch.Tensor] = {}
+    ld_alpha = recipe.dpo.ld_alpha if isinstance(recipe, DpoRecipe) else None
     for made in _bundles_of(passes, recipe, table, []):
-        found |= answer_sums(passes, made, of_reference=True)
+        found |= answer_sums(passes, made, of_reference=True, ld_alpha=ld_alpha)
         passes.vision.end_step()
     own = {number: sums_2.cpu() for number, sums_2 in found.items()}
     return {number: sums_2 for each in passes.ranks.gather(own) for number, sums_2 in each.items()}

@@ -4,15 +4,16 @@ Answers of tools cost time and may not come twice, so a run that is killed while
 used only where the run resumes at the very step, so that the policy is the one that sampled. Each rank keeps its own.
 """
 
-import shutil
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from tiercel.regular_files import make_directory, remove
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.types import Group
 from tiercel.writing import GO_ON, writing
 
-FOLDER = "journal"
+FOLDER, STEP = "journal", re.compile(r"step-\d{6,}")
 
 
 def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) -> None:
@@ -20,15 +21,16 @@ def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) ->
     folder = run / FOLDER
     place, temporary = folder / f"step-{step:06d}" / f"rank-{rank}", folder / f"rank-{rank}.tmp"
     with writing(place, GO_ON):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        make_directory(folder)
+        remove(temporary)
+        temporary.mkdir()
         save_pending(temporary, [PendingGroup.of(group) for group in groups])
-        place.parent.mkdir(exist_ok=True)
-        shutil.rmtree(place, ignore_errors=True)
+        make_directory(place.parent)
+        remove(place)
         temporary.rename(place)
         for older in folder.glob(f"step-*/rank-{rank}"):
-            if older != place:
-                shutil.rmtree(older)
+            if older != place and STEP.fullmatch(older.parent.name) and not older.parent.is_symlink():
+                remove(older)
 
 
 def journal_of(run: Path, step: int) -> dict[int, PendingGroup]:

@@ -9,12 +9,14 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.learner.batch import AdvantageGroup
 from tiercel.training.engine_gap import gap_metrics
+from tiercel.training.finite import Kept
+from tiercel.training.kept_batches import kept_units
 from tiercel.training.minibatches import learnt_groups, minibatches
 from tiercel.training.passes import known_before
 from tiercel.training.trainer import Trainer
 from tiercel.training.update import TokensSeen, Update, policy_update
 
-Attempt = Callable[[Callable[[], Update]], Update | None]
+Attempt = Callable[[Callable[[], Update], Kept], Update | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +62,13 @@ def learn(
     trainer: Trainer,
     groups: Sequence[AdvantageGroup],
     recipe: GrpoRecipe,
-    attempt: Attempt = lambda update: update(),
+    attempt: Attempt = lambda update, kept: update(),
 ) -> Learnt:
     """Make the step's updates, but for those that `attempt` leaves out. Raises NonFiniteError, and TrainingError where
     the engine has gone wrong."""
     every = [(each, known_before(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
-        attempt(partial(policy_update, trainer, minibatch, known, recipe))
+        attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
         for _ in range(recipe.optim.rollout_epochs)
         for minibatch, known in every
         if minibatch.totals.tokens

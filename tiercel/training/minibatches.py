@@ -50,7 +50,8 @@ def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Gr
     """Choose the groups that the learner computes: where the loss has no other term, those with a nonzero advantage."""
     has_kl = trainer.kl is not None and trainer.kl.in_loss
     has_other_term = has_kl or trainer.teacher is not None or recipe.algorithm.entropy_coef > 0
-    skips = recipe.learner.skip_zero_advantage and not has_other_term
+    compares_all = recipe.algorithm.top_entropy < 1 and recipe.algorithm.top_entropy_of == "all"
+    skips = recipe.learner.skip_zero_advantage and not has_other_term and not compares_all
     return without_zero_groups(groups) if skips else groups
 
 

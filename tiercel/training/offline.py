@@ -12,6 +12,7 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.training.budget import keep_tokens, kept_tokens
 from tiercel.training.build import build_trainer
 from tiercel.training.heldout_loss import heldout_loss
+from tiercel.training.kept_batches import kept_plan
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
 from tiercel.training.minibatches import shared_out
 from tiercel.training.objectives import Objective, objective_of
@@ -85,7 +86,8 @@ def one_step(loop: Loop, step: Step) -> None:
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
         made = shared_out(trainer, step.prompts, recipe)
         plan = objective.plan(trainer, made, loop.reference.of(made, loop.order))
-        update = session.guard.attempt(trainer, partial(example_update, trainer, objective, plan)) or NO_UPDATE
+        attempted, kept = partial(example_update, trainer, objective, plan), partial(kept_plan, plan, objective.state)
+        update = session.guard.attempt(trainer, attempted, kept) or NO_UPDATE
         trainer.vision.end_step()
     step.row = {
         "loss": update.loss,

@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 from tiercel.algorithms.section import load_own_functions
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.tracker_packages import require_packages
 from tiercel.errors import EnvironmentProblem
 from tiercel.models.quantized import require_package
-from tiercel.trackers.opening import require_packages
 
 
 def require_installed(recipe: BaseRecipe) -> None:

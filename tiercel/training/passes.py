@@ -13,6 +13,7 @@ from tiercel.algorithms import completions
 from tiercel.algorithms.selection import entropy_threshold
 from tiercel.config.algorithm_rules import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
+from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
 from tiercel.learner.batch import AdvantageGroup, PolicyBatch, PolicyUnit, advantage_groups
 from tiercel.training.forward import NO_TOTALS
@@ -44,7 +45,8 @@ def known_before(trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoReci
             old = [[each.logprobs_N for each in of_unit] for of_unit in scores]
         if share < 1:
             entropies = [[each.entropy_N for each in of_unit] for of_unit in scores]
-            threshold = _threshold(trainer.ranks, units, entropies, share)
+            is_of_all = recipe.algorithm.top_entropy_of == "all"
+            threshold = _threshold(trainer.ranks, units, entropies, share, is_of_all=is_of_all)
             chosen = [[entropy_N >= threshold for entropy_N in of_unit] for of_unit in entropies]
     if kl is not None and kl.in_loss:
         references = trainer.reference_logprobs(units)
@@ -57,11 +59,13 @@ def known_before(trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoReci
     ]
 
 
-def _threshold(ranks: Ranks, units: Sequence[PolicyUnit], entropies: Sequence[Sequence[Tensor]], share: float) -> float:
-    """Find the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage. So
-    it does not depend on which groups without one went through the learner."""
+def _threshold(
+    ranks: Ranks, units: Sequence[PolicyUnit], entropies: Sequence[Sequence[Tensor]], share: float, *, is_of_all: bool
+) -> float:
+    """Find the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage, so
+    that it does not depend on which groups without one went through the learner; or over all, which then all did."""
     found = [entropy_N for of_unit in entropies for entropy_N in of_unit]
-    counts = [_has_advantage(batch) for unit in units for batch in unit.batches]
+    counts = [_has_advantage(batch) | is_of_all for unit in units for batch in unit.batches]
     every = ranks.gather(torch.cat(found).cpu()[torch.cat(counts)] if found else torch.empty(0))
     return entropy_threshold(torch.cat(every), share)
 
@@ -106,7 +110,7 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
         for batch, own, reference_N in zip(unit.batches, scores, of_reference, strict=True):
             own_N = own.logprobs_N
             completion_of_N, count = batch.packed.continuation_of_N, len(batch.advantages_C)
-            owners_N = completion_of_N.to(own_N.device, non_blocking=True)
+            owners_N = moved(completion_of_N, own_N.device)
             sums.append(completions.sums(kl.estimate(own_N, reference_N), owners_N, count))
             logprobs.append(own_N)
             lengths += completions.lengths(completion_of_N, count).tolist()

@@ -1,31 +1,39 @@
 """The reference's logprobs of all pairs, computed before the first step and kept in the run directory."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from os.path import isdir, realpath
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from tiercel.config import flatten
+from tiercel.config.keys import declared_name
 from tiercel.config.parts import whole_parts
+from tiercel.config.path_rules import PATH_CHECKS
 from tiercel.config.schema import DpoRecipe, OfflineRecipe
 from tiercel.data.images import resolve
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable
 from tiercel.errors import DataError, RunError
 from tiercel.learner.examples import Bundle
+from tiercel.regular_files import open_new, require_regular
 from tiercel.runs.files import file_sha256
+from tiercel.runs.sameness import may_differ
 from tiercel.runs.waiting import waiting
 from tiercel.training.heldout_loss import sums_of
 from tiercel.training.objectives import Known
 from tiercel.training.session import Session
 from tiercel.training.trainer import Trainer
 from tiercel.types import ImageRoots, ImageSource, Row
-from tiercel.writing import GO_ON, writing
+from tiercel.writing import GO_ON, NOT_OURS, reading, writing
 
 FILE = "reference.safetensors"
 _BEGINNING = 1 << 12  # bytes of a file that tell it from another of its size
@@ -72,18 +80,30 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
     # It sees rows wholly: both sides, boxes, columns, pictures in the row itself. Of a file of a picture it sees the
     # size and the first bytes; not the time, which a copy of the data changes. Of the adapter at lora.init it sees all
     # bytes, of the checkpoint only the path.
-    digest = sha256(json.dumps([recipe.model.model_dump(mode="json"), recipe.data.model_dump(mode="json")]).encode())
+    digest = sha256(json.dumps(_described(recipe)).encode())
+    if isinstance(recipe, DpoRecipe) and recipe.dpo.ld_alpha is not None:
+        digest.update(f"ld_alpha {recipe.dpo.ld_alpha}".encode())
     if recipe.lora is not None and recipe.lora.init is not None:
         adapter = Path(recipe.lora.init).iterdir()  # with parts trained whole beside it
         for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
             digest.update(file_sha256(file).encode())
     rows = [row for table in tables.values() for row in table.rows]
     for row in rows:
-        digest.update(repr(row).encode())
+        for side in row.sides:
+            digest.update(repr(replace(side, rejected=None, file="", image_roots=ImageRoots())).encode())
     for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in _files(side)):
         beat()
         digest.update(_beginning(path, roots))
     return digest.hexdigest()
+
+
+def _described(recipe: OfflineRecipe) -> dict[str, Any]:
+    """Return the values of `model` and `data`, but for those under which a run goes on, and places of rows, which may
+    be written otherwise: the rows themselves are hashed."""
+    values = flatten(recipe).items()
+    kept = {key: value for key, value in values if key.startswith(("model.", "data.")) and not may_differ(key)}
+    kept["model.path"] = realpath(recipe.model.path) if isdir(recipe.model.path) else recipe.model.path
+    return {key: value for key, value in kept.items() if key == "model.path" or declared_name(key) not in PATH_CHECKS}
 
 
 def _files(side: Row) -> Iterator[tuple[str, ImageRoots]]:
@@ -105,10 +125,19 @@ def _beginning(path: str, roots: ImageRoots) -> bytes:
 
 
 def _read(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
+    with reading(file):
+        require_regular(file)
+    try:
+        return _found(file, identity)
+    except (SafetensorError, LookupError) as error:
+        raise RunError(f"{file} does not have the reference of all pairs: {error}; {NOT_OURS}") from error
+
+
+def _found(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
     with safe_open(file, "pt") as opened:
-        if opened.metadata().get("identity") != identity:
+        if (opened.metadata() or {}).get("identity") != identity:
             return None
         names = {name.rpartition(".")[0] for name in opened.keys()}  # noqa: SIM118 - it is no mapping
         return {
@@ -125,5 +154,6 @@ def _write(file: Path, identity: str, found: Mapping[str, Mapping[int, Tensor]])
         tensors[f"{name}.sums"] = torch.stack([sums[row] for row in rows]) if rows else torch.empty(0, 2)
     whole = file.with_suffix(".tmp")
     with writing(file, GO_ON):
-        save_file(tensors, whole, metadata={"identity": identity})
+        with open_new(whole, "wb") as stream:
+            stream.write(save(tensors, metadata={"identity": identity}))
         whole.replace(file)

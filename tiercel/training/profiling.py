@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from tiercel.config.schema import Profile
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RecipeError
+from tiercel.regular_files import make_directory, remove
 from tiercel.runs.directory import RunDirectory
 from tiercel.writing import GO_ON, writing
 
@@ -46,7 +47,8 @@ def profiled(asked: Profile | None, run: RunDirectory, step: int, say: Callable[
 def _write(recorded: profile, file: Path, ranks: Ranks) -> None:
     def write() -> None:
         with writing(file, GO_ON):
-            file.parent.mkdir(exist_ok=True)
+            make_directory(file.parent)
+            remove(file)  # a link would be followed
             recorded.export_chrome_trace(str(file))
 
     ranks.together(write)

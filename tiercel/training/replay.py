@@ -1,10 +1,9 @@
 """`tiercel replay`: an update that was not finite, computed again row by row, to see which row and layer it is."""
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,37 @@ from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
-from tiercel.learner.batch import totals_of
 from tiercel.models.saving import restore_adapter
+from tiercel.regular_files import read_json
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.budget import kept_tokens
 from tiercel.training.build import build_trainer
-from tiercel.training.checkpointing import OBJECTIVE
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
-from tiercel.training.forward import NO_TOTALS
-from tiercel.training.kept_groups import kept_groups
+from tiercel.training.kept_batches import KeptPlan, read_kept
 from tiercel.training.minibatches import bundled
 from tiercel.training.objectives import objective_of
-from tiercel.training.passes import Known
 from tiercel.training.session import run_length, set_up_numerics
 from tiercel.training.trainer import Trainer
 from tiercel.training.update import Contribution, example_contributions, policy_contributions
 from tiercel.types import EncodedImage, Example
+from tiercel.writing import NOT_OURS, reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """A row's share of the update."""
+    """What one or several rows add to the update."""
 
-    row: str
+    rows: tuple[str, ...]
     images_of_passes: Sequence[Sequence[EncodedImage]]
     contributions: Iterator[Contribution]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Loss and gradient of a row by itself."""
+    """Loss and gradient of a row by itself, or of a microbatch of several."""
 
-    row: str
+    rows: tuple[str, ...]
     loss: float
     gradient_norm: float
     module: str | None  # the first whose output was not finite
@@ -59,7 +56,10 @@ class Finding:
     @property
     def line(self) -> str:
         where = f"; the first output that is not finite is that of {self.module}" if self.module else ""
-        return f"row {self.row}: loss {self.loss:.6g}, gradient norm {self.gradient_norm:.6g}{where}"
+        loss, size = f"{self.loss:.6g}", f"{self.gradient_norm:.6g}"
+        if len(self.rows) > 1:
+            return f"rows {', '.join(self.rows)} together: loss {loss}, gradient norm {size}{where}"
+        return f"row {self.rows[0]}: loss {loss}, gradient norm {size}{where}"
 
 
 def kept_directory(run: Path, step: int | None) -> Path:
@@ -72,10 +72,10 @@ def kept_directory(run: Path, step: int | None) -> Path:
 
 
 def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
-    """Compute each row by itself, forward and backward, in one process; no weight is changed."""
+    """Compute what the update was computed from, forward and backward, in one process: its microbatches that were not
+    finite, and each of their rows by itself. No weight is changed."""
     set_up_numerics(recipe)
-    newest = newest_valid(run / "checkpoints", say)
-    found = newest if recipe.lora is None else None
+    found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
     # Inside compiled layers there are no modules to look at.
@@ -88,8 +88,7 @@ def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None
     if isinstance(recipe, GrpoRecipe):
         passes = _policy_passes(trainer, recipe, directory)
     else:
-        state = newest.state.get(OBJECTIVE, {}) if newest else {}
-        passes = _example_passes(trainer, recipe, directory, state)
+        passes = _example_passes(trainer, recipe, directory)
     findings = []
     for each in passes:
         findings.append(_finding(trainer, each))
@@ -108,7 +107,14 @@ def _finding(trainer: Trainer, each: Pass) -> Finding:
     trainer.vision.end_step()
     size = gradient_size(trainer.policy.trained_parameters().values())
     norm = 0.0 if size is None else float(size)
-    return Finding(row=each.row, loss=loss, gradient_norm=norm, module=modules[0] if modules else None)
+    return Finding(rows=each.rows, loss=loss, gradient_norm=norm, module=modules[0] if modules else None)
+
+
+def rows_at_fault(findings: Sequence[Finding]) -> list[str]:
+    """List the rows that are not finite by themselves; those that are so only together where none is."""
+    faulty = [each.rows for each in findings if not each.is_finite]
+    alone = [rows for rows in faulty if len(rows) == 1]
+    return list(dict.fromkeys(row for rows in alone or faulty for row in rows))
 
 
 @contextmanager
@@ -133,23 +139,24 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
-    groups = kept_groups(recipe, trainer.policy.family, directory)
-    totals = sum((totals_of([group]) for group in groups), NO_TOTALS)
-    for group in trainer.taught(groups):
-        for unit in trainer.units([group], totals):
+    """Give each microbatch as it was, then each of its rows by itself."""
+    for kept in read_kept(directory, trainer.policy.device):
+        alone = [((row,), each) for row, each in kept.of_rows()]
+        together = [(tuple(row for (row,), _ in alone), kept)] if len(alone) > 1 else []
+        for rows, each in (*together, *alone):
             yield Pass(
-                row=group.item.prompt.row.id,
-                images_of_passes=unit.images_of_passes,
-                contributions=policy_contributions(trainer, unit, [Known()] * len(unit.batches), recipe),
+                rows=rows,
+                images_of_passes=each.unit.images_of_passes,
+                contributions=policy_contributions(trainer, each.unit, each.known, recipe),
             )
 
 
-def _example_passes(
-    trainer: Trainer, recipe: OfflineRecipe, directory: Path, state: Mapping[str, float]
-) -> Iterator[Pass]:
-    """Encode the step's rows again; they are a function of its number. `state`: what the loss kept of steps before the
-    newest checkpoint."""
-    step = json.loads((directory / REPORT).read_text(encoding="utf-8"))["step"]
+def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) -> Iterator[Pass]:
+    """Encode the step's rows again; they are a function of its number. What the loss knew of them was kept."""
+    with reading(directory):
+        report = read_json(directory / REPORT)
+    if not isinstance(report, dict) or type(step := report.get("step")) is not int:
+        raise RunError(f"{directory / REPORT} does not say its step; {NOT_OURS}")
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
     encode = ExampleEncoder(recipe=recipe, family=trainer.policy.family, rows=table.rows, order=order)
@@ -158,12 +165,22 @@ def _example_passes(
         with suppress(DataError):  # a row that was rejected then is rejected now
             examples.append(encode(table.rows[order.row(index)], index))
     objective = objective_of(recipe)
-    objective.state.update(state)
-    plan = objective.plan(trainer, bundled(trainer, examples))
+    kept: list[KeptPlan] = read_kept(directory, trainer.policy.device)
+    objective.state.update(kept[0].state)
+    known = {index: sums for each in kept for index, sums in each.known.items()}
+    matched = {index: values for each in kept for index, values in each.matched_values.items()}
+    plan = replace(
+        objective.plan(trainer, bundled(trainer, examples), known),
+        examples=kept[0].examples,
+        tokens=kept[0].tokens,
+        first_tokens=kept[0].first_tokens,
+        divergence=kept[0].divergence,
+        matched=matched,
+    )
     for bundle in plan.made:
         for each in trainer.example_passes([bundle]):
             yield Pass(
-                row=each.row_ids[0],
+                rows=each.row_ids,
                 images_of_passes=[each.packed.images],
                 contributions=example_contributions(trainer, objective, each, plan),
             )

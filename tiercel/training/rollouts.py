@@ -36,7 +36,7 @@ def open_rollouts(
     recipe: GrpoRecipe, session: Session, trainer: Trainer
 ) -> Iterator[tuple[StepRows[EncodedPrompt], "Rollouts"]]:
     """Start the rewards, the workers that encode rows, and the engine; end them at the end."""
-    rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space)
+    rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space).hear(session.note)
     sampling = open_sampler(recipe, trainer, session.run, session.read.every, session.say)
     with (
         entered(rewards, session.say, "starting the rewards") as scorer,

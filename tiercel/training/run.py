@@ -9,8 +9,10 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, OfflineRecipe
+from tiercel.config.loading import require_sound
 from tiercel.config.reward_rules import reward_models
 from tiercel.config.schema import BaseRecipe, Recipe, Source
+from tiercel.config.tracker_packages import require_packages
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
@@ -19,7 +21,6 @@ from tiercel.models.memory_errors import first_line, is_out_of_memory
 from tiercel.reliability.pulse import Pulse
 from tiercel.report import write_report
 from tiercel.runs.directory import RunDirectory, open_run
-from tiercel.trackers.opening import require_packages
 from tiercel.training.watching import phase_limits
 
 COLLECTIVE_PATIENCE = 2
@@ -29,14 +30,20 @@ AnyRecipe = TypeVar("AnyRecipe", OfflineRecipe, GrpoRecipe)
 def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe, pulse: Pulse) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
     and return its path; None but on the first rank. `pulse`: this process's, which is watched. Raises TrainingError
-    where memory runs out."""
+    where memory runs out, and RecipeError for a recipe that a file could not hold."""
+    require_sound(recipe)
     with launched_ranks(recipe, pulse) as ranks, ready_run(recipe, ranks) as run:
         fetch(recipe, ranks)
         pulse.begin("rows", 0)
         train(recipe, run)
         pulse.begin("report", pulse.doing.step)
-        report = ranks.on_first(lambda: write_report(run.path))
+        report = ranks.on_first(partial(_reported, run))
         return report if ranks.is_first else None
+
+
+def _reported(run: RunDirectory) -> Path:
+    run.require_held()
+    return write_report(run.path)
 
 
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:

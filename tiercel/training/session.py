@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tiercel.config.schema import BaseRecipe
+from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
@@ -17,11 +18,12 @@ from tiercel.errors import Terminated
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.checkpoints import FoundCheckpoint
-from tiercel.runs.directory import RunDirectory, read_metrics, resume_point
+from tiercel.runs.directory import RunDirectory, resume_point
+from tiercel.runs.json_lines import Rows
 from tiercel.runs.progress import Progress
 from tiercel.runs.stopping import StopRequest
 from tiercel.runs.waiting import waiting
-from tiercel.trackers.opening import Trackers, open_trackers, require_packages
+from tiercel.trackers.opening import Trackers, open_trackers
 from tiercel.training.checkpointing import OBJECTIVE, Checkpoints
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
@@ -82,6 +84,10 @@ class Session:
         """Tell a person, in log.txt and on the terminal."""
         self.progress.say(text)
 
+    def note(self, text: str) -> None:
+        """Write in log.txt what is too much for a terminal."""
+        self.progress.note(text)
+
     def is_evaluated_after(self, step: Step) -> bool:
         """Whether the held-out rows are scored at the end of a step."""
         return self._is_due(step, self.recipe.train.eval_every)
@@ -131,6 +137,8 @@ class Session:
     def _record(self, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl; once it is there, the trackers get it."""
         self.run.record(row)
+        if self.recipe.trackers:  # which may show the step's pictures
+            self.ranks.together(self.run.finish_pictures)
         self.trackers.row(row)
 
 
@@ -143,8 +151,10 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(log, 0, recipe.train.log_every))
         say = progress.say
+        for line in run.changed:
+            say(line)
         with waiting(say, f"reading the rows of {recipe.data.train}"):
-            read = ranks.together(lambda: read_run_rows(recipe, run))
+            read = ranks.together(lambda: read_run_rows(recipe, run, say))
         rows = read.train.identity()
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
@@ -152,8 +162,8 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
         ranks.on_first(lambda: require_packages(recipe.trackers))
-        found = ranks.on_first(lambda: resume_point(run, say, partial(require_rows_of, rows=rows)))
-        kept = read_metrics(run.path) if ranks.is_first else []
+        found = ranks.on_first(lambda: resume_point(run, say, partial(require_rows_of, rows=rows, say=say)))
+        kept = Rows(run.metrics_file) if ranks.is_first else ()
         is_over = found is not None and found.step >= length.steps
         names = recipe.trackers if ranks.is_first and not is_over else ()
         trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps, say))

@@ -16,6 +16,7 @@ from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.config.schema import Data
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.rows import fill_prompt
+from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError, ModelError
 from tiercel.learner.batch import AdvantageGroup, PolicyBatch
@@ -116,7 +117,7 @@ class Teaching:
             return None
         values_N = scores.divergence_N
         if values_N is None:
-            teacher_N = batch.teacher.drawn_N.to(scores.logprobs_N.device, non_blocking=True)
+            teacher_N = moved(batch.teacher.drawn_N, scores.logprobs_N.device)
             kl_sum = (scores.logprobs_N.detach() - teacher_N).sum()
             return TeacherTerm(values_N=self.section.coef * k2(scores.logprobs_N, teacher_N), kl_sum=kl_sum)
         return TeacherTerm(values_N=self.section.coef * values_N, kl_sum=values_N.detach().sum())

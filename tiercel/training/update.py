@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -15,12 +15,21 @@ from torch import Tensor
 from tiercel.algorithms import LossInput, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_sums, is_near_policy
 from tiercel.config.schema import GrpoRecipe
+from tiercel.devices import moved
 from tiercel.errors import TrainingError
 from tiercel.learner.batch import CompletionName, PolicyBatch, PolicyUnit
 from tiercel.learner.head import TokenScores
 from tiercel.learner.prefix import PrefixPass
 from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
-from tiercel.training.finite import Trace, TracedPart, faulty_rows, gradient_size, non_finite
+from tiercel.training.finite import (
+    Trace,
+    TracedPart,
+    faulty_examples,
+    faulty_rows,
+    gradient_size,
+    non_finite,
+    without_graph,
+)
 from tiercel.training.forward import ExamplePass
 from tiercel.training.minibatches import Minibatch
 from tiercel.training.objectives import Objective, Plan
@@ -121,30 +130,28 @@ def _policy_contribution(
     kl, teacher = trainer.kl, None if trainer.teacher is None else trainer.teacher.term(batch, scores)
     device = logprobs_N.device
     detached_N = logprobs_N.detach()
-    base_N = detached_N if known.old_logprobs_N is None else known.old_logprobs_N.to(device, non_blocking=True)
-    sampler_N = batch.sampler_logprobs_N.to(device, non_blocking=True)
-    advantages_C = batch.advantages_C.to(device, non_blocking=True)
-    completion_of_N = batch.packed.continuation_of_N.to(device, non_blocking=True)
+    base_N = detached_N if known.old_logprobs_N is None else moved(known.old_logprobs_N, device)
+    sampler_N = moved(batch.sampler_logprobs_N, device)
+    advantages_C = moved(batch.advantages_C, device)
+    completion_of_N = moved(batch.packed.continuation_of_N, device)
     match = engine_match(base_N, sampler_N, completion_of_N, len(batch.names_C), recipe)
     factors = [match.weights_N, known.is_chosen_N]
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
         factors.append(is_near_policy(logprobs_N, sampler_N, advantages_C, completion_of_N, delta))
-    output = policy_loss(
-        LossInput(
-            logprobs_N=logprobs_N,
-            old_logprobs_N=base_N,
-            weights_N=_product(factors),
-            kl_N=None if kl is None or reference_N is None else kl.estimate(logprobs_N, reference_N),
-            entropy_N=scores.entropy_N if algorithm.entropy_coef > 0 else None,
-            teacher_N=None if teacher is None else teacher.values_N,
-            advantages_C=advantages_C,
-            completion_of_N=completion_of_N,
-            totals=batch.totals,
-            longest=recipe.rollout.longest,
-        ),
-        algorithm,
+    given = LossInput(
+        logprobs_N=logprobs_N,
+        old_logprobs_N=base_N,
+        weights_N=_product(factors),
+        kl_N=None if kl is None or reference_N is None else kl.term(logprobs_N, reference_N, base_N),
+        entropy_N=scores.entropy_N if algorithm.entropy_coef > 0 else None,
+        teacher_N=None if teacher is None else teacher.values_N,
+        advantages_C=advantages_C,
+        completion_of_N=completion_of_N,
+        totals=batch.totals,
+        longest=recipe.rollout.longest,
     )
+    output = policy_loss(given, algorithm)
     return Contribution(
         loss=output.loss,
         loss_sums=output.token_sums,
@@ -157,7 +164,7 @@ def _policy_contribution(
         pass_largest={LARGEST_GAP: match.largest_gap},
         tokens=len(logprobs_N),
         row_ids=batch.prompt_ids,
-        faulty_rows=partial(faulty_rows, batch, detached_N),
+        faulty_rows=partial(faulty_rows, batch, without_graph(given), algorithm),
         seen=TokensSeen(
             names_C=batch.names_C,
             completion_of_N=batch.packed.continuation_of_N,
@@ -170,7 +177,7 @@ def _policy_contribution(
 def _product(factors: Sequence[Tensor | None]) -> Tensor | None:
     """fp32 (N,); None where there is no factor."""
     given = [factor.float() for factor in factors if factor is not None]
-    return torch.stack(given).prod(0) if given else None
+    return reduce(torch.mul, given) if given else None  # CUDA compiles a kernel for `prod` when it first runs
 
 
 def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -238,7 +245,7 @@ def example_contributions(
     trainer.ranks.pulse.work_on(rows)
     with trainer.training_mode():
         features_KH = trainer.vision.features(packed.images, with_gradient=True)
-        scores = trainer.learner(packed, features_KH, trainer.temperature)
+        scores = trainer.learner(packed, features_KH, trainer.temperature, asked=objective.asked(each))
     share = objective.share(each, scores, plan)
     yield Contribution(
         loss=share.loss,
@@ -250,7 +257,7 @@ def example_contributions(
         },
         tokens=len(packed.targets_N),
         row_ids=rows,
-        faulty_rows=lambda: rows,
+        faulty_rows=partial(faulty_examples, rows, share.losses_B),
     )
 
 

@@ -1,0 +1,85 @@
+"""What .ci/run chooses for a commit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CORE_CASES
+from tools.ci_plan import ALWAYS_WHOLE, DIVIDED, FORCED, STEPS, changed_paths, plan_everything, plan_steps
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "00000004" + 32 * "a"  # 4 % 3 = 1
+
+
+def test_a_change_of_nothing_that_matters_takes_a_third_of_each_suite():
+    steps = plan_steps(COMMIT, ["README.md"])
+    assert [step.arguments for step in steps] == [*ALWAYS_WHOLE, *(f"{name} THIRD=1" for name in DIVIDED)]
+
+
+@pytest.mark.parametrize(
+    ("path", "forced"),
+    [
+        ("tiercel/rollout/vllm_http.py", {"test-vllm"}),
+        ("tiercel/distributed/ranks.py", {"test-scale"}),
+        ("tiercel/models/quantized.py", {"test-families", "test-generic", "test-lowest", "test-quantized"}),
+        ("tests/vllm/test_runs.py", {"test-vllm"}),
+    ],
+)
+def test_a_changed_path_runs_its_suites_whole(path, forced):
+    steps = plan_steps(COMMIT, ["README.md", path])
+    assert {step.target for step in steps if step.target in DIVIDED and step.third is None} == forced
+    assert all(path in step.why for step in steps if step.target in forced)
+
+
+def test_every_suite_is_whole_in_everything():
+    assert [step.arguments for step in plan_everything()] == list(STEPS)
+
+
+def test_every_path_of_the_table_is_there():
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert [start for start in FORCED if not any(file.startswith(start) for file in files)] == []
+    assert {suite for suites in FORCED.values() for suite in suites} <= set(DIVIDED)
+
+
+def test_changes_are_those_since_the_base_and_without_one_of_the_last_hours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def commit(name: str, hour: int) -> str:
+        (tmp_path / name).write_text(name)
+        when = f"2026-01-01T{hour:02}:00:00+0000"
+        given = {"GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        for arguments in (("add", "."), (*who, "commit", "-qm", name)):
+            subprocess.run(["git", *arguments], check=True, env=given)
+        return subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+    subprocess.run(["git", "init", "-q"], check=True)
+    first = commit("first", 1)
+    assert changed_paths(first, None) == ["first"]
+    commit("second", 9)
+    third = commit("third", 11)
+    assert changed_paths(third, None) == ["second", "third"]
+    assert changed_paths(third, "HEAD~1") == ["third"]
+
+
+def test_thirds_have_every_case_and_each_third_has_the_core(tmp_path):
+    def collected(*arguments: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", "-m", "vllm", "--collect-only", *arguments, "tests/vllm"]
+        output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        return {line for line in output.splitlines() if "::" in line}
+
+    whole = collected()
+    thirds = [collected("--third", str(third)) for third in range(3)]
+    assert set.union(*thirds) == whole
+    core = {case for case in whole if case.startswith(CORE_CASES)}
+    assert set.intersection(*thirds) == core and core
+
+
+def test_every_core_case_names_a_test():
+    for case in CORE_CASES:
+        path, _, name = case.partition("::")
+        assert f"def {name.split('[')[0]}" in (ROOT / path).read_text(), case

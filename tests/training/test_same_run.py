@@ -1,0 +1,51 @@
+"""A run goes on from what is its own: other rows under the same ids are told, checkpoints of another run refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
+from tiercel.errors import RunError
+from tiercel.runs.checkpoints import directory_of
+
+
+@pytest.fixture
+def recipe_of(tiny_checkpoints, tmp_path):
+    rows = write_rows(tmp_path)
+
+    def make(name: str, steps: int, **optim: float):
+        data = {"eval": None, "workers": 0}
+        train = {"steps": steps, "save_every": 1, "keep": 9}
+        return grpo_recipe(
+            tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / name, data=data, train=train, optim={"lr": 1e-2, **optim}
+        )
+
+    return make
+
+
+@pytest.mark.catalogue
+def test_a_run_goes_on_from_its_own(recipe_of, tmp_path):
+    first, other = run_grpo(recipe_of("first", 1)), run_grpo(recipe_of("other", 2, lr=2e-2))
+    same = run_grpo(recipe_of("same", 1))
+    assert (directory_of(same / "checkpoints", 1) / "state.json").read_bytes() == (
+        directory_of(first / "checkpoints", 1) / "state.json"
+    ).read_bytes()
+
+    foreign = directory_of(first / "checkpoints", 2)
+    shutil.copytree(directory_of(other / "checkpoints", 2), foreign)
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=f"{foreign} is of another run, .*lora.init: {foreign}/adapter"):
+        run_grpo(recipe_of("first", 3))
+    kept = {path: text for path, text in before.items() if path.suffix == ".safetensors" or "metrics" in path.name}
+    assert all(path.read_bytes() == text for path, text in kept.items())
+
+    shutil.rmtree(foreign)
+    rows = Path(recipe_of("first", 3).data.train)
+    rows.write_text(rows.read_text().replace('"answer": "', '"answer": "not '))
+    run_grpo(recipe_of("first", 3))
+    log = (first / "log.txt").read_text()
+    assert "data.train: rows have other texts, answers or columns than when" in log
+    assert "going on from step 1" in log
+    run_grpo(recipe_of("first", 4))
+    assert (first / "log.txt").read_text().count("rows have other texts") == 1

@@ -1,0 +1,90 @@
+"""The weights that a run has trained: of its newest checkpoint, of a step, or of its best evaluation."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.config import Recipe
+from tiercel.config.schema import BaseRecipe
+from tiercel.errors import RunError
+from tiercel.report.verdict import HELD_OUT
+from tiercel.runs.checkpoints import FoundCheckpoint, is_better, list_checkpoints, newest_valid, of_step
+from tiercel.runs.directory import read_metrics
+from tiercel.runs.group_records import finite
+from tiercel.training.checkpointing import LOWEST_IS_BEST, OBJECTIVE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Which checkpoint of a run: the newest where neither is given."""
+
+    step: int | None = None
+    is_best: bool = False
+
+    @classmethod
+    def of(cls, arguments: Namespace) -> "Choice":
+        """Read the flags of a command."""
+        return cls(step=arguments.checkpoint, is_best=arguments.best)
+
+
+NEWEST = Choice()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """Where a run's weights are, and what its loss keeps of earlier steps."""
+
+    model: str
+    adapter: Path | None
+    state: Mapping[str, Any]
+
+
+def trained_weights(run: Path, recipe: BaseRecipe, choice: Choice = NEWEST) -> Trained:
+    """Find the weights of a run. Raises RunError where it has no such checkpoint."""
+    found = _found(run, recipe, choice)
+    state = found.state.get(OBJECTIVE, {})
+    if recipe.lora is None:
+        return Trained(model=str(found.path / "model"), adapter=None, state=state)
+    return Trained(model=recipe.model.path, adapter=found.path / "adapter", state=state)
+
+
+def with_weights(recipe: Recipe, trained: Trained) -> Recipe:
+    """Return the recipe with the model that the weights belong to."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": trained.model})})
+
+
+def _found(run: Path, recipe: BaseRecipe, choice: Choice) -> FoundCheckpoint:
+    folder = run / "checkpoints"
+    if choice.is_best:
+        metric, step, value = _best(run, recipe)
+        print(f"the best of the checkpoints is that of step {step}: {metric} {value:.4f}", file=sys.stderr)
+        return of_step(folder, step)
+    if choice.step is not None:
+        return of_step(folder, choice.step)
+    found = newest_valid(folder, print)
+    if found is None:
+        raise RunError(f"{run} has no valid checkpoint yet")
+    return found
+
+
+def _best(run: Path, recipe: BaseRecipe) -> tuple[str, int, float]:
+    """Return the metric, the step and the value of the best evaluation of which there is a checkpoint, the earliest
+    among equals. The metric is that of train.keep_best, or the first that was recorded. Raises RunError."""
+    steps = {step for step, _ in list_checkpoints(run / "checkpoints")}
+    rows = [row for row in read_metrics(run) if row["step"] in steps]
+    for metric in [recipe.train.keep_best] if recipe.train.keep_best else HELD_OUT:
+        scored = [(row["step"], value) for row in rows if (value := finite(row.get(metric))) is not None]
+        if not scored:
+            continue
+        best = scored[0]
+        for each in scored[1:]:
+            if is_better(each[1], best[1], lowest=metric in LOWEST_IS_BEST):
+                best = each
+        return metric, *best
+    raise RunError(
+        f"--best: no checkpoint of {run} was evaluated; name one by --checkpoint N, and for the next run set data.eval "
+        "and train.keep_best"
+    )

@@ -1,0 +1,73 @@
+"""Decode pictures to plain RGB. Imports no torch, so that a reward's process opens pictures as training does."""
+
+import numpy as np
+from PIL import Image
+
+_ORIENTATION_TAG = 0x0112
+# EXIF orientation -> the operation that turns the picture upright. Pictures with any other value are upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = frozenset({5, 6, 7, 8})
+_WHITE = (255, 255, 255, 255)
+_STRIP_PIXELS = 1 << 22
+
+
+def open_picture(file: str) -> Image.Image:
+    """Open a file as an upright picture in 8-bit RGB."""
+    with Image.open(file) as image:
+        return upright_rgb(image)
+
+
+def orientation(image: Image.Image) -> int:
+    """Read the EXIF orientation without loading the pixels."""
+    if image.format == "PNG":  # its getexif() would decode the picture first
+        exif = Image.Exif()
+        exif.load(image.info.get("exif", b""))
+    else:
+        exif = image.getexif()
+    return exif.get(_ORIENTATION_TAG, 1)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Decode an open image to an upright picture in 8-bit RGB, without metadata. Transparent pixels are drawn on white,
+    16-bit greyscale keeps its high byte, and CMYK is converted without a colour profile."""
+    # Read before load(), as for the size in the header, because load() also reads metadata after the pixels.
+    transposition = _UPRIGHT.get(orientation(image))
+    image.load()
+    picture = _to_rgb(image)
+    return picture if transposition is None else picture.transpose(transposition)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    is_16_bit = image.mode == "I" or image.mode.startswith("I;16")
+    if is_16_bit or image.has_transparency_data:
+        (width, height), convert = image.size, _from_16_bit if is_16_bit else _on_white
+        picture, rows = Image.new("RGB", image.size), max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):  # by strips: a large picture costs its own memory, not several times that
+            picture.paste(convert(image.crop((0, top, width, min(height, top + rows)))), (0, top))
+    else:
+        picture = image.convert("RGB")
+    picture.info = {}  # otherwise profiles and EXIF would be written wherever the picture is saved
+    return picture
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    canvas = Image.new("RGBA", image.size, _WHITE)
+    return Image.alpha_composite(canvas, image.convert("RGBA")).convert("RGB")
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    """Convert 16-bit greyscale by its high byte (Pillow would clip at 255); the transparent value becomes white."""
+    samples = np.asarray(image)
+    grey = (samples >> 8).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[samples == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")

@@ -1,0 +1,134 @@
+"""Open the files of a run, whose directory may hold what no run wrote: links, pipes, devices, files without end.
+
+Links are not followed: a run reads and writes inside its directory only.
+"""
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+LARGEST_FILE = 1 << 30  # bytes, that are read whole
+LARGEST_JSON = 1 << 24  # bytes of a file that is one value
+LONGEST_LINE = 1 << 27  # bytes
+_IN_WORDS = {errno.ELOOP: "is a link, which is not followed", errno.ENXIO: "is not a regular file"}
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+
+
+class OddFile(OSError):
+    """Raised where a file is there that no run wrote so; `strerror` says what it is."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
+
+
+def open_regular(file: Path | str, largest: int | None = None) -> IO[bytes]:
+    """Open a file for reading. Raises OSError: OddFile if it is a link, no regular file, or larger than `largest`
+    bytes."""
+    stream = _file(_opened(file, os.O_RDONLY), file, "rb")
+    size = os.fstat(stream.fileno()).st_size
+    if largest is not None and size > largest:
+        stream.close()
+        raise OddFile(errno.EFBIG, f"has {size:,} bytes; at most {largest:,} are read", str(file))
+    return stream
+
+
+def read_regular(file: Path | str, largest: int = LARGEST_FILE) -> bytes:
+    """Read a file whole. Raises OSError as `open_regular` does."""
+    with open_regular(file, largest) as stream:
+        return stream.read(largest)
+
+
+def read_text(file: Path | str, largest: int = LARGEST_FILE) -> str:
+    """Read a file as UTF-8, what is not UTF-8 as replacement characters. Raises OSError as `open_regular` does."""
+    return read_regular(file, largest).decode("utf-8", errors="replace")
+
+
+def read_json(file: Path | str, largest: int = LARGEST_JSON) -> Any:
+    """Read a file that is one value. Raises OSError as `open_regular` does, and where it is no JSON or nested too
+    deeply."""
+    data = read_regular(file, largest)
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise OddFile(errno.EINVAL, f"is no JSON ({error})", str(file)) from error
+    except RecursionError as error:
+        raise OddFile(errno.EINVAL, "is nested too deeply", str(file)) from error
+
+
+def require_regular(file: Path | str) -> None:
+    """Require a file that a library is to open by its name, which waits at a pipe. Raises OSError as `open_regular`
+    does."""
+    open_regular(file).close()
+
+
+def lines_of(file: Path | str) -> Iterator[bytes]:
+    """Yield the lines of a file. Raises OSError as `open_regular` does, and where one is longer than LONGEST_LINE."""
+    with open_regular(file) as stream:
+        while line := stream.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise too_long(file)
+            yield line
+
+
+def too_long(file: Path | str) -> OddFile:
+    """Make the error of a line that is too long, as a file with a hole has."""
+    return OddFile(errno.EFBIG, f"has a line of more than {LONGEST_LINE:,} bytes", str(file))
+
+
+def open_to_append(file: Path | str) -> IO[str]:
+    """Open a text file to write at its end, and make it if it is not there. Raises OSError if it is a link or no
+    regular file."""
+    return _file(_opened(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), file, "a")
+
+
+def open_new(file: Path | str, mode: str = "w") -> IO[Any]:
+    """Make a file, for writing, in place of what has its name: what a process that was killed left, or a link, which is
+    removed and not followed. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(file)
+    return _file(_opened(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), file, mode)
+
+
+def _opened(file: Path | str, flags: int) -> int:
+    try:
+        return os.open(file, flags | _FLAGS, 0o666)
+    except OSError as error:
+        if (told := _IN_WORDS.get(error.errno or 0)) is None:
+            raise
+        raise OddFile(error.errno, told, str(file)) from error
+
+
+def write_new(file: Path | str, text: str) -> None:
+    """Write a text file in place of what has its name, as `open_new` does. Raises OSError."""
+    with open_new(file) as stream:
+        stream.write(text)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory if it is not there. Raises OSError if it is a link: what is written would lie elsewhere."""
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link; move what it leads to here", str(path))
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name, if there is anything: a directory with all that is in it, a file, or a link, which is
+    not followed. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _file(descriptor: int, file: Path | str, mode: str) -> IO[Any]:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OddFile(errno.EINVAL, "is not a regular file", str(file))
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")

@@ -1,0 +1,75 @@
+"""Names of secrets, and values as a message may show them: without what is given under such a name."""
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import Any
+
+SECRET_VARIABLES = ("*_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")  # in either case
+SHORTEST_SECRET = 8  # characters; a shorter value would occur in ordinary words
+REDACTED = "[redacted]"
+CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>]+(?=@)')
+PARAMETER = re.compile(r"(?<=[?&;])(?P<name>[\w.%-]+)=(?P<value>[^\s&;#\"'<>]+)")
+
+_SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
+_USER = re.compile(rf"{CREDENTIALS.pattern}@")
+_SETTINGS = (
+    re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?\s*+[=:]\s*+(?P<first>\S)"""),
+    re.compile(r"(?<!\S)-(?P<name>[\w.-]++)\s++(?P<first>\S)"),
+)
+_FLAG = re.compile(r"--?(?P<name>[\w.-]+)")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable, key or URL parameter of this name holds a secret."""
+    return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
+
+
+def without_credentials(text: str) -> str:
+    """Take users and passwords out of the addresses in a text, and the values of their parameters named like
+    secrets."""
+    if "://" not in text:
+        return text
+    return PARAMETER.sub(lambda found: f"{found['name']}=" if is_secret_name(found["name"]) else found[0],
+                         _USER.sub("", text))  # fmt: skip
+
+
+def harmless(value: Any, key: str = "") -> Any:
+    """Copy what a user gave, for a message: without the values of keys named like secrets, inside it too, without what
+    follows such a name in a text, and without the credentials of an address. `key`: the dotted name that it is given
+    for; leave it out where that holds no secret, such as a number of tokens."""
+    if isinstance(value, dict):
+        return {name: harmless(inner, f"{key}.{name}") for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [harmless(inner, key) for inner in value]
+    if value is None or isinstance(value, bool) or _is_count(value):
+        return value
+    if _is_of_secret(key):
+        return REDACTED
+    return _harmless_text(value) if isinstance(value, str) else value
+
+
+def harmless_words(words: Sequence[str]) -> list[str]:
+    """Copy words of a command line, without the value in `--hf_token VALUE` or `hf_token=VALUE`."""
+    flags = [_FLAG.fullmatch(word) for word in words]
+    before = ["", *(flag["name"] if flag else "" for flag in flags)]
+    return [word if flag else harmless(word, name) for word, flag, name in zip(words, flags, before, strict=False)]
+
+
+def _is_of_secret(key: str) -> bool:
+    return any(part == "key" or is_secret_name(part) for part in key.split("."))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and len(str(value)) < SHORTEST_SECRET
+
+
+def _harmless_text(text: str) -> str:
+    for pattern in _SETTINGS:
+        for found in pattern.finditer(text):
+            rest = text[found.start("first") :]
+            is_count = rest[0].isdigit() and len(rest) < SHORTEST_SECRET
+            if _is_of_secret(found["name"]) and not is_count:
+                text = text[: found.start("first")] + REDACTED
+                break
+    return CREDENTIALS.sub("redacted", text) if "://" in text else text

@@ -1,0 +1,210 @@
+"""Microbatches of an update that was not finite, as a file of tensors: what `tiercel replay` computes again.
+
+The file is safetensors. Its tensors are named by their place in the units; all else is JSON in its header.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tiercel.algorithms import Totals
+from tiercel.errors import RunError
+from tiercel.learner.batch import CompletionName, PolicyBatch, PolicyUnit
+from tiercel.learner.divergence import TeacherTokens
+from tiercel.learner.layout import GroupSpans, PackedTokens, PrefixLayout
+from tiercel.regular_files import require_regular
+from tiercel.reliability.redaction import redact_values
+from tiercel.training.finite import MICROBATCHES
+from tiercel.training.objectives import Plan
+from tiercel.training.passes import Known
+from tiercel.types import EncodedImage, ImagePlan
+from tiercel.writing import NOT_OURS
+
+HEADER = "kept"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptUnit:
+    """Microbatches that are run together, with what was known of each before the update."""
+
+    unit: PolicyUnit
+    known: tuple[Known, ...]
+
+    def of_rows(self) -> Iterator[tuple[str, "KeptUnit"]]:
+        """Yield each row by itself, with its id."""
+        unit = self.unit
+        if unit.prefix is not None or len(unit.batches[0].prompt_ids) == 1:  # one row, perhaps in parts
+            yield unit.batches[0].prompt_ids[0], self
+            return
+        (batch,), (known,) = unit.batches, self.known
+        for number, row in enumerate(batch.prompt_ids):
+            yield row, _one_group(batch, known, number)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptPlan:
+    """What was known of a step's examples before an update from the rows' own answers."""
+
+    indices: tuple[int, ...]
+    reference: tuple[Tensor, ...]  # of the examples of these indices
+    examples: int
+    tokens: int
+    first_tokens: int
+    divergence: float
+    matched: tuple[tuple[float, float], ...] = ()  # AOT's, likewise
+    state: Mapping[str, float]  # of the objective
+
+    @property
+    def known(self) -> dict[int, Tensor]:
+        return dict(zip(self.indices, self.reference, strict=True))
+
+    @property
+    def matched_values(self) -> dict[int, tuple[float, float]]:
+        return dict(zip(self.indices, self.matched, strict=True)) if self.matched else {}
+
+
+_KINDS: tuple[type, ...] = (KeptUnit, PolicyUnit, PolicyBatch, Known, CompletionName, Totals, TeacherTokens, KeptPlan)
+_KINDS += (PackedTokens, PrefixLayout, GroupSpans, EncodedImage, ImagePlan)
+CLASSES = {kind.__name__: kind for kind in _KINDS}
+
+
+def kept_units(units: Sequence[PolicyUnit], known: Sequence[Sequence[Known]], places: Sequence[int] | None) -> bytes:
+    """Write the units that have one of these microbatches, counted over all units; b"" where none has."""
+    kept, start = [], 0
+    for unit, each in zip(units, known, strict=True):
+        stop = start + len(unit.batches)
+        is_asked = places is None or any(start <= place < stop for place in places)
+        if is_asked and unit.batches[0].prompt_ids:
+            kept.append(KeptUnit(unit=unit, known=tuple(each)))
+        start = stop
+    return _written(kept)
+
+
+def kept_plan(plan: Plan, state: Mapping[str, float], places: Sequence[int] | None) -> bytes:
+    """Write what a plan knows of its examples, which the step's rows do not tell."""
+    own = [example.prompt.index for bundle in plan.made for example in bundle.examples]
+    indices = tuple(index for index in own if index in plan.reference)
+    kept = KeptPlan(
+        indices=indices,
+        reference=tuple(plan.reference[index] for index in indices),
+        examples=plan.examples,
+        tokens=plan.tokens,
+        first_tokens=plan.first_tokens,
+        divergence=plan.divergence,
+        matched=tuple(plan.matched[index] for index in indices) if plan.matched else (),
+        state=dict(state),
+    )
+    return _written([kept])
+
+
+def read_kept(directory: Path, device: torch.device) -> list[Any]:
+    """Read the KeptUnits, or the KeptPlans, of all ranks. Raises RunError where there are none."""
+    files = sorted(directory.glob(MICROBATCHES.format(rank=0).replace("000", "*")))
+    if not files:
+        raise RunError(f"{directory} has no microbatches to compute again; an older version of tiercel kept it")
+    kept = []
+    for file in files:
+        try:
+            require_regular(file)
+            with safe_open(file, "pt") as opened:
+                tree = json.loads(opened.metadata()[HEADER])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            kept += _value(tree, tensors)
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise RunError(f"{file} does not have the microbatches of an update: {error}; {NOT_OURS}") from error
+    return [_on(each, device) for each in kept]
+
+
+def _on(kept: KeptUnit | KeptPlan, device: torch.device) -> KeptUnit | KeptPlan:
+    """Put what a pass computed where passes are computed."""
+    if isinstance(kept, KeptPlan):
+        return kept
+    return replace(kept, known=tuple(_changed(each, lambda value_N: value_N.to(device)) for each in kept.known))
+
+
+def _changed(known: Known, change: Any) -> Known:
+    tensors = {each.name: getattr(known, each.name) for each in fields(known)}
+    return Known(**{name: None if value is None else change(value) for name, value in tensors.items()})
+
+
+def _one_group(batch: PolicyBatch, known: Known, number: int) -> KeptUnit:
+    """Cut a prompt with its completions out of a microbatch."""
+    packed, groups = batch.packed, batch.packed.layout.groups
+    first = sum(len(group.completions) for group in groups[:number])
+    last = first + len(groups[number].completions)
+    start, stop = groups[number].prompt[0], groups[number].completions[-1][1]
+    first_image = sum(packed.image_counts[:number])
+    pictures = packed.layout.picture_spans
+    is_own_N = (packed.continuation_of_N >= first) & (packed.continuation_of_N < last)
+    own = PackedTokens(
+        layout=PrefixLayout(
+            groups=(groups[number].moved(-start),),
+            length=stop - start,
+            picture_spans=tuple((begin - start, end - start) for begin, end in pictures if start <= begin < stop),
+        ),
+        token_ids_T=packed.token_ids_T[start:stop],
+        positions_DT=packed.positions_DT[:, start:stop],
+        images=packed.images[first_image : first_image + packed.image_counts[number]],
+        image_counts=(packed.image_counts[number],),
+        scoring_N=packed.scoring_N[is_own_N] - start,
+        targets_N=packed.targets_N[is_own_N],
+        continuation_of_N=packed.continuation_of_N[is_own_N] - first,
+    )
+    alone = replace(
+        batch,
+        packed=own,
+        advantages_C=batch.advantages_C[first:last],
+        sampler_logprobs_N=batch.sampler_logprobs_N[is_own_N],
+        old_logprobs_N=None if batch.old_logprobs_N is None else batch.old_logprobs_N[is_own_N],
+        teacher=None if batch.teacher is None else batch.teacher[is_own_N],
+        prompt_ids=(batch.prompt_ids[number],),
+        names_C=batch.names_C[first:last],
+    )
+    unit = PolicyUnit(prefix=None, batches=(alone,))
+    return KeptUnit(unit=unit, known=(_changed(known, lambda value_N: value_N[is_own_N.to(value_N.device)]),))
+
+
+def _written(kept: Sequence[KeptUnit | KeptPlan]) -> bytes:
+    if not kept:
+        return b""
+    tensors: dict[str, Tensor] = {}
+    tree = _tree(list(kept), "", tensors)
+    return save(tensors, {HEADER: json.dumps(redact_values(tree))})
+
+
+def _tree(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON has it; its tensors are put into `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"tensor": path}
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {"class": type(value).__name__, **_tree(inner, path, tensors)}
+    if isinstance(value, Mapping):
+        return {"fields": {name: _tree(each, _below(path, name), tensors) for name, each in value.items()}}
+    if isinstance(value, list | tuple):
+        return [_tree(each, _below(path, number), tensors) for number, each in enumerate(value)]
+    return value
+
+
+def _below(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _value(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Make the value again that `_tree` wrote."""
+    if isinstance(tree, list):
+        return tuple(_value(each, tensors) for each in tree)
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]]
+    inner = {name: _value(each, tensors) for name, each in tree["fields"].items()}
+    return CLASSES[tree["class"]](**inner) if "class" in tree else inner
