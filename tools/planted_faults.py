@@ -121,10 +121,10 @@ FAULTS = (
     ),
     Fault(
         "importing",
-        "gradient accumulation does not count in the size of a rollout",
+        "gradient accumulation does not count in the size of a step",
         "tiercel/importing/sizes.py",
-        '(launch.number("steps_per_generation") or accumulated)',
-        '(launch.number("steps_per_generation") or 1)',
+        "update = each * processes * accumulated",
+        "update = each * processes",
         "tests/importing",
     ),
     Fault(
