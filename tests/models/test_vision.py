@@ -182,4 +182,5 @@ def test_a_picture_of_several_microbatches_goes_through_a_trained_tower_once(tra
         (store.features([b], with_gradient=True) * weights[:4]).sum().backward()
         store.backward()
     assert store.policy.pictures == 2
-    torch.testing.assert_close(gradient(), expected, rtol=1e-4, atol=1e-6)
+    found = gradient()
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
