@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CORE_CASES
-from tools.ci_plan import ALWAYS_WHOLE, DIVIDED, FORCED, STEPS, changed_paths, plan_everything, plan_steps
+from tools.ci_plan import (
+    ALWAYS_WHOLE,
+    DIVIDED,
+    FORCED,
+    SECONDS_OF_THE_REST,
+    STEPS,
+    changed_paths,
+    plan_everything,
+    plan_steps,
+)
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "00000004" + 32 * "a"  # 4 % 3 = 1
@@ -23,7 +32,7 @@ def test_a_change_of_nothing_that_matters_takes_a_third_of_each_suite():
     [
         ("tiercel/rollout/vllm_http.py", {"test-vllm"}),
         ("tiercel/distributed/ranks.py", {"test-scale"}),
-        ("tiercel/models/quantized.py", {"test-families", "test-generic", "test-lowest", "test-quantized"}),
+        ("tiercel/models/quantized.py", {"test-families", "test-generic", "test-quantized"}),
         ("tests/vllm/test_runs.py", {"test-vllm"}),
     ],
 )
@@ -31,6 +40,13 @@ def test_a_changed_path_runs_its_suites_whole(path, forced):
     steps = plan_steps(COMMIT, ["README.md", path])
     assert {step.target for step in steps if step.target in DIVIDED and step.third is None} == forced
     assert all(path in step.why for step in steps if step.target in forced)
+
+
+def test_what_a_large_change_cannot_run_whole_in_time_is_told():
+    steps = {step.target: step for step in plan_steps(COMMIT, list(FORCED))}
+    assert steps["test-families"].third is None and steps["test-scale"].third == 1
+    assert "too long" in steps["test-scale"].why and "tests/distributed/" in steps["test-scale"].why
+    assert set(SECONDS_OF_THE_REST) == set(DIVIDED)
 
 
 def test_every_suite_is_whole_in_everything():
