@@ -196,7 +196,7 @@ test-scale: .venv-scale/.made
 test-view: .venv-view/.made
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || \
 		{ echo "make test-view needs Chromium: apt-get install chromium" >&2; exit 1; }
-	OMP_NUM_THREADS=1 .venv-view/bin/python -m pytest -m view tests/view
+	OMP_NUM_THREADS=1 .venv-view/bin/python -m pytest -m view tests/web/view
 
 .venv-view/.made: .venv/.made
 	$(call LAYER_OF,.venv-view)

@@ -17,16 +17,16 @@ from pathlib import Path
 from benchmarks.tables import RESULTS, markdown_table
 from tiercel.cli.import_command import first_launch
 from tiercel.config.loading import problems_of_text
+from tiercel.convert.conversion import draft_of, refusals
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.hydra import ACTOR, ROLLOUT
+from tiercel.convert.launches import Launch, launch_of
+from tiercel.convert.preferences import needs_reference
+from tiercel.convert.shell import commands
+from tiercel.convert.table import OVERRIDING
+from tiercel.convert.text import recipe_text
+from tiercel.convert.tuning import tuner_of
 from tiercel.errors import RecipeError
-from tiercel.importing.conversion import draft_of, refusals
-from tiercel.importing.draft import RecipeDraft
-from tiercel.importing.hydra import ACTOR, ROLLOUT
-from tiercel.importing.launches import Launch, launch_of
-from tiercel.importing.preferences import needs_reference
-from tiercel.importing.shell import commands
-from tiercel.importing.table import OVERRIDING
-from tiercel.importing.text import recipe_text
-from tiercel.importing.tuning import tuner_of
 from tools.docs.tables import write_table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from.md"

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.drivers.learner_step import make_policy, make_prompt
 from benchmarks.shapes import save_checkpoint, save_images
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 ROOT = Path(__file__).parents[1]

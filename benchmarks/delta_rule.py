@@ -2,7 +2,7 @@
 
 The rule of transformers computes in float32 whatever the model's dtype is, so it cannot be its own reference.
 
-Shape suffixes: docs/shapes.md, and A the heads of the values, as in tiercel/models/delta_net.py.
+Shape suffixes: docs/shapes.md, and A the heads of the values, as in tiercel/models/layers/delta_net.py.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, einsum, nn
 
 from tests.tiny_models import tiny_policy
-from tiercel.models.experts import mixtures
+from tiercel.models.layers.experts import mixtures
 from tiercel.models.policy import Policy
 
 CHUNKED_RULE = "torch_chunk_gated_delta_rule"  # the name by which transformers' models call it

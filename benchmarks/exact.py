@@ -34,12 +34,12 @@ from benchmarks.delta_rule import in_float64, rule_in_float64
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, random_ids, save_tiny_checkpoint, tiny_policy, tiny_prompts
-from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.types import EncodedPrompt
 
 COMPLETION_LENGTHS = ((9, 1, 14, 10), (6, 21, 7), (12, 3, 11, 11, 30))  # by group
@@ -176,7 +176,7 @@ def _model_inputs(policy: Policy, prompt: EncodedPrompt, token_ids_T: Tensor) ->
 def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tensor:
     """Logprobs by the learner; gradients are left in the parameters."""
     assert computation.form is not None
-    learner = Learner(policy, computation.form, checkpointing=False)
+    learner = PackedPolicy(policy, computation.form, checkpointing=False)
     vision = VisionStore(policy, cache_bytes=0)
     if computation.is_prompt_apart:
         return torch.cat(list(_logprobs_after_prompts(learner, vision, case)))
@@ -187,7 +187,7 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
     return logprobs_N
 
 
-def _logprobs_after_prompts(learner: Learner, vision: VisionStore, case: Case) -> Iterator[Tensor]:
+def _logprobs_after_prompts(learner: PackedPolicy, vision: VisionStore, case: Case) -> Iterator[Tensor]:
     """Each group's prompt in a pass of its own, its completions in microbatches of about one, as for a group larger
     than `learner.max_tokens_per_microbatch`."""
     weights = case.weights_N.split([sum(lengths) for lengths in COMPLETION_LENGTHS])

@@ -3,7 +3,7 @@
     make test-generic
     python -m benchmarks.generic llava qwen3
 
-Each is a tiny random checkpoint in the real format; its proof is that of a run's start (learner/proof.py). One more
+Each is a tiny random checkpoint in the real format; its proof is that of a run's start (packing/proof.py). One more
 checkpoint is made inconsistent on purpose. Exits with 1 where that is admitted, or where one that must be admitted is
 not.
 """
@@ -26,7 +26,7 @@ from tests import conftest as conftest  # declares torchvision's operators besid
 from tests.generic_models import GENERIC, NAMED, save_generic_checkpoint
 from tests.tiny_models import tiny_policy
 from tiercel.errors import TiercelError
-from tiercel.learner.proof import prove
+from tiercel.packing.proof import prove
 
 INCONSISTENT = "llava, its processor with another patch size"
 

@@ -30,7 +30,7 @@ from benchmarks.flops import (
     vision_forward,
 )
 from benchmarks.shapes import SHAPES, save_images
-from tiercel.training.operations import group_pairs, repeated_pairs
+from tiercel.training.metrics import group_pairs, repeated_pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -34,11 +34,11 @@ from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_rows
 from tiercel.distributed.launch import leave
 from tiercel.distributed.ranks import Ranks, joined_ranks
-from tiercel.learner.batch import AdvantageGroup, advantage_group, prompt_of_no_row
-from tiercel.reliability.pulse import Pulse
-from tiercel.rewards.wording import Exact
-from tiercel.training.build import build_trainer
-from tiercel.training.learning import learn
+from tiercel.packing.batch import AdvantageGroup, advantage_group, prompt_of_no_row
+from tiercel.reliability.heartbeat import Heartbeat
+from tiercel.rewards.text import Exact
+from tiercel.training.grpo.updates import learn
+from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, EncodedPrompt
 
 FRAMES, PICTURES, SIDE = 32, 4, 448
@@ -207,7 +207,7 @@ def main() -> None:
     if options.rank_of is not None:
         torch.set_num_threads(1)
         recipe = recipe_of(options.rank_of, Arrangement(ranks=options.ranks, form=options.form), options.checkpointing)
-        with joined_ranks(TIMEOUT_SECONDS, Pulse(int(os.environ["RANK"]))) as ranks:
+        with joined_ranks(TIMEOUT_SECONDS, Heartbeat(int(os.environ["RANK"]))) as ranks:
             figures = measure_rank(recipe, ranks, options.out.with_suffix(".safetensors"))
             if ranks.is_first:
                 options.out.with_suffix(".json").write_text(json.dumps(figures), encoding="utf-8")

@@ -36,10 +36,10 @@ from benchmarks.random_groups import random_group, random_prompt
 from benchmarks.shapes import save_checkpoint
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-from tiercel.learner.layout import PackedTokens, pack
-from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy, build_policy
-from tiercel.training.operations import group_pairs
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import PackedTokens, pack
+from tiercel.training.metrics import group_pairs
 
 VOCABULARY = 32_768
 LORA_RANK = 16
@@ -127,7 +127,7 @@ def _cells(options: Options) -> Iterable[tuple[int, tuple[int, ...]]]:
 
 def measure(policy: Policy, options: Options, say: Callable[[str], None] = print) -> Timings:
     """Time all steps in turn, after a step of each form that does not count."""
-    learners = {form: Learner(policy, form, checkpointing=False).train() for form in ("split", "repeated")}
+    learners = {form: PackedPolicy(policy, form, checkpointing=False).train() for form in ("split", "repeated")}
     steps = steps_of(options)
     batches = {step: _batch(policy, step, options.completion) for step in steps}
     for form in learners:
@@ -150,7 +150,7 @@ def _batch(policy: Policy, step: Step, completion: int) -> PackedTokens:
     return pack([random_group(policy.family, prompt, completion, step.group_size, generator).item])
 
 
-def _seconds(policy: Policy, learner: Learner, batch: PackedTokens, clock: str) -> float:
+def _seconds(policy: Policy, learner: PackedPolicy, batch: PackedTokens, clock: str) -> float:
     policy.model.zero_grad(set_to_none=True)
     now = CLOCKS[clock]
     start = now()

@@ -5,10 +5,10 @@ Shape suffixes: P prompt tokens, C completion tokens, G completions of a group.
 
 import torch
 
-from tiercel.learner.batch import AdvantageGroup
-from tiercel.learner.layout import Continuation, PackItem
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.models.prompts import completion_positions
+from tiercel.packing.batch import AdvantageGroup
+from tiercel.packing.layout import Continuation, PackItem
 from tiercel.types import EncodedImage, EncodedPrompt, Message, Row
 
 

@@ -27,9 +27,9 @@ from benchmarks.scaling import prepare
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
-from tiercel.models.loading import load_family
-from tiercel.rewards.started import ByCall
-from tiercel.rollout.serving import arguments_here, new_key, served, server_environment
+from tiercel.models.weights.loading import load_family
+from tiercel.rewards.external import ByCall
+from tiercel.rollout.vllm.serving import arguments_here, new_key, served, server_environment
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("local", "vllm", "vllm-server")

@@ -23,7 +23,7 @@ from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import load_recipe
 from tiercel.demo.pointing import PRACTICE, START, WARMUP
 from tiercel.demo.scenes import write_scenes
-from tiercel.rollout.serving import new_key, server_environment
+from tiercel.rollout.vllm.serving import new_key, server_environment
 
 AT_EACH_END = 20  # steps whose reward is averaged
 RECIPES = ROOT / "recipes"

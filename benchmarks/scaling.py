@@ -33,8 +33,8 @@ from tiercel.config.rollout import Vllm
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
 from tiercel.planning.devices import DEVICES
 from tiercel.planning.plan import Machine, admitted, measure, option, study
-from tiercel.rewards.started import ByCall
-from tiercel.rewards.wording import Exact
+from tiercel.rewards.external import ByCall
+from tiercel.rewards.text import Exact
 
 ROOT = Path(__file__).parents[1]
 REWARDS = (ByCall(call="benchmarks.scaling_reward:score"),)

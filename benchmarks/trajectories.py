@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from benchmarks.delta_rule import in_float64, rule_in_float64
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
-from tests.learner.test_trajectories import PLAIN, Difference, differences
+from tests.packing.test_trajectories import PLAIN, Difference, differences
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
 
 PER_SEED = 6  # trajectories

@@ -31,15 +31,15 @@ from tests.rollout.scripted_dialogues import ScriptedDialogues
 from tests.rollout.test_local import likelier_end
 from tests.rollout.test_local_turns import Repeating
 from tests.tiny_models import noise_image
-from tiercel.learner.batch import group_item
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
+from tiercel.models.chat import encode_answer
 from tiercel.models.policy import Policy
-from tiercel.models.turns import encode_answer
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.decoding import Decoder, SharedDecoder
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.batch import group_item
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.rollout.dialogue import Limits
-from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.local.decoding import Decoder, SharedDecoder
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group, Message, Observation
 
@@ -144,7 +144,7 @@ def step(policy: Policy, prompt: EncodedPrompt, way: Way, size: int, tokens: int
         (group,) = sampler.sample([prompt], params, [1], answers(policy))
     sampled = time.process_time()
     policy.model.zero_grad()
-    learner, passes = Learner(policy, "split", False), [pack([item]) for item in way.items(group)]
+    learner, passes = PackedPolicy(policy, "split", False), [pack([item]) for item in way.items(group)]
     sampled_count = sum(each.sampled_count for each in group.completions)
     for packed in passes:
         (-learner(packed, vision.features(packed.images), 1.0).logprobs_N.sum() / sampled_count).backward()

@@ -22,8 +22,8 @@ from playwright.sync_api import Page, sync_playwright
 from benchmarks.drivers.long_run import NEEDLE, add_step, make_long_run
 from benchmarks.peers import machine
 from benchmarks.tables import RESULTS, markdown_table, write_results
-from tests.view.serving import Served, served
-from tests.view.test_browser import CHROMIUM, FLAGS
+from tests.web.view.serving import Served, served
+from tests.web.view.test_browser import CHROMIUM, FLAGS
 
 AGAIN = 5
 FILTERS: dict[str, tuple[str, dict[str, str]]] = {

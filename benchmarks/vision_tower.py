@@ -28,11 +28,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from benchmarks.peers import machine
 from benchmarks.peers_report import rounded, spread
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
-from tiercel.models.family import Checkpoint
-from tiercel.models.images import picture_image
-from tiercel.models.loading import DTYPES
-from tiercel.models.qwen_vl import Qwen25VL
-from tiercel.models.tower_attention import IMPLEMENTATION, tower_inputs
+from tiercel.models.families.base import Checkpoint
+from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.qwen2_vl import Qwen25VL
+from tiercel.models.layers.tower_attention import IMPLEMENTATION, tower_inputs
+from tiercel.models.weights.loading import DTYPES
 from tiercel.types import EncodedImage
 
 WHOLE_EVERY = 8  # layers of which the last attends over the whole picture

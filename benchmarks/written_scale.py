@@ -24,7 +24,7 @@ import httpx
 from benchmarks.drivers.long_written import EVERY_STEP, make_many, make_written
 from benchmarks.peers import machine
 from benchmarks.tables import RESULTS, markdown_table, write_results
-from tests.view.serving import free_port
+from tests.web.view.serving import free_port
 
 HERE = Path(__file__).parent.parent
 MEASURES = Path(__file__).parent / "drivers" / "written_measures.py"

@@ -56,10 +56,10 @@ def rank_main(checkpoint: Path, strategy: str, variant: str, out: Path) -> None:
     import torch
 
     from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-    from tiercel.distributed import zero
     from tiercel.distributed.ranks import joined_ranks
-    from tiercel.reliability.pulse import Pulse
-    from tiercel.training.build import build_trainer
+    from tiercel.distributed.strategies import zero
+    from tiercel.reliability.heartbeat import Heartbeat
+    from tiercel.training.trainer import build_trainer
 
     torch.set_num_threads(1)
     if variant == "whole":
@@ -71,7 +71,7 @@ def rank_main(checkpoint: Path, strategy: str, variant: str, out: Path) -> None:
         train=Train(steps=1, strategy=strategy),  # type: ignore[arg-type]
         output="unused",
     )
-    with joined_ranks(600.0, Pulse(int(os.environ["RANK"]))) as ranks:
+    with joined_ranks(600.0, Heartbeat(int(os.environ["RANK"]))) as ranks:
         before, polled, started = memory(), OwnPeak(), time.perf_counter()
         polled.start()
         trainer = build_trainer(recipe, ranks=ranks)

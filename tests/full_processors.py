@@ -2,7 +2,7 @@
 
 import transformers
 
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 
 GEMMA4_SIZES = ("patch_size", "pooling_kernel_size", "max_soft_tokens")
 

@@ -153,7 +153,7 @@ def test_types_recipes_and_algorithms_need_no_model_library():
         "import tiercel.config, tiercel.algorithms, tiercel.errors, tiercel.samples, tiercel.geometry",
         HELP,
         "from tiercel.cli.main import build_parser; build_parser()",
-        "import tiercel.scoring.worker, tiercel.environments.worker, tiercel.rewards.builtin, tiercel.rewards.answers",
+        "import tiercel.rewards.runtime.worker, tiercel.environments.worker, tiercel.rewards.all, tiercel.rewards.answers",
         "import tiercel.cli.doctor",
     ],
     ids=("config", "help", "parser", "rewards", "doctor"),
@@ -163,7 +163,7 @@ def test_what_must_start_at_once_loads_nothing_heavy(program):
 
 
 def test_a_report_is_written_without_torch():
-    loaded = loaded_by("import tiercel.report")
+    loaded = loaded_by("import tiercel.web.report")
     assert not loaded & (HEAVY - {"PIL"})  # pictures are made smaller for the page
 
 

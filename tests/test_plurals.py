@@ -1,4 +1,4 @@
-from tiercel.plurals import counted
+from tiercel.wording import counted
 
 
 def test_one_has_no_plural():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiercel.sections import shown
-from tiercel.shortening import brief
+from tiercel.wording import brief
 
 PATH = "/training/data/vlm-r1/rec_jsons_processed/refcoco_train_with_more_to_say.json"
 

@@ -15,7 +15,7 @@ from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import RunError
-from tiercel.report import page
+from tiercel.web.report import page
 from tiercel.writing import write_text, writing
 
 COMMAND = "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-VL-3B-Instruct --dataset rows.jsonl"

@@ -40,10 +40,10 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.prompts import encode_prompt
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, Row
 from tools.demo.tokenizer import CHAT_TEMPLATE, QWEN_TOKENS, make_tokenizer
 

@@ -1,6 +1,6 @@
 """Errors that a user can act on. Each names the field, row or file and the remedy, and has an exit code."""
 
-from tiercel.plurals import counted
+from tiercel.wording import counted
 
 EXIT_DONE = 0
 EXIT_USER = 2

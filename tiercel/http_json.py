@@ -32,17 +32,17 @@ class WrongAnswer(Exception):
     """Raised where a complete answer breaks the protocol. The text names the field and its value."""
 
 
-class Answer(BaseModel):
+class ServerAnswer(BaseModel):
     """Is the base of models of answers. Fields that a model does not name are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-AnswerType = TypeVar("AnswerType", bound=Answer)
+AnswerType = TypeVar("AnswerType", bound=ServerAnswer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class HttpReply:
     """Holds a complete answer, in bytes."""
 
     status: int
@@ -83,7 +83,7 @@ def new_client(**options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, **options)
 
 
-async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> Reply:
+async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> HttpReply:
     """Send a request and return the answer, with any status. Raises NoAnswer where none came in time, and WrongAnswer
     where the answer is longer than `most_bytes`."""
     request.headers["Accept-Encoding"] = "identity"
@@ -96,7 +96,7 @@ async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: flo
         raise NoAnswer(f"{type(error).__name__}: {text}" if text else type(error).__name__) from error
 
 
-async def _answer(client: httpx.AsyncClient, request: httpx.Request, most_bytes: int) -> Reply:
+async def _answer(client: httpx.AsyncClient, request: httpx.Request, most_bytes: int) -> HttpReply:
     response = await client.send(request, stream=True)
     try:
         body = bytearray()
@@ -106,7 +106,7 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request, most_bytes:
                 raise WrongAnswer(f"body: more than {most_bytes:,} bytes came")
     finally:
         await response.aclose()
-    return Reply(status=response.status_code, body=bytes(body), obstacle=_obstacle(response.headers))
+    return HttpReply(status=response.status_code, body=bytes(body), obstacle=_obstacle(response.headers))
 
 
 def _obstacle(headers: httpx.Headers) -> str | None:

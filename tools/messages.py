@@ -14,10 +14,9 @@ from pathlib import Path
 
 from tiercel.config.keys import RECIPES, every_key, named
 from tiercel.config.synonyms import NOT_YET, key_synonyms
-from tiercel.data.formats import FORMATS
+from tiercel.data.formats.converters import FORMATS
 from tiercel.messages import LANGUAGES, table
-from tiercel.rewards.builtin import BY_NAME
-from tiercel.rewards.variants import lowered
+from tiercel.rewards.all import BY_NAME, lowered
 
 PACKAGE = Path(__file__).parents[1] / "tiercel"
 
@@ -44,44 +43,44 @@ MODULES = (
     "cli/replay.py",
     "cli/values.py",
     "data",
-    "models/loading.py",
+    "models/weights/loading.py",
     "models/prompts.py",
-    "models/endings.py",
-    "models/family.py",
-    "training/packages.py",
-    "training/rehearsal.py",
+    "models/chat.py",
+    "models/families/base.py",
+    "training/start_checks.py",
+    "training/start_checks.py",
     "trackers/opening.py",
-    "learner/proof.py",
-    "algorithms/trial.py",
-    "algorithms/own.py",
-    "importing/modelscope.py",
-    "importing/packages.py",
+    "packing/proof.py",
+    "algorithms/custom_trial.py",
+    "algorithms/custom.py",
+    "convert/by_hand.py",
+    "convert/by_hand.py",
     "distributed/deaths.py",
-    "importing/shell.py",
-    "learner/forms.py",
-    "models/memory_errors.py",
+    "convert/shell.py",
+    "packing/forms.py",
+    "models/weights/memory_errors.py",
     "runs/directory.py",
-    "runs/named_files.py",
+    "runs/identity.py",
     "runs/recipe.py",
-    "runs/sameness.py",
-    "scoring/forms.py",
-    "scoring/metrics.py",
-    "scoring/process.py",
-    "scoring/replies.py",
-    "scoring/scorer.py",
-    "scoring/supervisor.py",
-    "scoring/user.py",
-    "scoring/worker.py",
+    "runs/identity.py",
+    "rewards/runtime/forms.py",
+    "rewards/runtime/metrics.py",
+    "sandbox/process.py",
+    "sandbox/process.py",
+    "rewards/runtime/scorer.py",
+    "sandbox/supervisor.py",
+    "rewards/runtime/user.py",
+    "rewards/runtime/worker.py",
     "training/finite.py",
     "training/replay.py",
     "training/run.py",
-    "training/run_rows.py",
+    "training/rows.py",
     "writing.py",
 )
 # Of these only what they raise: the rest is for files, pages and the log.
 ERRORS_OF = ("algorithms", "cli", "demo", "distributed", "http_json.py", "importing", "learner", "models", "planning",
-             "report", "rollout", "runs", "scoring", "training", "view/beside.py", "view/runs.py",
-             "view/serving.py")  # fmt: skip
+             "report", "rollout", "runs", "scoring", "training", "web/view/beside.py", "web/view/runs.py",
+             "web/view/serving.py")  # fmt: skip
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language
 

@@ -48,7 +48,7 @@ FAULTS = (
     Fault(
         "models",
         "text after a wide picture begins too early",
-        "tiercel/models/qwen_vl.py",
+        "tiercel/models/families/qwen2_vl.py",
         "position += max(height, width, times[-1] + 1)",
         "position += max(height, times[-1] + 1)",
         "tests/models",
@@ -56,15 +56,15 @@ FAULTS = (
     Fault(
         "learner",
         "the first token after a prompt is seen by its completions",
-        "tiercel/learner/layout.py",
+        "tiercel/packing/layout.py",
         "(order_T >= prompt_start) & (order_T < prompt_stop)",
         "(order_T >= prompt_start) & (order_T <= prompt_stop)",
-        "tests/learner",
+        "tests/packing",
     ),
     Fault(
         "rollout/local",
         "all completions of a prompt are drawn with one seed",
-        "tiercel/rollout/local.py",
+        "tiercel/rollout/local/engine.py",
         "[seed + i for seed in seeds for i in range(size)]\n        with",
         "[seed for seed in seeds for _ in range(size)]\n        with",
         "tests/rollout",
@@ -72,7 +72,7 @@ FAULTS = (
     Fault(
         "rollout/vllm",
         "every version of the adapter has the first one's number",
-        "tiercel/rollout/vllm_process.py",
+        "tiercel/rollout/vllm/process.py",
         "LoRARequest(adapter_directory.name, version + 1,",
         "LoRARequest(adapter_directory.name, 1,",
         "tests/vllm/test_runs.py tests/vllm/test_gate.py",
@@ -81,7 +81,7 @@ FAULTS = (
     Fault(
         "training",
         "the normaliser counts one group of the minibatch",
-        "tiercel/training/minibatches.py",
+        "tiercel/training/grpo/minibatches.py",
         "ranks.gather(totals_of(groups))",
         "ranks.gather(totals_of(groups[:1]))",
         "tests/training/test_step.py tests/training/test_once.py tests/training/test_experts.py tests/training",
@@ -89,7 +89,7 @@ FAULTS = (
     Fault(
         "distributed",
         "two ranks do not add up their gradients",
-        "tiercel/distributed/replicated.py",
+        "tiercel/distributed/strategies/replicated.py",
         "if self.ranks.world_size > 1:\n            sum_over_ranks",
         "if self.ranks.world_size > 2:\n            sum_over_ranks",
         "tests/distributed/test_strategies.py",
@@ -98,10 +98,10 @@ FAULTS = (
     Fault(
         "scoring",
         "weights of rewards are left out of the sum",
-        "tiercel/scoring/scorer.py",
+        "tiercel/rewards/runtime/scorer.py",
         "[weight * value.value for value, weight",
         "[value.value for value, weight",
-        "tests/scoring",
+        "tests/rewards/runtime",
     ),
     Fault(
         "runs",
@@ -114,18 +114,18 @@ FAULTS = (
     Fault(
         "view",
         "the last step of a filter is left out",
-        "tiercel/view/choosing.py",
+        "tiercel/web/view/choosing.py",
         "columns.steps <= wanted.steps[1]",
         "columns.steps < wanted.steps[1]",
-        "tests/view",
+        "tests/web/view",
     ),
     Fault(
         "importing",
         "gradient accumulation does not count in the size of a step",
-        "tiercel/importing/sizes.py",
+        "tiercel/convert/sizes.py",
         "update = each * processes * accumulated",
         "update = each * processes",
-        "tests/importing",
+        "tests/convert",
     ),
     Fault(
         "config",

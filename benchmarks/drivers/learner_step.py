@@ -20,11 +20,11 @@ from torch import Tensor
 from benchmarks.drivers.measuring import LORA_ALPHA, LORA_RANK, QUESTION, answer_stream, peak_bytes
 from tests.models.test_families import huggingface_inputs
 from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
 from tiercel.models.policy import Policy, build_policy
 from tiercel.models.prompts import completion_positions, encode_prompt
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.types import EncodedPrompt, ImageSource, Message, Row
 
 TEXT_IDS = 200  # completions take their ids from the first ones, none of which is special
@@ -65,7 +65,7 @@ def make_prompt(policy: Policy, images: Sequence[Path], questions: int) -> Encod
 
 def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
     """Logprobs (G, C) with the prompt and the picture once."""
-    learner = Learner(policy, "split", False)
+    learner = PackedPolicy(policy, "split", False)
     continuations = tuple(
         Continuation(
             token_ids_L=ids_C,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.report.fake_runs import Scene, completion, group, grpo_metrics, guess, new_run
+from tests.web.report.fake_runs import Scene, completion, group, grpo_metrics, guess, new_run
 from tiercel.config import load_recipe
 from tiercel.config.yaml_text import render
 from tiercel.runs.checkpoints import save_checkpoint
-from tiercel.runs.group_records import groups_path
 from tiercel.runs.index import written_entry
+from tiercel.runs.records import groups_path
 
 GROUPS, COMPLETIONS, TEMPLATES, ROWS = 4, 8, 48, 96
 EVERY_STEP = "row-0"  # the id of the one row that each step samples

@@ -28,7 +28,7 @@ from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.models.policy import Policy, build_policy
 from tiercel.runs.directory import open_run, read_metrics
-from tiercel.training import offline
+from tiercel.training.offline import loop as offline
 from tiercel.training.session import set_up_numerics
 from tiercel.types import EncodedConversation
 

@@ -30,16 +30,16 @@ from benchmarks.drivers.measuring import (
 )
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
 from tiercel.data.encoding import prompt_encoder
-from tiercel.learner.batch import advantage_groups
+from tiercel.packing.batch import advantage_groups
 from tiercel.rewards.shape import Format
 from tiercel.rollout.drawing import sampling_seed
-from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
-from tiercel.training.advantages import step_advantages
-from tiercel.training.build import build_trainer
-from tiercel.training.learning import learn
+from tiercel.training.grpo.advantages import step_advantages
+from tiercel.training.grpo.updates import learn
 from tiercel.training.schedule import seed_step
 from tiercel.training.session import set_up_numerics
+from tiercel.training.trainer import build_trainer
 from tiercel.types import Group, ImageRoots, ImageSource, Message, Row, ScoredCompletion, ScoredGroup
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.faults.kills import LONGEST_RUN_SECONDS, forked, waited
 from benchmarks.faults.processes import TinyRuns
-from tiercel.reliability.pulse import PULSES
+from tiercel.reliability.heartbeat import HEARTBEATS
 
 STEPS = 2  # of the run; a checkpoint after each
 MOST_MEMORY = 2 << 30  # bytes of addresses that a process may add to those of its start
@@ -126,7 +126,7 @@ def made_run(work: Path) -> Path:
     sign = {"rank": 0, "phase": "learn", "step": 2, "rows": ["row-1"], "quiet_seconds": 1.0, "limit_seconds": 60.0}
     for name, text in (
         ("bad_rows.jsonl", json.dumps(bad) + "\n"),
-        (f"{PULSES}/rank-0.json", json.dumps(sign)),
+        (f"{HEARTBEATS}/rank-0.json", json.dumps(sign)),
         ("stall/step-000001/message.txt", "stalled: rank 0 waits\n"),
     ):
         (run / name).parent.mkdir(parents=True, exist_ok=True)

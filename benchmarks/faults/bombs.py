@@ -16,7 +16,7 @@ from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tests.rewards.samples import limits, sample
 from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import EXIT_DONE, EXIT_USER
-from tiercel.scoring.user import UserReward
+from tiercel.rewards.runtime.user import UserReward
 
 MOST_SECONDS = 60.0
 MOST_MEMORY = 4 << 30  # bytes of addresses, of a process that imports no torch

@@ -29,8 +29,8 @@ from tests.rollout.scripted_server import Answer, Raw, serving
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.schema import GrpoRecipe
-from tiercel.training import grpo
 from tiercel.training import run as training_run
+from tiercel.training.grpo import loop as grpo
 
 IMPORTED = (training_run, grpo)  # here, so that forked runs need not
 GOOD_ROLLOUTS = 4

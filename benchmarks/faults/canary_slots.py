@@ -18,23 +18,23 @@ from pyarrow import parquet
 
 from benchmarks.faults.payloads import Canary
 from benchmarks.faults.tiny_run import TinyRun, make_tiny_run
-from tests.scoring.test_model import save_reward_model
+from tests.rewards.runtime.test_model import save_reward_model
 from tests.tiny_models import TINY_LORA, tiny_recipe
 from tiercel.config import load_recipe
 from tiercel.config.schema import Data, Model
-from tiercel.data.images import decode, open_header
+from tiercel.data.media.images import decode, open_header
+from tiercel.data.media.videos import open_video
 from tiercel.data.reading import read_rows
-from tiercel.data.videos import open_video
-from tiercel.models.loading import load_family, load_weights
 from tiercel.models.policy import build_policy, load_for_inference
 from tiercel.models.prompts import render
-from tiercel.rewards.started import RewardModel
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.rewards.external import RewardModel
+from tiercel.rewards.runtime.model import load_reward_model
 from tiercel.runs.checkpoints import MANIFEST, directory_of, newest_valid
 from tiercel.runs.files import file_sha256
 from tiercel.runs.recipe import load_run_recipe
-from tiercel.scoring.model import load_reward_model
-from tiercel.training.build import build_trainer
-from tiercel.training.checkpointing import pending_of
+from tiercel.training.checkpoints import pending_of
+from tiercel.training.trainer import build_trainer
 from tiercel.types import ImageSource, Message, VideoSource
 
 CPU = torch.device("cpu")

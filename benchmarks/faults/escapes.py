@@ -19,7 +19,7 @@ from benchmarks.faults.child import Send, collect
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.config.data import FormatName
 from tiercel.config.schema import Data
-from tiercel.data.images import ImageProblem, decode, open_header
+from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.data.reading import read_rows
 from tiercel.types import ImageRoots, Row
 

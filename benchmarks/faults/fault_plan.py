@@ -42,7 +42,7 @@ class FaultPlan:
     def __init__(self, planned: Sequence[Fault]):
         self._waiting = list(planned)
 
-    def strike(self, site: str, step: int, rank: int) -> bool:
+    def maybe_fail(self, site: str, step: int, rank: int) -> bool:
         kind = self._take(site, step, rank, ("sleep", *SIGNALS, "exit", "skip"))
         if kind is None:
             return False
@@ -55,7 +55,7 @@ class FaultPlan:
             os._exit(1)
         return kind == "skip"
 
-    def spoil(self, value: T, site: str, step: int, rank: int) -> T:
+    def maybe_corrupt(self, value: T, site: str, step: int, rank: int) -> T:
         kind = self._take(site, step, rank, tuple(VALUES))
         return value if kind is None else value * VALUES[kind]  # type: ignore[operator, return-value]
 

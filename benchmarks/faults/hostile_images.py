@@ -16,10 +16,10 @@ from benchmarks.faults.odd_pictures import write_pictures
 from benchmarks.faults.tiny_run import FAMILY
 from tests.tiny_models import save_tiny_checkpoint
 from tiercel.config.schema import Model
-from tiercel.data.images import ImageProblem, decode, open_header
+from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError
-from tiercel.models.family import Family
-from tiercel.models.loading import load_family
+from tiercel.models.families.base import Family
+from tiercel.models.weights.loading import load_family
 from tiercel.types import ImageRoots, ImageSource
 
 COUNTS = {"short": 200, "full": 500}

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import tiercel.training.grpo
-import tiercel.training.offline
+import tiercel.training.grpo.loop
+import tiercel.training.offline.loop
 import tiercel.training.run  # noqa: F401 - the forks have these at hand
 from benchmarks.faults.child import take_own_locks
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.rewards import Watched, sample_of, watched
 from tiercel.config.schema import Reliability
-from tiercel.scoring.user import UserReward
+from tiercel.rewards.runtime.user import UserReward
 
 TIMEOUT = 5.0  # seconds of a batch; fifty processes take a tenth of it to start on a quiet machine
 SECONDS_TO_START = 60.0

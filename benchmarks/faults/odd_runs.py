@@ -22,8 +22,8 @@ from benchmarks.faults.child import Send, collect
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.cli.main import main
 from tiercel.errors import EXIT_USER
-from tiercel.view.runs import Runs
-from tiercel.view.server import PARTS, make_app
+from tiercel.web.view.runs import Runs
+from tiercel.web.view.server import PARTS, make_app
 
 SHORT_STRIDE = 19
 CASES_OF_A_PROCESS, PROCESS_SECONDS = 25, 120.0

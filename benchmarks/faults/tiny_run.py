@@ -11,9 +11,8 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.files import file_sha256
-from tiercel.training.build import build_trainer
-from tiercel.training.checkpointing import Checkpoints
-from tiercel.training.trainer import Trainer
+from tiercel.training.checkpoints import Checkpoints
+from tiercel.training.trainer import Trainer, build_trainer
 from tiercel.types import Completion
 
 FAMILY = "qwen2_5_vl"

@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import Setup
-from tiercel.learner.flex import FlexAttention
-from tiercel.learner.layout import GroupSpans, PrefixLayout
-from tiercel.models.attention import Layer
+from tiercel.models.layers.attention import Layer
+from tiercel.packing.attention.flex import FlexAttention
+from tiercel.packing.layout import GroupSpans, PrefixLayout
 
 LAYOUTS, TOY_LAYOUTS = 50, 3
 LONGEST = 150  # prompt or completion: rows have up to 4,200 tokens, whose scores the oracle holds in float64

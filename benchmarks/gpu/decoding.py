@@ -15,8 +15,8 @@ from benchmarks.gpu.setup import Clock, Setup
 from benchmarks.gpu.steps import Shape, make_prompts
 from benchmarks.peers_report import rounded, spread
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 SHAPES = {  # new tokens as a run would allow them; all rows go on to the end

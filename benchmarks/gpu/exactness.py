@@ -24,15 +24,15 @@ from benchmarks.gpu.setup import Setup
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy, tiny_prompts
 from tiercel.config.schema import Optim
-from tiercel.distributed.optimizer import build_optimizer
-from tiercel.learner.head import TokenHead
-from tiercel.learner.layout import pack
+from tiercel.distributed.strategies.optimizer import build_optimizer
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.fixed_memory import FixedMemory, Room
-from tiercel.rollout.kernels import kernel_for
-from tiercel.rollout.local import LocalSampler
-from tiercel.training.learners import new_learner
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.layout import pack
+from tiercel.packing.logprobs import TokenHead
+from tiercel.rollout.local.attention_kernels import kernel_for
+from tiercel.rollout.local.engine import LocalSampler
+from tiercel.rollout.local.static_cache import BatchSize, FixedMemory
+from tiercel.training.policy_passes import new_learner
 
 CPU = torch.device("cpu")
 FLOAT32_LIMIT = 1e-5  # relative
@@ -149,7 +149,7 @@ def _decoding_attention(device: torch.device, dtype: torch.dtype) -> tuple[Tenso
     """Return outputs and log-sum-exps over the rows' own tokens and over their prompts, without a window and with one.
     The numbers are those of bfloat16."""
     heads, queries, size, scale = 4, 7, 128, 0.1
-    room = Room(prompts=3, prompt_tokens=1200, group_size=8, new_tokens=64)
+    room = BatchSize(prompts=3, prompt_tokens=1200, group_size=8, new_tokens=64)
     memory = FixedMemory(room, device)
     memory.begin((1200, 7, 640), room.group_size)
     rows = [*range(8), 9, *range(16, 23)]

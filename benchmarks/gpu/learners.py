@@ -24,12 +24,12 @@ from benchmarks.flops import (
 )
 from benchmarks.gpu.running import NotHere
 from tiercel.config.schema import SftRecipe
-from tiercel.learner.batch import AdvantageGroup, policy_units, totals_of
-from tiercel.learner.layout import Continuation
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.training.learners import new_learner
-from tiercel.training.operations import group_pairs, repeated_pairs
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
+from tiercel.packing.layout import Continuation
+from tiercel.training.metrics import group_pairs, repeated_pairs
+from tiercel.training.policy_passes import new_learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import Clock, Setup
 from benchmarks.gpu.steps import SHAPES, TOY_SHAPES, Shape, make_groups
 from benchmarks.peers_report import rounded, spread
-from tiercel.learner.batch import AdvantageGroup
 from tiercel.models.policy import Policy
+from tiercel.packing.batch import AdvantageGroup
 
 BUDGET = 8192  # tokens of a microbatch
 GRADIENT_LIMIT = 0.05  # between two computations in bfloat16; part a has the exact limits

@@ -11,12 +11,12 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Lora
-from tiercel.models.attention import route_attention
-from tiercel.models.family import Checkpoint
+from tiercel.models.families.base import Checkpoint
+from tiercel.models.families.qwen2_vl import Qwen25VL
+from tiercel.models.layers.attention import route_attention
+from tiercel.models.layers.tower_attention import route_tower
 from tiercel.models.policy import Policy, leave_casting_to_autocast
-from tiercel.models.qwen_vl import Qwen25VL
-from tiercel.models.targets import adapter_targets
-from tiercel.models.tower_attention import route_tower
+from tiercel.models.weights.targets import adapter_targets
 from tiercel.types import EncodedImage
 from tools.demo.tokenizer import make_tokenizer
 

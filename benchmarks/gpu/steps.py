@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.random_groups import random_group, random_prompt
 from tests.tiny_models import noise_image
-from tiercel.learner.batch import AdvantageGroup
 from tiercel.models.policy import Policy
+from tiercel.packing.batch import AdvantageGroup
 from tiercel.types import EncodedPrompt
 
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.models import MODELS, ModelShape, make_config
 from benchmarks.gpu.setup import Clock, Setup
 from benchmarks.peers_report import rounded, spread
 from benchmarks.shapes import ROWS_FROM_FIRST_SPECIAL_TOKEN, SPECIAL_TOKENS, make_tokenizer, save_images, save_processor
-from tiercel.training.operations import repeated_pairs
+from tiercel.training.metrics import repeated_pairs
 
 TOY_VOCABULARY = 3000  # its tokenizer knows a thousand pieces of words
 

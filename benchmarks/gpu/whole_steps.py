@@ -19,10 +19,10 @@ from benchmarks.gpu.setup import Clock, Setup
 from benchmarks.gpu.steps import Shape, make_prompts
 from benchmarks.peers_report import rounded
 from tiercel.config.schema import Optim
-from tiercel.distributed.optimizer import build_optimizer
-from tiercel.learner.batch import AdvantageGroup, group_item
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.distributed.strategies.optimizer import build_optimizer
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.batch import AdvantageGroup, group_item
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.types import Group
 
 

@@ -13,16 +13,17 @@ from tests.tiny_models import FAMILY_NAMES, TINY_LORA, tiny_recipe
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe
 from tiercel.errors import NonFiniteError
-from tiercel.learner import learner
-from tiercel.learner.attention import DenseAttention
-from tiercel.learner.flex import FlexAttention
-from tiercel.learner.layout import GroupSpans, PrefixLayout
+from tiercel.models.layers.sight import FULL
 from tiercel.models.policy import build_policy
-from tiercel.models.sight import FULL
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing import forward as learner
+from tiercel.packing.attention.flex import FlexAttention
+from tiercel.packing.attention.forms import DenseAttention
+from tiercel.packing.layout import GroupSpans, PrefixLayout
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import read_metrics
-from tiercel.training import build, learning
+from tiercel.training import trainer as build
+from tiercel.training.grpo import updates
 
 DEVICE, LIBRARY = register()
 PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
@@ -47,7 +48,7 @@ def rows(tmp_path) -> Path:
 @pytest.fixture
 def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
     """The microbatches of each update, and its waits."""
-    found, update = [], learning.policy_update
+    found, update = [], updates.policy_update
 
     def counted(trainer, minibatch, *rest):
         with WAITS.counted() as places:
@@ -55,7 +56,7 @@ def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
         found.append((sum(len(unit.batches) for unit in minibatch.units), dict(places)))
         return made
 
-    monkeypatch.setattr(learning, "policy_update", counted)
+    monkeypatch.setattr(updates, "policy_update", counted)
     return found
 
 

@@ -19,7 +19,7 @@ ALLOWED: dict[str, str] = {
     "training.passes._threshold: read": "once a minibatch: the entropies of all ranks are ranked",
     "training.token_notes._of_completions: read": "once a step: what is recorded of its first prompts' tokens",
     "training.passes.kl_penalties: read": "twice a step: rewards and old logprobs are made of it on the host",
-    "training.finite.Trace.places_at_fault: read": FAULT,
+    "training.finite.UpdateTrace.places_at_fault: read": FAULT,
     "training.finite.faulty_rows: upload": FAULT,
     "training.finite._of_completions: size": FAULT,
     "training.finite.faulty_rows: read": FAULT,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tiercel.algorithms import ADVANTAGES, KL_ESTIMATORS, LOSSES
 from tiercel.algorithms.advantages import SCALES
 from tiercel.algorithms.correction import BOUNDS, LEVELS, Correction
-from tiercel.algorithms.normalisers import NORMALISERS
+from tiercel.algorithms.losses import NORMALISERS
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tiercel.algorithms import LossInput, Options, RewardTable, Totals, advantages, policy_loss
+from tiercel.algorithms.custom_trial import try_own_functions
 from tiercel.algorithms.section import Algorithm, load_own_functions
-from tiercel.algorithms.trial import try_own_functions
 from tiercel.errors import RecipeError, TrainingError
 
 IMPORTS = """\

@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from tiercel.algorithms.f_divergences import F_DIVERGENCES
-from tiercel.algorithms.pair_section import SMOOTHED, Dpo, Kto
-from tiercel.algorithms.pairs import PAIR_LOSSES, PairInput, kto_losses, log1mexp, matched, ranking_losses, wpo_weights
+from tiercel.algorithms.preference import (
+    PAIR_LOSSES,
+    PairInput,
+    kto_losses,
+    log1mexp,
+    matched,
+    ranking_losses,
+    wpo_weights,
+)
+from tiercel.algorithms.preference_sections import SMOOTHED, Dpo, Kto
 
 LN2, LN3 = math.log(2), math.log(3)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.scaling import ARRANGEMENTS, Arrangement, measured_recipe, measured_row
-from tiercel.config.rules import rule_problems
+from tiercel.config.conflicts.rules import rule_problems
 
 
 def steps(*seconds: float) -> list[dict[str, float]]:

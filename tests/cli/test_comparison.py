@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.fake_runs import CONFIG, new_run, write_lines
-from tiercel.cli.comparison import newest_numbers
+from tests.web.report.fake_runs import CONFIG, new_run, write_lines
 from tiercel.cli.main import main
-from tiercel.report.reading import read_run
-from tiercel.view.compare import MOST_RUNS
+from tiercel.cli.runs import newest_numbers
+from tiercel.web.report.reading import read_run
+from tiercel.web.view.compare import MOST_RUNS
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_re
 from tests.training.test_resume import write_recipe
 from tiercel.cli.main import main
 from tiercel.errors import EXIT_DONE, EXIT_USER
-from tiercel.runs.group_records import groups_path
+from tiercel.runs.records import groups_path
 
 
 def test_the_completions_after_training_are_those_that_the_run_recorded(tiny_checkpoints, tmp_path):

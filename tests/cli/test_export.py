@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.scoring.test_values import save_value_adapter
+from tests.rewards.runtime.test_values import save_value_adapter
 from tests.tiny_models import tiny_policy
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.cli.export import export

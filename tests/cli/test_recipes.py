@@ -20,7 +20,12 @@ IMPORTED = re.compile(r"import time:[^|]*\|[^|]*\|\s*(\w+)")
 # What the commands' positional arguments may be; a new one is added here, so that its command is tried as well.
 RECIPE_FILES = {"recipe", "target"}
 RUNS = {"run", "target", "model", "folders"}
-NEITHER = {"overrides": [], "prompt": ["Where?"], "given": ["swift sft"], "runs": []}  # `runs` are served: tests/view
+NEITHER = {
+    "overrides": [],
+    "prompt": ["Where?"],
+    "given": ["swift sft"],
+    "runs": [],
+}  # `runs` are served: tests/web/view
 SHOWN_AS_IT_IS = ("report", "runs")  # a run is shown whatever became of its recipe
 
 
@@ -49,7 +54,7 @@ def test_every_command_has_a_module_that_runs_it():
         assert spec is not None and spec.origin is not None
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         (run,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
-        expected = ["recipe", "arguments", "pulse"] if command.is_watched else ["recipe", "arguments"]
+        expected = ["recipe", "arguments", "heartbeat"] if command.is_watched else ["recipe", "arguments"]
         assert [argument.arg for argument in run.args.args] == expected
 
 

@@ -11,7 +11,7 @@ from tiercel.cli.arguments import build_parser
 from tiercel.cli.main import parse
 from tiercel.cli.recipes import served_recipe
 from tiercel.config import recipe_to_yaml
-from tiercel.rollout.vllm_http import KEY_VARIABLE
+from tiercel.rollout.vllm.http import KEY_VARIABLE
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.test_loops import grpo_recipe, run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
-from tiercel.cli.trained import Choice, trained_weights
+from tiercel.cli.trained import CheckpointChoice, trained_weights
 from tiercel.errors import RunError
 from tiercel.runs.checkpoints import save_checkpoint
 
@@ -25,7 +25,7 @@ def run(tmp_path):
     return of
 
 
-def step_of(run, choice: Choice, **train) -> str:
+def step_of(run, choice: CheckpointChoice, **train) -> str:
     make = grpo_recipe if "keep_best" in train else sft_recipe
     recipe = make("m", run / "rows.jsonl", run, train={"steps": 3, **train})
     return trained_weights(run, recipe, choice).adapter.parent.name
@@ -37,11 +37,19 @@ LOSSES = [{"step": step, "eval/loss": loss} for step, loss in ((0, 0.1), (1, 0.5
 @pytest.mark.parametrize(
     ("rows", "choice", "expected"),
     [
-        (LOSSES, Choice(), "step-000003"),
-        (LOSSES, Choice(step=1), "step-000001"),
-        (LOSSES, Choice(is_best=True), "step-000002"),  # step 0 has no checkpoint, and the earliest among equals counts
-        ([{"step": 1, "eval/accuracy": 0.4}, {"step": 3, "eval/accuracy": 0.6}], Choice(is_best=True), "step-000003"),
-        ([{"step": 2, "eval/reward/mean": -1.0}], Choice(is_best=True), "step-000002"),
+        (LOSSES, CheckpointChoice(), "step-000003"),
+        (LOSSES, CheckpointChoice(step=1), "step-000001"),
+        (
+            LOSSES,
+            CheckpointChoice(is_best=True),
+            "step-000002",
+        ),  # step 0 has no checkpoint, and the earliest among equals counts
+        (
+            [{"step": 1, "eval/accuracy": 0.4}, {"step": 3, "eval/accuracy": 0.6}],
+            CheckpointChoice(is_best=True),
+            "step-000003",
+        ),
+        ([{"step": 2, "eval/reward/mean": -1.0}], CheckpointChoice(is_best=True), "step-000002"),
     ],
 )
 def test_the_checkpoint_that_is_asked_for(run, rows, choice, expected):
@@ -50,19 +58,19 @@ def test_the_checkpoint_that_is_asked_for(run, rows, choice, expected):
 
 def test_the_metric_of_the_recipe_decides_what_is_best(run):
     rows = [{"step": step, "eval/accuracy": 1 - step / 4, "eval/reward/mean": step / 4} for step in (1, 2, 3)]
-    assert step_of(run(*rows), Choice(is_best=True), keep_best="eval/reward/mean") == "step-000003"
-    assert step_of(run(*rows), Choice(is_best=True)) == "step-000001"
+    assert step_of(run(*rows), CheckpointChoice(is_best=True), keep_best="eval/reward/mean") == "step-000003"
+    assert step_of(run(*rows), CheckpointChoice(is_best=True)) == "step-000001"
 
 
 def test_what_is_not_there_is_refused_with_what_is(run):
     with pytest.raises(RunError, match="no checkpoint of step 7; there are: 1, 2, 3"):
-        step_of(run(), Choice(step=7))
+        step_of(run(), CheckpointChoice(step=7))
     with pytest.raises(RunError, match=r"--best: no checkpoint of .* was evaluated"):
-        step_of(run({"step": 1, "loss": 1.0}), Choice(is_best=True))
+        step_of(run({"step": 1, "loss": 1.0}), CheckpointChoice(is_best=True))
     path = run()
     (path / "checkpoints/step-000002/state.json").write_text("{}")
     with pytest.raises(RunError, match="step-000002 is damaged"):
-        step_of(path, Choice(step=2))
+        step_of(path, CheckpointChoice(step=2))
 
 
 def test_a_merged_checkpoint_answers_as_the_run_does_and_others_may_read_it(tiny_checkpoints, tmp_path, capsys):

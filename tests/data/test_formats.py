@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from tiercel.data.formats import FORMATS, clean_answer, detect_format, expanded, parse_record
-from tiercel.data.images import ImageProblem
+from tiercel.data.formats.converters import FORMATS, clean_answer, detect_format, expanded, parse_record
+from tiercel.data.media.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, PixelLimits, RejectedRow, Row, VideoSource

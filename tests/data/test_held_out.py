@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tiercel.config.data import Data, HeldOut, MixedFile
-from tiercel.data.choice import chosen
+from tiercel.data.order import chosen
 from tiercel.data.reading import read_heldout_rows, read_rows, read_run_rows, read_training_rows
 from tiercel.errors import DataError
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tiercel.config.data import Data, HeldOut
 from tiercel.config.row_sources import row_source
 from tiercel.data import hub
-from tiercel.data.images import decode
+from tiercel.data.media.images import decode
 from tiercel.data.reading import read_rows, read_run_rows, write_fix_report
 from tiercel.distributed.agreement import fingerprint
 from tiercel.errors import DataError, EnvironmentProblem

@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngInfo
 
 from tiercel import pictures
-from tiercel.data.images import ImageProblem, decode, open_header
+from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.pictures import upright_rgb
 from tiercel.types import ImageRoots, ImageSource

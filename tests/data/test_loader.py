@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from tiercel.data.images import ImageProblem
 from tiercel.data.loader import StepLoader, StepOrder
+from tiercel.data.media.images import ImageProblem
 from tiercel.data.order import RowOrder
 from tiercel.errors import DataError, EnvironmentProblem, TrainingError
 from tiercel.types import EncodedPrompt, Message, RejectedRow, Row

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tiercel.config.row_sources import RowSource
 from tiercel.config.schema import Data
-from tiercel.data.images import decode
+from tiercel.data.media.images import decode
 from tiercel.data.reading import (
     image_roots,
     read_rows,

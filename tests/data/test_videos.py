@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tiercel.config.schema import Data
-from tiercel.data.images import ImageProblem
-from tiercel.data.videos import decode_video, evenly, open_video
+from tiercel.data.media.images import ImageProblem
+from tiercel.data.media.videos import decode_video, evenly, open_video
 from tiercel.types import ImageRoots, ImageSource, VideoSource
 
 av = pytest.importorskip("av")

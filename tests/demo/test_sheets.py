@@ -12,7 +12,7 @@ from tiercel.demo.questions import KINDS, ask
 from tiercel.demo.scenes import Box
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.sheets import CELL, SIDE, SQUARE, Digit, Sheet, Stationery
-from tiercel.runs.group_records import GroupRecord
+from tiercel.runs.records import GroupRecord
 from tools.demo.sheet_lessons import write_squares
 
 

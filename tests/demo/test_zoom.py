@@ -27,10 +27,10 @@ from tiercel.demo.zoom_scenes import (
     write_questions,
     zoomed,
 )
-from tiercel.environments.toolbox import load_toolbox
-from tiercel.models.loading import load_family
+from tiercel.environments.tools import load_toolbox
+from tiercel.models.chat import encode_answer, require_joining
 from tiercel.models.prompts import render
-from tiercel.models.turns import encode_answer, require_joining
+from tiercel.models.weights.loading import load_family
 from tiercel.runs.directory import read_metrics
 from tiercel.samples import PolicyTurn, ToolCall
 from tiercel.types import Message

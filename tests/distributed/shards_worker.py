@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tiercel.cli.main import main
-from tiercel.distributed.sharded import Sharded
-from tiercel.distributed.shards import SavedTensors
-from tiercel.training import sharded_checkpoints
+from tiercel.distributed.strategies.shard_files import SavedTensors
+from tiercel.distributed.strategies.sharded import Sharded
+from tiercel.training import checkpoints
 
 WHOLE: weakref.WeakSet[Tensor] = weakref.WeakSet()  # gathered, and not yet dropped
 
@@ -72,7 +72,7 @@ def watch_restores() -> None:
 
 
 if __name__ == "__main__":
-    sharded_checkpoints.FILE_BYTES = int(sys.argv[1])  # type: ignore[misc]
+    checkpoints.FILE_BYTES = int(sys.argv[1])  # type: ignore[misc]
     watch_restores()
     watch_saves()
     sys.exit(main(sys.argv[2:]))

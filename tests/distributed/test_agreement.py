@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
-from tiercel.distributed.agreement import Facts, differences, facts, fingerprint, program, recipe_facts
+from tiercel.distributed.agreement import RankFacts, differences, facts, fingerprint, program, recipe_facts
 
 
-def on_one_node(*values: dict[str, str]) -> list[Facts]:
-    return [Facts(node="node 0, a", values=each) for each in values]
+def on_one_node(*values: dict[str, str]) -> list[RankFacts]:
+    return [RankFacts(node="node 0, a", values=each) for each in values]
 
 
 def test_equal_ranks_agree():
@@ -37,7 +37,7 @@ def test_machines_are_named_with_their_values(tmp_path, monkeypatch):
 
 
 def test_secrets_differ_without_being_shown(tmp_path, monkeypatch):
-    def of_a_rank(secret: str) -> Facts:
+    def of_a_rank(secret: str) -> RankFacts:
         monkeypatch.setenv("HUB_TOKEN", secret)
         return recipe_facts(
             sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", data={"system": f"say {secret}"})

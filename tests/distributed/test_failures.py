@@ -9,7 +9,7 @@ import pytest
 from tiercel.distributed.deaths import Death, describe_deaths, memory_kills, memory_verdict
 from tiercel.distributed.launch import failure_of
 from tiercel.distributed.notes import NOTES, final_code, note_code, stack_file
-from tiercel.distributed.oversight import LAUNCHER_PATIENCE, Oversight
+from tiercel.distributed.oversight import LAUNCHER_PATIENCE, RankWatcher
 from tiercel.errors import (
     EXIT_STALL,
     EXIT_TERMINATED,
@@ -38,7 +38,7 @@ def failure(process: int, code: int) -> SimpleNamespace:
 
 def told(notes: Path, failures: dict[int, SimpleNamespace], **moments: float) -> TiercelError:
     """The launcher's error; `moments`: seconds at which processes were seen to have ended, as in p12=3.0."""
-    oversight = Oversight(notes, 2, 60.0)
+    oversight = RankWatcher(notes, 2, 60.0)
     oversight._attempt = {each.pid for each in failures.values()}
     oversight._ends = {int(name[1:]): moment for name, moment in moments.items()}
     return failure_of(oversight, failures, {})
@@ -126,7 +126,7 @@ def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
 def test_a_rank_that_ended_before_the_first_look_at_it_is_named(tmp_path):
     started(tmp_path, 12, rank=1).write_text(FAULT)
     started(tmp_path, 21, rank=0).write_text("")
-    unseen = Oversight(tmp_path, 2, 60.0)
+    unseen = RankWatcher(tmp_path, 2, 60.0)
     text = str(failure_of(unseen, {0: failure(21, -15), 1: failure(22, 1)}, {}))  # process 22 is of a later attempt
     assert text.startswith("rank 1 was killed by SIGFPE: ") and "no attempt follows" in text
 

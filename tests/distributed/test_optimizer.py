@@ -7,7 +7,12 @@ import torch
 
 from tests.tiny_models import tiny_policy
 from tiercel.config.schema import Lora, Optim, PartRates
-from tiercel.distributed.optimizer import build_optimizer, optimizer_tensors, restore_optimizer, set_learning_rate
+from tiercel.distributed.strategies.optimizer import (
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
 from tiercel.errors import EnvironmentProblem, ModelError
 
 

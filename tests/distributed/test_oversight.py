@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tiercel.distributed.notes import NOTES, noted_code
-from tiercel.distributed.oversight import SECONDS_TO_SPEAK, Oversight, is_running, started_ranks
+from tiercel.distributed.oversight import SECONDS_TO_SPEAK, RankWatcher, is_running, started_ranks
 from tiercel.errors import EXIT_STALL
 
 PATIENCE = SECONDS_TO_SPEAK + 20.0
@@ -29,7 +29,7 @@ def sleeper():
 
 def test_a_rank_that_never_begins_is_named_with_its_process_and_ended(sleeper, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(NOTES, str(tmp_path))
-    with Oversight(tmp_path, 1, 0.3) as oversight:
+    with RankWatcher(tmp_path, 1, 0.3) as oversight:
         assert sleeper.wait(PATIENCE) == -signal.SIGKILL
     said = capsys.readouterr().err
     assert f"process {sleeper.pid}) gives no sign of life: its process is there, but waits for something" in said
@@ -40,7 +40,7 @@ def test_a_rank_that_never_begins_is_named_with_its_process_and_ended(sleeper, t
 
 
 def test_a_rank_that_left_the_watch_is_left_alone(sleeper, tmp_path):
-    with Oversight(tmp_path, 1, 0.3) as oversight:
+    with RankWatcher(tmp_path, 1, 0.3) as oversight:
         deadline = time.monotonic() + PATIENCE
         while oversight.files.moment(0) is None and time.monotonic() < deadline:
             time.sleep(0.01)

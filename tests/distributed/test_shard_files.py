@@ -13,13 +13,13 @@ from torch import Tensor
 
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tiercel.distributed.ranks import ALONE
-from tiercel.distributed.replicated import saved_tensors
-from tiercel.distributed.shards import Piece, SavedTensors, saved_moments, write_pieces
+from tiercel.distributed.strategies.replicated import saved_tensors
+from tiercel.distributed.strategies.shard_files import SavedTensors, ShardPiece, saved_moments, write_pieces
 from tiercel.errors import ModelError, RunError, TrainingError
-from tiercel.models.loading import load_weights
-from tiercel.models.parts import ModelParts, parts_of
-from tiercel.models.saving import save_model
-from tiercel.training.sharded_checkpoints import ShardedSave
+from tiercel.models.weights.loading import load_weights
+from tiercel.models.weights.parts import ModelParts, parts_of
+from tiercel.models.weights.saving import save_model
+from tiercel.training.checkpoints import ShardedSave
 
 ROWS = torch.arange(35.0).reshape(7, 5)
 STEP = torch.tensor(3.0)
@@ -28,9 +28,9 @@ STEP = torch.tensor(3.0)
 def in_three(directory: Path) -> list[Path]:
     """Rows 0 to 2 and a number of one rank, 3 to 5 of another, 6 of a third."""
     pieces = (
-        {"a.exp_avg": Piece(tensor=ROWS[:3]), "a.step": Piece(tensor=STEP)},
-        {"a.exp_avg": Piece(tensor=ROWS[3:6], start=3)},
-        {"a.exp_avg": Piece(tensor=ROWS[6:], start=6)},
+        {"a.exp_avg": ShardPiece(tensor=ROWS[:3]), "a.step": ShardPiece(tensor=STEP)},
+        {"a.exp_avg": ShardPiece(tensor=ROWS[3:6], start=3)},
+        {"a.exp_avg": ShardPiece(tensor=ROWS[6:], start=6)},
     )
     return [file for rank, each in enumerate(pieces) for file in write_pieces(directory, rank, each, 1000)]
 
@@ -54,7 +54,7 @@ def test_torchs_own_reader_reads_the_shards(tmp_path):
 
 
 def test_files_have_at_most_the_bytes_asked_for_and_always_the_same(tmp_path):
-    pieces = {name: Piece(tensor=torch.full((10,), float(n))) for n, name in enumerate("abcde")}  # 40 bytes each
+    pieces = {name: ShardPiece(tensor=torch.full((10,), float(n))) for n, name in enumerate("abcde")}  # 40 bytes each
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     files = write_pieces(tmp_path / "one", 0, pieces, 80)

@@ -19,8 +19,8 @@ from tests.distributed.test_launch import ENVIRONMENT, rank_process
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tests.training.test_resume import write_recipe
 from tiercel.config import SftRecipe
-from tiercel.distributed.shards import saved_moments
-from tiercel.models.parts import parts_of
+from tiercel.distributed.strategies.shard_files import saved_moments
+from tiercel.models.weights.parts import parts_of
 from tiercel.runs.checkpoints import directory_of, problem_with
 from tiercel.runs.files import file_sha256
 

@@ -27,18 +27,17 @@ from tiercel.data.order import RowOrder, rank_slice
 from tiercel.data.reading import read_rows
 from tiercel.distributed.launch import leave
 from tiercel.distributed.ranks import Ranks, joined_ranks
-from tiercel.learner.batch import advantage_groups
-from tiercel.models.family import Family
-from tiercel.reliability.pulse import Pulse
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.families.base import Family
+from tiercel.packing.batch import advantage_groups
+from tiercel.reliability.heartbeat import Heartbeat
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
-from tiercel.training.advantages import step_advantages
-from tiercel.training.build import build_trainer
-from tiercel.training.learning import learn
-from tiercel.training.minibatches import shared_out
-from tiercel.training.objectives import objective_of
-from tiercel.training.parity import trainer_logprobs
-from tiercel.training.trainer import Trainer
+from tiercel.training.grpo.advantages import step_advantages
+from tiercel.training.grpo.minibatches import grouped_by_rank
+from tiercel.training.grpo.parity import trainer_logprobs
+from tiercel.training.grpo.updates import learn
+from tiercel.training.offline.objectives import objective_of
+from tiercel.training.trainer import Trainer, build_trainer
 from tiercel.training.update import example_update
 from tiercel.types import Completion, EncodedPrompt, Example, Group, Row, ScoredCompletion, ScoredGroup
 
@@ -226,10 +225,10 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
                 if kind in SAMPLED:
                     scored = [recorded_group(prompt, family, step) for prompt in examples]
                     groups = advantage_groups(scored, step_advantages(trainer.ranks, scored, recipe))
-                    learn(trainer, trainer.taught(groups), recipe)
+                    learn(trainer, trainer.with_teacher_terms(groups), recipe)
                 else:
                     objective = objective_of(recipe)
-                    plan = objective.plan(trainer, shared_out(trainer, examples, recipe))
+                    plan = objective.plan(trainer, grouped_by_rank(trainer, examples, recipe))
                     example_update(trainer, objective, plan)
                 trainer.vision.end_step()
             found |= {f"{family_name}.{kind}.{step}": gradient for step, gradient in enumerate(kept)}
@@ -298,7 +297,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with joined_ranks(TIMEOUT_SECONDS, Pulse(int(os.environ["RANK"]))) as ranks:
+    with joined_ranks(TIMEOUT_SECONDS, Heartbeat(int(os.environ["RANK"]))) as ranks:
         if options.task == "arrangements":
             arrangements(options, ranks)
             return

@@ -28,7 +28,7 @@ WRITES = {
     *("save_file", "save_pretrained", "export_chrome_trace", "touch"),
     *("mkdtemp", "TemporaryDirectory", "TemporaryFile", "NamedTemporaryFile", "mkstemp"),
 }
-NO_FILE = {("models/adapters.py", "read_adapter")}  # it renames keys of a config
+NO_FILE = {("models/weights/adapters.py", "read_adapter")}  # it renames keys of a config
 
 
 def name_of(call: ast.Call) -> str:

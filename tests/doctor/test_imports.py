@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiercel.doctor.imports import OPTIONALS, import_verdict
+from tiercel.doctor.extras import OPTIONALS, import_verdict
 
 
 @pytest.fixture

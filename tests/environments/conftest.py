@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.models.test_turns import WITH_TOOLS
+from tests.rewards.runtime.conftest import no_child_left as no_child_left
 from tests.rewards.samples import limits
-from tests.scoring.conftest import no_child_left as no_child_left
 from tests.tiny_models import noise_image
 from tiercel.config.schema import Data, Model
 from tiercel.data.encoding import prompt_encoder
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.processes import UserCode
-from tiercel.environments.toolbox import Toolbox
-from tiercel.models.family import Family
-from tiercel.models.loading import load_family
+from tiercel.environments.tools import Toolbox
+from tiercel.models.families.base import Family
+from tiercel.models.weights.loading import load_family
 from tiercel.rollout.dialogue import Limits
 from tiercel.types import EncodedPrompt, ImageSource, Message, Row
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tiercel.data.images import decode
+from tiercel.data.media.images import decode
 from tiercel.environments import setting
 from tiercel.models.prompts import token_ids
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall

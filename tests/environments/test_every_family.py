@@ -15,10 +15,10 @@ from tiercel.config.schema import Data, Model
 from tiercel.data.encoding import prompt_encoder
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.processes import UserCode
-from tiercel.environments.toolbox import Toolbox, load_toolbox
+from tiercel.environments.tools import Toolbox, load_toolbox
 from tiercel.errors import RecipeError
 from tiercel.geometry import from_original
-from tiercel.models.loading import load_family
+from tiercel.models.weights.loading import load_family
 from tiercel.rollout.dialogue import Limits
 from tiercel.types import ImageSource
 

@@ -165,5 +165,5 @@ def test_large_pictures_pass(write, opened, prompt):
 def test_an_answer_with_too_many_bytes_of_pictures_is_refused(monkeypatch):
     monkeypatch.setattr(worker, "LARGEST_PICTURES", 299)
     assert worker.Host(None, []) is not None
-    with pytest.raises(worker.WrongAnswer, match="pictures of 300 bytes; at most 299"):
+    with pytest.raises(worker.UnusableAnswer, match="pictures of 300 bytes; at most 299"):
         worker._parts([{"type": "image", "image": b"x" * 150}] * 2)

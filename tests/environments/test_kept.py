@@ -5,15 +5,15 @@ from threading import Event
 
 import pytest
 
-from tiercel.environments.kept import Kept
+from tiercel.environments.setting import SharedCache
 
 
-def kept(limit: int = 10) -> tuple[Kept[str], list[str]]:
+def kept(limit: int = 10) -> tuple[SharedCache[str], list[str]]:
     """Text, whose size is its length, and what was made so far."""
-    return Kept(limit, len), []
+    return SharedCache(limit, len), []
 
 
-def ask(texts: Kept[str], made: list[str], text: str) -> str:
+def ask(texts: SharedCache[str], made: list[str], text: str) -> str:
     def make() -> str:
         made.append(text)
         return text

@@ -9,9 +9,8 @@ from PIL import Image
 from transformers.utils import get_json_schema
 
 from tests.rewards.samples import limits
-from tiercel.config.turn_rules import BUILTIN_TOOLS
-from tiercel.environments.toolbox import load_toolbox
-from tiercel.environments.tools import BUILT_IN
+from tiercel.config.conflicts.rewards import BUILTIN_TOOLS
+from tiercel.environments.tools import BUILT_IN, load_toolbox
 from tiercel.environments.worker import Host
 from tiercel.errors import RecipeError
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from transformers.utils import get_json_schema
 
-from tiercel.environments.tools import BUILT_IN, Picture, PictureTools, ToolProblem, use
+from tiercel.environments.tools import BUILT_IN, PictureTools, SeenPicture, ToolProblem, use
 from tiercel.types import ImagePlan
 
 
@@ -17,7 +17,7 @@ def gradient(width, height):
 
 def tools(space="resized_pixels", processed=(100, 50), original=(200, 100), count=1):
     plan = ImagePlan(original_size=original, processed_size=processed, grid=(1, 1, 1), token_count=1)
-    pictures = [Picture(original=lambda: gradient(*original), plan=plan)] * count
+    pictures = [SeenPicture(original=lambda: gradient(*original), plan=plan)] * count
     return PictureTools(pictures, space)
 
 

@@ -37,7 +37,7 @@ def test_every_way_to_hide_meets_every_way_to_end():
 
 def test_a_process_that_is_left_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(left_processes, "SECONDS_TO_BE_GONE", 0.5)
-    monkeypatch.setattr("tiercel.scoring.process.kill_marked", lambda mark, variable: None)
+    monkeypatch.setattr("tiercel.sandbox.process.kill_marked", lambda mark, variable: None)
     case = Case(hiding="one without an environment", ending="kills what watches over it")
     problem, _ = left_processes.attempt(case, tmp_path)
     assert problem is not None and "is left: sleep 600" in problem

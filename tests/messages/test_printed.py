@@ -12,7 +12,7 @@ from tiercel.cli.main import main
 from tiercel.doctor.verdict import Verdict
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability.diagnosis import Symptom
-from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.progress import Progress
 
 VERDICTS = (
@@ -111,9 +111,9 @@ def test_a_check_of_rows_is_chinese_and_names_the_broken_row(tmp_path, monkeypat
 
 @pytest.mark.usefixtures("chinese")
 def test_a_stall_is_printed_in_chinese_and_kept_in_english(tmp_path, capsys):
-    pulse, ends = Pulse(), Ends()
-    with watchdog(tmp_path, pulse, ends):
-        pulse.begin("reward", 4, ["row-7"])
+    heartbeat, ends = Heartbeat(), Ends()
+    with watchdog(tmp_path, heartbeat, ends):
+        heartbeat.begin("reward", 4, ["row-7"])
         assert ends.happened.wait(10 * LIMIT)
     assert ends.codes == [EXIT_STALL]
     said = capsys.readouterr().err

@@ -10,21 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests.learner.items import continuation
 from tests.models.test_policy import close, logprobs, packed_case
+from tests.packing.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora, Model, Rollout
 from tiercel.errors import ModelError
-from tiercel.learner.layout import PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.models.adapters import PREFIX
-from tiercel.models.experts import gate_names
-from tiercel.models.loading import load_family, load_weights
+from tiercel.models.layers.experts import gate_names
 from tiercel.models.policy import Policy, load_for_inference
-from tiercel.models.saving import save_adapter, save_model
-from tiercel.models.targets import adapter_targets, expression_of
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.adapters import PREFIX
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.saving import save_adapter, save_model
+from tiercel.models.weights.targets import adapter_targets, expression_of
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import PackItem, pack
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 
 CPU = torch.device("cpu")
@@ -257,7 +257,7 @@ def test_every_linear_layer_takes_part_or_is_refused(tiny_checkpoints, tmp_path,
     store = VisionStore(policy, 0)
     with store.update([packed.images]):
         features = store.features(packed.images, with_gradient=True)
-        Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
+        PackedPolicy(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
     still = [each for each, it in policy.trained_parameters().items() if it.grad is None or not it.grad.any()]
     assert still == []
     expected = logprobs(policy, packed)

@@ -13,13 +13,13 @@ from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.cli.export import export
 from tiercel.config.schema import KtoRecipe, Lora
 from tiercel.errors import ModelError
-from tiercel.learner.layout import pack
-from tiercel.learner.learner import Learner
-from tiercel.models.loading import load_family, load_weights
 from tiercel.models.policy import Policy, build_policy, load_for_inference
 from tiercel.models.reference import restore_reference, save_reference
-from tiercel.models.saving import restore_adapter, save_adapter
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.saving import restore_adapter, save_adapter
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import pack
 from tiercel.runs.directory import read_metrics
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def moved(policy: Policy) -> Policy:
 def logprobs(policy: Policy, form: str = "split") -> torch.Tensor:
     packed = pack(items_of(policy.family, torch.Generator().manual_seed(5)))
     with torch.no_grad():
-        return Learner(policy, form, False)(packed, VisionStore(policy, 0).features(packed.images), 1.0).logprobs_N
+        return PackedPolicy(policy, form, False)(packed, VisionStore(policy, 0).features(packed.images), 1.0).logprobs_N
 
 
 @pytest.mark.parametrize("kind", ("rslora", "dora"))
@@ -59,7 +59,7 @@ def test_a_packed_row_equals_plain_passes(tiny_checkpoints, name, kind):
     gradients = []
     for form in ("split", "repeated"):
         features = VisionStore(policy, 0).features(packed.images)
-        Learner(policy, form, False)(packed, features, 1.0).logprobs_N.sum().backward()
+        PackedPolicy(policy, form, False)(packed, features, 1.0).logprobs_N.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
         policy.model.zero_grad()
     tolerance = (

@@ -5,8 +5,8 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3TextConfig, Gemma4TextConfig, MistralConfig
 
 from tiercel.errors import ModelError
-from tiercel.models.attention import Heads, heads_of, route_attention, shared_prefix_obstacle, sights_of
-from tiercel.models.sight import FULL, Sight, runs
+from tiercel.models.layers.attention import Heads, heads_of, route_attention, shared_prefix_obstacle, sights_of
+from tiercel.models.layers.sight import FULL, Sight, runs
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 8}
 

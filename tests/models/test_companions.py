@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Model
-from tiercel.models.companions import FILES, write_companions
-from tiercel.models.loading import load_family
+from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.saving import FILES, write_companions
 from tiercel.writing import let_others_read
 
 TEMPLATE = (

@@ -10,14 +10,13 @@ import torch
 from tests.models.test_prompts import TWO_TURNS, conversation_of, pieces, row_of
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.models.endings import turn_end_line
-from tiercel.models.family import Family
-from tiercel.models.loading import load_family
+from tiercel.models.chat import encode_answer, turn_end_line
+from tiercel.models.families.base import Family
 from tiercel.models.prompts import conversation_length, encode_prompt, prompt_length
-from tiercel.models.turns import encode_answer
+from tiercel.models.weights.loading import load_family
 from tiercel.rollout.drawing import TokenDraw
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.vllm_common import sampling_fields
+from tiercel.rollout.vllm.requests import sampling_fields
 from tiercel.types import Message
 
 CHAT = "<|im_end|>", "<|endoftext|>"  # of the template, of the base model's tokenizer

@@ -6,14 +6,13 @@ import torch
 from tests.tiny_models import EXPERT_FAMILIES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora
 from tiercel.errors import ModelError
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.models.companions import copy_files
-from tiercel.models.experts import IMPLEMENTATION, gate_names, mixtures
+from tiercel.models.layers.experts import IMPLEMENTATION, gate_names, mixtures
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import completion_positions
-from tiercel.models.saving import save_adapter
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.saving import copy_files, save_adapter
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
 
 EXPERTS = r".*(self_attn\.[qkvo]_proj|mlp\.experts\.(gate_up_proj|down_proj))"
 EXPERTS_LORA = Lora(rank=2, alpha=4, targets=EXPERTS)
@@ -102,7 +101,7 @@ def test_an_adapter_of_experts_is_the_start_and_the_reference_of_another_run(tin
 def test_the_load_counts_each_token_of_a_pass_with_a_gradient_once(tiny_checkpoints, name, checkpointing):
     policy = tiny_policy(tiny_checkpoints[name])
     packed = packed_groups(policy)
-    learner = Learner(policy, "split", checkpointing).train()
+    learner = PackedPolicy(policy, "split", checkpointing).train()
     features = VisionStore(policy, 0).features(packed.images)
     with torch.no_grad():
         learner(packed, features, 1.0)
@@ -128,7 +127,7 @@ def test_an_adapter_of_experts_has_the_same_gradient_in_every_form(tiny_checkpoi
     features = VisionStore(policy, 0).features(packed.images)
     gradients = {}
     for form, checkpointing in (("repeated", False), ("split", False), ("dense", "full"), ("split", "selective")):
-        Learner(policy, form, checkpointing).train()(packed, features, 1.0).logprobs_N.sum().backward()
+        PackedPolicy(policy, form, checkpointing).train()(packed, features, 1.0).logprobs_N.sum().backward()
         gradients[form, checkpointing] = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()])
         policy.model.zero_grad()
     expected = gradients.pop(("repeated", False))

@@ -19,9 +19,6 @@ from tests.tiny_models import (
 )
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import DataError
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.models.loading import load_family
 from tiercel.models.policy import Policy, _add_adapter, load_weights
 from tiercel.models.prompts import (
     completion_positions,
@@ -30,8 +27,11 @@ from tiercel.models.prompts import (
     encode_prompt,
     prompt_length,
 )
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 PIXELS = ("pixel_values", "image_sizes", "batch_num_images", "image_position_ids")
@@ -125,7 +125,7 @@ def test_logprobs_equal_a_plain_forward_per_sample(tiny_checkpoints, name):
     packed = pack(items)
     features = VisionStore(policy, 0).features(packed.images)
     with torch.no_grad():
-        found = {form: Learner(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORMS}
+        found = {form: PackedPolicy(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORMS}
         plain = []
         for item in items:
             for continuation in item.continuations:
@@ -152,7 +152,7 @@ def test_a_groups_logprobs_do_not_depend_on_its_neighbours_tokens(tiny_checkpoin
     changed_ids = packed.token_ids_T.clone()
     changed_ids[start:stop] = changed_ids[start:stop].flip(0)
     assert not torch.equal(changed_ids, packed.token_ids_T)
-    features, learner = VisionStore(policy, 0).features(packed.images), Learner(policy, form, False)
+    features, learner = VisionStore(policy, 0).features(packed.images), PackedPolicy(policy, form, False)
     with torch.no_grad():
         before = learner(packed, features, 1.0).logprobs_N
         after = learner(replace(packed, token_ids_T=changed_ids), features, 1.0).logprobs_N
@@ -169,7 +169,7 @@ def test_shared_prefix_gradient_equals_the_repeated_one(tiny_checkpoints, name):
     weights = torch.randn(len(packed.targets_N), generator=torch.Generator().manual_seed(7))
     gradients = {}
     for form in ("split", "dense", "repeated"):
-        (Learner(policy, form, False)(packed, features, 1.0).logprobs_N * weights).sum().backward()
+        (PackedPolicy(policy, form, False)(packed, features, 1.0).logprobs_N * weights).sum().backward()
         gradients[form] = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()])
         policy.model.zero_grad()
     expected = gradients.pop("repeated")
@@ -186,7 +186,7 @@ def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name, form):
         policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
         packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
         features = VisionStore(policy, 0).features(packed.images)
-        learner = Learner(policy, form, checkpointing).train()
+        learner = PackedPolicy(policy, form, checkpointing).train()
         learner(packed, features, 1.0).logprobs_N.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()]))
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -225,7 +225,7 @@ def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
     ]
     packed = pack(items)
     with torch.no_grad():
-        learnt = Learner(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
+        learnt = PackedPolicy(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
     sampled = torch.cat([c.logprobs_L for group in groups for c in group.completions])
     torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
     ids = torch.cat([c.token_ids_L for group in groups for c in group.completions])

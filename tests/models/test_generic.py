@@ -11,14 +11,14 @@ from tests.generic_models import GENERIC, has_processor, save_generic_checkpoint
 from tests.tiny_models import make_row, noise_image, tiny_policy, tiny_prompts
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.learner.attention import SplitAttention
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.learner.proof import prove
-from tiercel.models.loading import load_family
 from tiercel.models.prompts import completion_positions, encode_prompt, prompt_length
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.attention.forms import SplitAttention
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
+from tiercel.packing.proof import prove
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 WITHOUT = ("llava", "llava_next", "aya_vision")
@@ -72,7 +72,7 @@ def test_logprobs_equal_a_plain_forward_per_sample_in_every_form(checkpoints, na
         expected = torch.cat(plain)
         assert expected.std() > 0.1
         for form in ("split", "flex", "dense", "repeated"):
-            found = Learner(policy, form, False)(packed, features, 1.0).logprobs_N
+            found = PackedPolicy(policy, form, False)(packed, features, 1.0).logprobs_N
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_shared_prefix_gradient_equals_the_repeated_one(checkpoints, name):
     features = VisionStore(policy, 0).features(packed.images)
     gradients = {}
     for form in ("split", "repeated"):
-        Learner(policy, form, False)(packed, features, 1.0).logprobs_N.square().sum().backward()
+        PackedPolicy(policy, form, False)(packed, features, 1.0).logprobs_N.square().sum().backward()
         gradients[form] = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()])
         policy.model.zero_grad()
     assert (gradients["split"] - gradients["repeated"]).norm() / gradients["repeated"].norm() < 1e-5
@@ -106,7 +106,7 @@ def test_a_neighbours_tokens_change_no_bit(checkpoints, name):
         packed = pack([PackItem(prompt=first.prompt, continuations=tuple(swapped)), *others])
         features = VisionStore(policy, 0).features(packed.images)
         with torch.no_grad():
-            found.append(Learner(policy, "split", False)(packed, features, 1.0).logprobs_N[-last:])
+            found.append(PackedPolicy(policy, "split", False)(packed, features, 1.0).logprobs_N[-last:])
     assert torch.equal(*found)
 
 
@@ -135,7 +135,7 @@ def test_sampled_logprobs_are_the_learners(checkpoints, name):
     ]
     packed = pack(items)
     with torch.no_grad():
-        learnt = Learner(policy, "split", False)(packed, vision.features(packed.images), 1.0).logprobs_N
+        learnt = PackedPolicy(policy, "split", False)(packed, vision.features(packed.images), 1.0).logprobs_N
     sampled = torch.cat([c.logprobs_L for group in groups for c in group.completions])
     torch.testing.assert_close(learnt, sampled, rtol=0, atol=1e-4)
 
@@ -182,10 +182,10 @@ def test_a_decoder_that_gets_no_features_is_refused(checkpoints, monkeypatch):
 
 
 def test_a_decoder_whose_tokens_see_later_ones_may_not_share(checkpoints, monkeypatch):
-    from tiercel.learner import learner
+    from tiercel.packing import forward
 
     policy = tiny_policy(checkpoints["llava"])
-    monkeypatch.setitem(learner.ATTENTIONS, "split", SeesAll)
+    monkeypatch.setitem(forward.ATTENTIONS, "split", SeesAll)
     found = prove(policy)
     assert found.obstacle.startswith("with a shared prompt its logprobs differ by")
     assert policy.family.sharing_obstacle(policy.family.language_model(policy.model).config) == found.obstacle

@@ -16,14 +16,22 @@ from transformers import AddedToken, AutoModelForImageTextToText, AutoTokenizer
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, EnvironmentProblem, ModelError
-from tiercel.models import loading
-from tiercel.models.generic import AnyImageText
-from tiercel.models.hub import resolve
-from tiercel.models.loading import FAMILIES, INDEX, WHOLE, family_class, load_family, load_weights, require_finite
+from tiercel.models.families.generic import AnyImageText
+from tiercel.models.families.qwen2_vl import Qwen2VL, Qwen25VL
+from tiercel.models.families.text_only import TextOnly
 from tiercel.models.prompts import token_ids
-from tiercel.models.qwen_vl import Qwen2VL, Qwen25VL
-from tiercel.models.saving import save_adapter
-from tiercel.models.text_only import TextOnly
+from tiercel.models.weights import loading
+from tiercel.models.weights.hub import resolve
+from tiercel.models.weights.loading import (
+    FAMILIES,
+    INDEX,
+    WHOLE,
+    family_class,
+    load_family,
+    load_weights,
+    require_finite,
+)
+from tiercel.models.weights.saving import save_adapter
 
 
 @pytest.fixture
@@ -167,7 +175,7 @@ def test_each_fault_of_a_hub_is_told_as_what_it_is(monkeypatch, fault, said):
     def fail(*words, **options):
         raise fault
 
-    monkeypatch.setattr("tiercel.models.hub.snapshot_download", fail)
+    monkeypatch.setattr("tiercel.models.weights.hub.snapshot_download", fail)
     with pytest.raises(EnvironmentProblem, match=said):
         resolve(Model(path="owner/name"))
 

@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, mixed_rows, noise_image, tiny_policy
 from tiercel.config.schema import Model
-from tiercel.models.gemma4 import _places
-from tiercel.models.images import normalised, normalised_tiles, picture_image, picture_tensor
-from tiercel.models.loading import load_family
+from tiercel.models.families.gemma4 import _places
+from tiercel.models.families.pictures import normalised, normalised_tiles, picture_image, picture_tensor
+from tiercel.models.weights.loading import load_family
 from tiercel.types import PixelLimits
 
 CPU = torch.device("cpu")

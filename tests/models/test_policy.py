@@ -8,28 +8,22 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from tests.learner.items import continuation
+from tests.packing.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, random_ids, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.algorithms.kl import Kl
 from tiercel.config.schema import Algorithm, GrpoRecipe, Lora, Model
 from tiercel.distributed.ranks import ALONE
-from tiercel.distributed.strategy import build_strategy
+from tiercel.distributed.strategies.base import build_strategy
 from tiercel.errors import ModelError
-from tiercel.learner.layout import PackedTokens, PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.models.experts import gate_names
-from tiercel.models.loading import load_family, load_weights
-from tiercel.models.policy import (
-    Policy,
-    base_name,
-    build_policy,
-    load_for_inference,
-    starting_weights,
-)
-from tiercel.models.saving import save_adapter, save_trained
-from tiercel.models.targets import adapter_targets
-from tiercel.models.vision import VisionStore
-from tiercel.rewards.wording import Exact
+from tiercel.models.layers.experts import gate_names
+from tiercel.models.policy import Policy, base_name, build_policy, load_for_inference, starting_weights
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.saving import save_adapter, save_trained
+from tiercel.models.weights.targets import adapter_targets
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import PackedTokens, PackItem, pack
+from tiercel.rewards.text import Exact
 from tiercel.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -55,7 +49,7 @@ def logprobs(policy: Policy, packed: PackedTokens) -> Tensor:
     """By a store of its own, so that nothing is shared between calls."""
     with torch.no_grad():
         features = VisionStore(policy, 0).features(packed.images)
-        return Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
+        return PackedPolicy(policy, "dense", False)(packed, features, 1.0).logprobs_N
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
@@ -131,7 +125,7 @@ def test_a_step_moves_the_adapter_and_nothing_else(tiny_checkpoints, name):
     assert list(trained) == sorted(trained) and all(".lora_" in name for name in trained)
     packed = packed_case(policy)
     features = VisionStore(policy, 0).features(packed.images, with_gradient=True)
-    Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
+    PackedPolicy(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
     torch.optim.AdamW(trained.values(), lr=0.1).step()
     moved = {name for name, parameter in policy.model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == set(trained)
@@ -155,7 +149,7 @@ def test_adapters_are_float32_on_a_bfloat16_model(tiny_checkpoints):
     for module in policy.model.modules():
         if isinstance(module, LoraLayer):
             module.lora_A["default"].register_forward_hook(lambda _, given, made: inputs.append((given, made)))
-    found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
+    found = PackedPolicy(policy, "dense", False)(packed, features, 1.0).logprobs_N
     found.sum().backward()
     assert found.dtype == torch.float32
     assert {parameter.grad.dtype for parameter in policy.trained_parameters().values()} == {torch.float32}
@@ -236,7 +230,7 @@ def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store
     unit = SimpleNamespace(prefix=None, images=packed.images, batches=(SimpleNamespace(packed=packed, prompt_ids=()),))
     store = VisionStore(policy, 0)
     store.features(packed.images)
-    learner = Learner(policy, "dense", False)
+    learner = PackedPolicy(policy, "dense", False)
     strategy = build_strategy("single", tiny_recipe(tiny_checkpoints["qwen2_5_vl"]), ALONE, policy, learner)
     trainer = Trainer(
         policy=policy,
@@ -283,7 +277,7 @@ def test_the_reference_of_lora_init_is_the_initial_adapter(tiny_checkpoints, tmp
     assert names_trained(policy) == trained
 
     features = VisionStore(policy, 0).features(packed.images, with_gradient=True)
-    Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
+    PackedPolicy(policy, "dense", False)(packed, features, 1.0).logprobs_N.sum().backward()
     with_gradient = {name for name, parameter in policy.model.named_parameters() if parameter.grad is not None}
     assert with_gradient == trained
 
@@ -345,7 +339,7 @@ def test_the_reference_of_what_is_trained_whole_is_its_start(tiny_checkpoints, l
     move_all(policy)
     own = logprobs(policy, packed)
     assert float((own - base).abs().max()) > 0.01
-    strategy = build_strategy("single", recipe, ALONE, policy, Learner(policy, "dense", False), start)
+    strategy = build_strategy("single", recipe, ALONE, policy, PackedPolicy(policy, "dense", False), start)
     with strategy.as_reference():
         assert close(logprobs(policy, packed), base)
     assert torch.equal(logprobs(policy, packed), own)
@@ -366,7 +360,7 @@ def test_the_reference_of_a_run_that_goes_on_is_still_the_start(tiny_checkpoints
     packed = packed_case(first)
     assert torch.equal(logprobs(resumed, packed), logprobs(first, packed))
     start = starting_weights(resumed, recipe, tmp_path / "model")
-    strategy = build_strategy("single", recipe, ALONE, resumed, Learner(resumed, "dense", False), start)
+    strategy = build_strategy("single", recipe, ALONE, resumed, PackedPolicy(resumed, "dense", False), start)
     with strategy.as_reference():
         assert close(logprobs(resumed, packed), logprobs(base_policy(tiny_checkpoints["qwen2_5_vl"]), packed))
 

@@ -11,12 +11,8 @@ from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.learner.examples import conversation_item
-from tiercel.learner.layout import pack
-from tiercel.learner.learner import Learner
-from tiercel.models.family import Family
-from tiercel.models.images import picture_image
-from tiercel.models.loading import load_family
+from tiercel.models.families.base import Family
+from tiercel.models.families.pictures import picture_image
 from tiercel.models.prompts import (
     completion_positions,
     conversation_length,
@@ -26,7 +22,11 @@ from tiercel.models.prompts import (
     render,
     token_ids,
 )
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.examples import conversation_item
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import pack
 from tiercel.types import EncodedConversation, EncodedImage, ImageSource, Message, PixelLimits, Row
 
 HEAD = {
@@ -371,7 +371,7 @@ def test_logprobs_with_images_in_later_turns_equal_a_plain_forward(tiny_checkpoi
     ids = torch.cat([conversation.prompt.token_ids_P, conversation.token_ids_L])
     with torch.no_grad():
         features = VisionStore(policy, 0).features(packed.images)
-        found = Learner(policy, "dense", False)(packed, features, 1.0).logprobs_N
+        found = PackedPolicy(policy, "dense", False)(packed, features, 1.0).logprobs_N
         logits = policy.model(**huggingface_inputs(family, conversation.prompt, ids, ORIGINALS)).logits[0]
     logits[:, list(family.placeholder_ids)] = -torch.inf
     logprobs = logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]

@@ -12,14 +12,14 @@ from tests.models.test_families import huggingface_inputs, items_of
 from tests.tiny_models import EXPERT_FAMILIES, FAMILY_NAMES, move_adapter, tiny_policy, tiny_recipe
 from tiercel.config.schema import Model
 from tiercel.errors import ModelError
-from tiercel.learner.layout import pack
-from tiercel.learner.learner import Learner
-from tiercel.models.loading import load_family, load_weights
+from tiercel.models.layers.quantized import BLOCK, quantizable, stored_quantization
 from tiercel.models.policy import Policy, build_policy, load_for_inference
-from tiercel.models.quantized import BLOCK, quantizable, stored_quantization
-from tiercel.models.saving import save_adapter
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.saving import save_adapter
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import pack
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 pytest.importorskip("bitsandbytes")
@@ -46,7 +46,7 @@ def test_all_forms_equal_a_plain_forward_of_the_same_quantised_model(tiny_checkp
     packed = pack(items)
     features = VisionStore(policy, 0).features(packed.images)
     with torch.no_grad():  # first without a gradient: bitsandbytes would reorder the weights here
-        found = {form: Learner(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORMS}
+        found = {form: PackedPolicy(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORMS}
         plain = []
         for item in items:
             for each in item.continuations:
@@ -60,7 +60,7 @@ def test_all_forms_equal_a_plain_forward_of_the_same_quantised_model(tiny_checkp
     weights_N = torch.randn(len(packed.targets_N), generator=torch.Generator().manual_seed(7))
     gradients = {}
     for form in FORMS:
-        (Learner(policy, form, False)(packed, features, 0.7).logprobs_N * weights_N).sum().backward()
+        (PackedPolicy(policy, form, False)(packed, features, 0.7).logprobs_N * weights_N).sum().backward()
         gradients[form] = torch.cat([p.grad.flatten() for p in policy.trained_parameters().values()])
         policy.model.zero_grad()
     expected = gradients.pop("repeated")
@@ -151,7 +151,9 @@ def test_an_adapter_is_read_onto_the_same_quantised_weights(tiny_checkpoints, tm
     packed = pack(items_of(policy.family, torch.Generator().manual_seed(5)))
     features = VisionStore(policy, 0).features(packed.images)
     with torch.no_grad():
-        first, second = (Learner(each, "split", False)(packed, features, 1.0).logprobs_N for each in (policy, again))
+        first, second = (
+            PackedPolicy(each, "split", False)(packed, features, 1.0).logprobs_N for each in (policy, again)
+        )
     assert torch.equal(first, second)
 
 
@@ -169,7 +171,9 @@ def test_a_checkpoint_that_bitsandbytes_quantised_is_taken_as_it_is(tiny_checkpo
     features = VisionStore(policy, 0).features(packed.images)
     same = quantized_policy(source, kind, noise=0.0)
     with torch.no_grad():
-        first, second = (Learner(each, "split", False)(packed, features, 1.0).logprobs_N for each in (policy, same))
+        first, second = (
+            PackedPolicy(each, "split", False)(packed, features, 1.0).logprobs_N for each in (policy, same)
+        )
     torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
     other = {"nf4": "int8", "int8": "nf4"}[kind]
     with pytest.raises(ModelError, match=f"model.quantize: {other} given, but .* is quantised already, as {kind}"):

@@ -9,10 +9,10 @@ from tests.generic_models import GENERIC, save_generic_checkpoint
 from tests.tiny_models import make_row, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.learner.proof import prove
-from tiercel.models.loading import load_family
+from tiercel.models.families.text_only import TextOnly
 from tiercel.models.prompts import encode_conversation, encode_prompt, render
-from tiercel.models.text_only import TextOnly
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.proof import prove
 from tiercel.types import Message
 
 SHARED = ("qwen3", "llama", "mistral", "gemma", "olmo2", "gemma3_text", "mistral_sliding", "mixtral", "qwen3_moe")

@@ -10,10 +10,10 @@ from torch import nn
 
 from tests.tiny_models import QWEN_FAMILIES, noise_image, tiny_policy
 from tiercel.config.schema import Lora, Model
-from tiercel.learner.learner import Learner
-from tiercel.models import tower_attention
-from tiercel.models.loading import load_family
-from tiercel.models.tower_attention import IMPLEMENTATION, patches_product, sorted_windows
+from tiercel.models.layers import tower_attention
+from tiercel.models.layers.tower_attention import IMPLEMENTATION, patches_product, sorted_windows
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.forward import PackedPolicy
 from tiercel.types import EncodedImage, PixelLimits
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def test_gradients_equal_those_of_transformers(tiny_checkpoints, name, checkpoin
     policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, targets="vision"), noise=0.1)
     images = visuals(policy.family, 7, 3)
     if checkpointed:
-        Learner(policy, "split", True).train()
+        PackedPolicy(policy, "split", True).train()
 
     def gradients(features: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         torch.cat(list(features)).square().mean().backward()

@@ -8,10 +8,10 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.models.family import Family
-from tiercel.models.loading import load_family
+from tiercel.models.chat import encode_answer, require_joining
+from tiercel.models.families.base import Family
 from tiercel.models.prompts import render, token_ids
-from tiercel.models.turns import encode_answer, require_joining
+from tiercel.models.weights.loading import load_family
 from tiercel.types import Message
 
 SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}

@@ -8,11 +8,11 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, make_row, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError
-from tiercel.learner.layout import Continuation, PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.models.loading import load_family
 from tiercel.models.prompts import completion_positions, encode_conversation, encode_prompt, prompt_length
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.types import ImageSource, PixelLimits, VideoSource
 
 LIMITS = PixelLimits(least=28 * 28, most=112 * 112)
@@ -106,7 +106,9 @@ def test_logprobs_equal_a_plain_forward(tiny_checkpoints, name):
     video_patches, image_patches = patches_by_hand(family, prompt.images)
     ids = torch.cat([prompt.token_ids_P, ids_C])
     with torch.no_grad():
-        found = Learner(policy, "split", False)(packed, VisionStore(policy, 0).features(packed.images), 1.0).logprobs_N
+        found = PackedPolicy(policy, "split", False)(
+            packed, VisionStore(policy, 0).features(packed.images), 1.0
+        ).logprobs_N
         logits = policy.model(
             input_ids=ids[None],
             position_ids=torch.cat([prompt.positions_DP, positions_DL], dim=1)[:, None],

@@ -5,7 +5,7 @@ import torch
 
 from tests.tiny_models import counting_store, move_adapter, noise_image, tiny_policy
 from tiercel.config.schema import Lora
-from tiercel.learner.learner import Learner
+from tiercel.packing.forward import PackedPolicy
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_a_frozen_tower_is_shared_with_the_reference(frozen, pictures):
 
 def test_activation_checkpointing_asks_no_gradient_of_a_frozen_tower(tiny_checkpoints, pictures):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
-    Learner(policy, "split", True).train()
+    PackedPolicy(policy, "split", True).train()
     (features, *_) = policy.vision_features(pictures)
     assert not features.requires_grad
 

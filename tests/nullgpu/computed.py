@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from tiercel.models.gemma4 import Gemma4
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.families.gemma4 import Gemma4
+from tiercel.rollout.local.engine import LocalSampler
 
 
 def stand_in() -> None:

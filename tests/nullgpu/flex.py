@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tests.nullgpu.log import logged
-from tiercel.learner.flex import FlexAttention, compiled_flex
-from tiercel.learner.layout import GroupSpans, PrefixLayout
-from tiercel.models.attention import Layer
+from tiercel.models.layers.attention import Layer
+from tiercel.packing.attention.flex import FlexAttention, compiled_flex
+from tiercel.packing.layout import GroupSpans, PrefixLayout
 
 PROMPT, COMPLETION, COMPLETIONS = 1180, 200, 8  # tokens of a group of the 7B
 

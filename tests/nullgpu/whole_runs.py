@@ -12,7 +12,7 @@ from tests.nullgpu.computed import stand_in
 from tests.nullgpu.log import logged
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, run_offline, sft_recipe, write_rows
-from tiercel.rollout.captured import FixedDecoder
+from tiercel.rollout.local.cuda_graphs import FixedDecoder
 
 FAMILY = "qwen2_5_vl"
 COMMON: dict[str, Any] = {

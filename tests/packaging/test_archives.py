@@ -51,8 +51,8 @@ def test_the_wheel_has_the_package_with_the_demos_recipes_and_nothing_else(wheel
 def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {f"tiercel/report/report.{kind}" for kind in ("css", "js")} <= names
-    assert {"tiercel/py.typed", "tiercel/config/synonyms/keys.txt", "tiercel/importing/peers/trl.txt"} <= names
+    assert {f"tiercel/web/report/report.{kind}" for kind in ("css", "js")} <= names
+    assert {"tiercel/py.typed", "tiercel/config/synonyms/keys.txt", "tiercel/convert/peers/trl.txt"} <= names
     starts = {
         f"tiercel/demo/{start}/{file}"
         for start in ("start", "zoom_start")

@@ -8,7 +8,7 @@ from benchmarks.published import save_config
 from tests.planning.test_memory import recipe_of
 from tiercel.cli.main import main
 from tiercel.config import load_recipe, recipe_to_yaml
-from tiercel.config.rules import rule_problems
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import SftRecipe
 from tiercel.planning import fit
 from tiercel.planning.devices import DEVICES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from tests.scoring.test_model import save_reward_model
+from tests.rewards.runtime.test_model import save_reward_model
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml

@@ -27,7 +27,7 @@ from tiercel.planning.plan import gathering_problem
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.seconds import phase_seconds, rollout_seconds
 from tiercel.training import strategy_choice
-from tiercel.training.build import build_trainer
+from tiercel.training.trainer import build_trainer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen25vl-72b-grpo.yaml"
 

@@ -13,18 +13,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.published import save_config
 from tiercel.config.schema import GrpoRecipe
-from tiercel.learner.head import GPU_TILE
-from tiercel.models.attention import route_attention
+from tiercel.models.layers.attention import route_attention
+from tiercel.packing.logprobs import GPU_TILE
 from tiercel.planning.memory import Layout, rank_memory
 from tiercel.planning.options import Subject, measure, study
-from tiercel.planning.probe import (
-    LiveBytes,
-    ProbedLearner,
-    empty_policy,
-    fake_tensors,
-    fill_with_fakes,
-    packed_case,
-)
+from tiercel.planning.probe import LiveBytes, ProbedLearner, empty_policy, fake_tensors, fill_with_fakes, packed_case
 
 LORA = {"rank": 64, "alpha": 128}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -10,10 +10,10 @@ from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 from tests.planning.test_memory import recipe_of
 from tests.tiny_models import save_tiny_checkpoint
 from tiercel.config.schema import Model
-from tiercel.learner.learner import Learner
-from tiercel.models.loading import load_family, load_weights
+from tiercel.models.layers.quantized import quantizable
 from tiercel.models.policy import build_policy
-from tiercel.models.quantized import quantizable
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.packing.forward import PackedPolicy
 from tiercel.planning.memory import Layout, rank_memory
 from tiercel.planning.options import measure, study
 from tiercel.planning.probe import GPU_TILE, LiveBytes, packed_case
@@ -62,7 +62,7 @@ def test_the_peak_of_a_pass_is_within_a_tenth(tmp_path, kind):
     layout = Layout(strategy="single", ranks=1, tokens=2048, on_gpu=False)
     planned = rank_memory(recipe, subject.sizes, measure(subject), None, layout)
     policy = build_policy(recipe, torch.device("cpu"))
-    learner = Learner(policy, "split", False).train()
+    learner = PackedPolicy(policy, "split", False).train()
     learner.head.tile = GPU_TILE
     packed = packed_case(subject.composition, 2048, subject.family.position_dimensions)
     with LiveBytes() as live:

@@ -9,14 +9,14 @@ from benchmarks.published import save_config
 from tiercel.cli.main import main
 from tiercel.cli.plan import in_tenths, show
 from tiercel.config import load_recipe
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.rollout import Vllm
-from tiercel.config.rules import rule_problems
 from tiercel.config.schema import SftRecipe
 from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import HOST_OPTIMIZER_BYTES, Layout, Measured, rank_memory
 from tiercel.planning.options import Subject, option, study
-from tiercel.planning.plan import Plan
+from tiercel.planning.plan import MemoryPlan
 from tiercel.planning.probe import LinearBytes
 from tiercel.planning.remedies import Remedy, changed, find_remedy
 
@@ -154,7 +154,7 @@ def test_the_columns_of_a_plan_add_up_as_they_are_shown(large, capsys, where):
     options = tuple(option(large, LEARNER_72B, where, name) for name in ("fsdp2", "deepspeed"))
     chosen = next((each.memory.strategy for each in options if each.fits), None)
     show(
-        Plan(
+        MemoryPlan(
             machine=where,
             sizes=large.sizes,
             tokens=8192,

@@ -6,8 +6,8 @@ from PIL import Image
 
 from benchmarks.published import save_config
 from tests.planning.test_memory import recipe_of
-from tiercel.learner.block_mask import block_mask
-from tiercel.models.tower_attention import route_tower
+from tiercel.models.layers.tower_attention import route_tower
+from tiercel.packing.attention.block_mask import block_mask
 from tiercel.planning.memory import Layout, Measured, RankMemory, rank_memory
 from tiercel.planning.options import Subject, study
 from tiercel.planning.probe import NOTHING, LinearBytes, VisionBytes, empty_policy, packed_case

@@ -9,12 +9,7 @@ import pytest
 
 from tiercel.config import load_recipe
 from tiercel.errors import RecipeError
-from tiercel.reliability.redaction import (
-    Redactor,
-    redact,
-    redact_values,
-    secret_values,
-)
+from tiercel.reliability.redaction import Redactor, redact, redact_values, secret_values
 from tiercel.secret_names import harmless_words, is_secret_name
 from tiercel.sections import shown
 
@@ -212,7 +207,7 @@ def test_words_of_a_command_line_are_shown_without_secrets():
 
 CRASH = """
 import os, threading
-from tiercel.reliability.tracebacks import redact_tracebacks
+from tiercel.reliability.redaction import redact_tracebacks
 redact_tracebacks()
 def fail():
     raise KeyError("https://me:word@host", os.environ["MY_SECRET"])

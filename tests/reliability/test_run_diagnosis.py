@@ -1,7 +1,7 @@
 """A real run in which nothing can be learnt says so once, in its log and in its report."""
 
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
-from tiercel.report import write_report
+from tiercel.web.report import write_report
 
 LINE = "warning at step 5: Over the last 5 steps the gradient was exactly 0: nothing was learnt. "
 

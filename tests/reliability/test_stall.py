@@ -3,13 +3,15 @@
 import sys
 from dataclasses import replace
 
-from tiercel.reliability.stall import Sign, culprits, innermost_frames, is_stalled, stall_message, waiting_place
+from tiercel.reliability.stall import RankSignal, culprits, innermost_frames, is_stalled, stall_message, waiting_place
 
 LIMIT = 10.0
 
 
-def sign(rank: int, *, quiet: float = 12.0, waits: str | None = "gather (grpo.py:80)", phases: int = 7, **more) -> Sign:
-    return Sign(
+def sign(
+    rank: int, *, quiet: float = 12.0, waits: str | None = "gather (grpo.py:80)", phases: int = 7, **more
+) -> RankSignal:
+    return RankSignal(
         rank=rank,
         phase="learn",
         phases=phases,

@@ -14,8 +14,8 @@ import pytest
 
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability import stall_files
-from tiercel.reliability.pulse import Pulse
-from tiercel.reliability.stall import Sign
+from tiercel.reliability.heartbeat import Heartbeat
+from tiercel.reliability.stall import RankSignal
 from tiercel.reliability.stall_files import SignFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 
@@ -34,15 +34,15 @@ class Ends:
         self.happened.set()
 
 
-def watchdog(run: Path, pulse: Pulse, ends: Ends, world_size: int = 1, **limits: float) -> Watchdog:
+def watchdog(run: Path, heartbeat: Heartbeat, ends: Ends, world_size: int = 1, **limits: float) -> Watchdog:
     files = SignFiles(run / ".signs", world_size)
-    return Watchdog(pulse, run, files, {ANY_PHASE: LIMIT, **limits}, end=ends)
+    return Watchdog(heartbeat, run, files, {ANY_PHASE: LIMIT, **limits}, end=ends)
 
 
 def test_a_rank_that_stands_still_is_ended_with_its_stack_and_a_message(tmp_path, capsys):
-    pulse, ends = Pulse(), Ends()
-    with watchdog(tmp_path, pulse, ends):
-        pulse.begin("reward", 4, ["row-7"])
+    heartbeat, ends = Heartbeat(), Ends()
+    with watchdog(tmp_path, heartbeat, ends):
+        heartbeat.begin("reward", 4, ["row-7"])
         assert ends.happened.wait(10 * LIMIT)
     assert ends.codes == [EXIT_STALL]
     said = capsys.readouterr().err
@@ -53,28 +53,28 @@ def test_a_rank_that_stands_still_is_ended_with_its_stack_and_a_message(tmp_path
 
 
 def test_progress_keeps_it_alive(tmp_path):
-    pulse, ends = Pulse(), Ends()
-    with watchdog(tmp_path, pulse, ends):
+    heartbeat, ends = Heartbeat(), Ends()
+    with watchdog(tmp_path, heartbeat, ends):
         for _ in range(12):
             time.sleep(LIMIT / 4)
-            pulse.beat()
+            heartbeat.beat()
     assert not ends.codes
     assert not (tmp_path / "stall").exists()
 
 
 def test_a_phase_may_have_a_longer_limit(tmp_path):
-    pulse, ends = Pulse(), Ends()
-    with watchdog(tmp_path, pulse, ends, save=60.0):
-        pulse.begin("save", 0)
+    heartbeat, ends = Heartbeat(), Ends()
+    with watchdog(tmp_path, heartbeat, ends, save=60.0):
+        heartbeat.begin("save", 0)
         time.sleep(2 * LIMIT)
         assert not ends.codes
-        pulse.begin("learn", 0)
+        heartbeat.begin("learn", 0)
         assert ends.happened.wait(10 * LIMIT)
 
 
 @pytest.mark.parametrize("culprit", (0, 1))
 def test_of_two_ranks_the_one_that_the_other_waits_for_is_named(tmp_path, capsys, culprit):
-    pulses, ends = [Pulse(0), Pulse(1)], [Ends(), Ends()]
+    pulses, ends = [Heartbeat(0), Heartbeat(1)], [Ends(), Ends()]
     with ExitStack() as dogs:
         for rank in (0, 1):
             dogs.enter_context(watchdog(tmp_path, pulses[rank], ends[rank], 2))
@@ -90,7 +90,7 @@ def test_of_two_ranks_the_one_that_the_other_waits_for_is_named(tmp_path, capsys
 
 
 def test_a_rank_that_waits_is_left_alone_while_the_other_makes_progress(tmp_path):
-    pulses, ends = [Pulse(0), Pulse(1)], [Ends(), Ends()]
+    pulses, ends = [Heartbeat(0), Heartbeat(1)], [Ends(), Ends()]
     with ExitStack() as dogs:
         for rank in (0, 1):
             dogs.enter_context(watchdog(tmp_path, pulses[rank], ends[rank], 2))
@@ -102,28 +102,28 @@ def test_a_rank_that_waits_is_left_alone_while_the_other_makes_progress(tmp_path
 
 
 def test_a_rank_that_says_nothing_any_more_is_named(tmp_path, capsys):
-    pulse, ends = Pulse(0), Ends()
-    with watchdog(tmp_path, pulse, ends, 2):
-        pulse.begin("learn", 2)
-        with pulse.collective("sum of gradients (update.py:9)"):
+    heartbeat, ends = Heartbeat(0), Ends()
+    with watchdog(tmp_path, heartbeat, ends, 2):
+        heartbeat.begin("learn", 2)
+        with heartbeat.collective("sum of gradients (update.py:9)"):
             assert ends.happened.wait(20 * LIMIT)
     said = capsys.readouterr().err
     assert "rank 1 gives no sign of life" in said
     assert "rank 0 waits in sum of gradients (update.py:9)" in said
 
 
-def other_sign(rank: int, looks: int = 0) -> Sign:
+def other_sign(rank: int, looks: int = 0) -> RankSignal:
     """Of a rank that lives elsewhere, in its import."""
-    return Sign(rank=rank, phase="import", phases=0, step=0, quiet_seconds=0.0, limit_seconds=LIMIT, looks=looks)
+    return RankSignal(rank=rank, phase="import", phases=0, step=0, quiet_seconds=0.0, limit_seconds=LIMIT, looks=looks)
 
 
 def test_a_rank_that_works_names_the_next_one_once_that_is_silent(tmp_path, capsys):
-    pulse, ends = Pulse(0), Ends()
-    with watchdog(tmp_path, pulse, ends, 2) as dog:
+    heartbeat, ends = Heartbeat(0), Ends()
+    with watchdog(tmp_path, heartbeat, ends, 2) as dog:
         dog.files.write(other_sign(1))
         started = time.monotonic()
         while not ends.happened.wait(LIMIT / 10):
-            pulse.beat()
+            heartbeat.beat()
             assert time.monotonic() - started < 20 * LIMIT
     said = capsys.readouterr().err
     assert "rank 1 gives no sign of life" in said and "it was last in phase import of the start" in said
@@ -132,24 +132,24 @@ def test_a_rank_that_works_names_the_next_one_once_that_is_silent(tmp_path, caps
 
 
 def test_a_rank_that_has_not_begun_is_named_and_one_that_left_is_not(tmp_path, capsys):
-    pulse, ends = Pulse(0), Ends()
-    with watchdog(tmp_path, pulse, ends, 2) as dog:
+    heartbeat, ends = Heartbeat(0), Ends()
+    with watchdog(tmp_path, heartbeat, ends, 2) as dog:
         dog.files.write(other_sign(1))
         time.sleep(LIMIT / 2)
         dog.files.forget(1)
         for _ in range(12):
-            pulse.beat()
+            heartbeat.beat()
             time.sleep(LIMIT / 4)
         assert not ends.codes
-    with watchdog(tmp_path, pulse, ends, 2):
+    with watchdog(tmp_path, heartbeat, ends, 2):
         while not ends.happened.wait(LIMIT / 10):
-            pulse.beat()
+            heartbeat.beat()
     assert "it was last in phase launch of the start, before tiercel's own first line" in capsys.readouterr().err
 
 
 def test_an_import_may_take_long_while_it_works_and_no_longer(tmp_path, capsys):
-    pulse, ends = Pulse(), Ends()
-    with watchdog(tmp_path, pulse, ends, **{"import": 60.0}):
+    heartbeat, ends = Heartbeat(), Ends()
+    with watchdog(tmp_path, heartbeat, ends, **{"import": 60.0}):
         until = time.monotonic() + 3 * LIMIT
         while time.monotonic() < until:
             sum(range(10_000))
@@ -159,9 +159,9 @@ def test_an_import_may_take_long_while_it_works_and_no_longer(tmp_path, capsys):
 
 
 def test_the_message_has_the_figures_of_the_judgement_whoever_speaks(tmp_path, capsys):
-    pulse, ends = Pulse(0), Ends()
+    heartbeat, ends = Heartbeat(0), Ends()
     judged = [replace(other_sign(0, 5), waits_in="gather (a.py:1)"), replace(other_sign(1, 9), quiet_seconds=0.7)]
-    with watchdog(tmp_path, pulse, ends, 2) as dog:
+    with watchdog(tmp_path, heartbeat, ends, 2) as dog:
         dog.files.write(other_sign(1))
         assert dog.files.call_out(judged) == judged
         assert dog.files.call_out(judged[:1]) == judged  # the first judgement counts
@@ -189,7 +189,7 @@ def raising(error: Exception):
 def test_nothing_is_left_after_a_run_that_ended(tmp_path):
     with ExitStack() as dogs:
         for rank in (0, 1):
-            dogs.enter_context(watchdog(tmp_path, Pulse(rank), Ends(), 2))
+            dogs.enter_context(watchdog(tmp_path, Heartbeat(rank), Ends(), 2))
         time.sleep(LIMIT / 2)
         assert len(list((tmp_path / ".signs").iterdir())) >= 1
     assert not (tmp_path / ".signs").exists()
@@ -198,21 +198,21 @@ def test_nothing_is_left_after_a_run_that_ended(tmp_path):
 
 def test_an_open_run_shows_what_its_rank_does(tmp_path, monkeypatch):
     monkeypatch.setattr("tiercel.reliability.watchdog.SECONDS_BETWEEN_PULSES", 0.0)
-    pulse, ends = Pulse(), Ends()
+    heartbeat, ends = Heartbeat(), Ends()
     file = tmp_path / "pulse" / "rank-0.json"
-    with watchdog(tmp_path, pulse, ends):
-        with pulse.shown_in(file):
-            pulse.begin("learn", 7, ["row-1"])
+    with watchdog(tmp_path, heartbeat, ends):
+        with heartbeat.shown_in(file):
+            heartbeat.begin("learn", 7, ["row-1"])
             until = time.monotonic() + 20 * LIMIT
             while not file.exists() or json.loads(file.read_text())["phase"] != "learn":
                 assert time.monotonic() < until
-                pulse.beat()
+                heartbeat.beat()
                 time.sleep(0.02)
             sign = json.loads(file.read_text())
             assert (sign["rank"], sign["step"], sign["rows"], sign["process"]) == (0, 7, ["row-1"], os.getpid())
             assert sign["quiet_seconds"] < sign["limit_seconds"]
         assert not file.exists()
         time.sleep(LIMIT / 4)
-        pulse.beat()
+        heartbeat.beat()
         assert not file.exists()  # the thread goes on, the file does not come back
     assert not ends.codes

@@ -6,7 +6,7 @@ import threading
 import time
 from types import ModuleType
 
-from tiercel.reliability.work import Work
+from tiercel.reliability.work import WorkMonitor
 
 SECONDS = 0.3
 
@@ -22,7 +22,7 @@ def idle_after(deed) -> float:
     seen = []
 
     def look() -> None:
-        work = Work()
+        work = WorkMonitor()
         for _ in range(4):
             time.sleep(SECONDS / 4)
             idle = work.idle_seconds()
@@ -41,7 +41,7 @@ def test_a_process_that_sleeps_is_idle():
 
 def test_importing_is_progress_and_computing_alone_is_not(monkeypatch):
     monkeypatch.setattr("tiercel.reliability.work.OWN_THREAD", None)  # else this thread's own work does not count
-    work = Work()
+    work = WorkMonitor()
     began = work.progress
     for _ in range(2):
         compute(SECONDS / 2)
@@ -55,7 +55,7 @@ def test_importing_is_progress_and_computing_alone_is_not(monkeypatch):
 
 def test_a_moment_of_computing_is_no_work(monkeypatch):
     monkeypatch.setattr("tiercel.reliability.work.OWN_THREAD", None)
-    work = Work()
+    work = WorkMonitor()
     for deed in (compute, time.sleep, compute, time.sleep):
         deed(SECONDS / 4)
         idle = work.idle_seconds()
@@ -69,7 +69,7 @@ def compute(seconds: float) -> None:
 
 
 def test_a_look_just_after_another_changes_nothing():
-    work = Work()
+    work = WorkMonitor()
     time.sleep(SECONDS)
     before = work.idle_seconds()
     assert all(work.idle_seconds() >= before for _ in range(1000))

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from tiercel.config.schema import Reliability
-from tiercel.rewards.builtin import BY_NAME, CALL
-from tiercel.rewards.entry import Entry
+from tiercel.rewards.all import BY_NAME, CALL
+from tiercel.rewards.base import RewardEntry
 from tiercel.samples import CoordinateSpace, Sample, SampleImage, Size, Turn
 from tiercel.types import (
     Completion,
@@ -99,7 +99,7 @@ def scored(total: float | None, is_correct: bool | None = None, **rewards: Rewar
     return ScoredCompletion(completion=completion("x"), rewards=rewards, total=total, is_correct=is_correct)
 
 
-def reward(**keys: Any) -> Entry:
+def reward(**keys: Any) -> RewardEntry:
     return BY_NAME[keys.get("name", CALL)](**keys)
 
 

@@ -14,8 +14,8 @@ from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError
-from tiercel.scoring import scorer
-from tiercel.scoring.scorer import Scorer
+from tiercel.rewards.runtime import scorer
+from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.types import Row
 
 NAMES = ("exact", "number", "count", "choice", "math")

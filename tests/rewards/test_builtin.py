@@ -5,9 +5,9 @@ import pytest
 from tests.rewards.samples import reward, sample
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.errors import DataError
-from tiercel.rewards.builtin import BUILTIN, KINDS, TELLS_RIGHT
-from tiercel.rewards.entry import Entry, TruthReward
-from tiercel.scoring.batches import STARTERS
+from tiercel.rewards.all import BUILTIN, KINDS, TELLS_RIGHT
+from tiercel.rewards.base import RewardEntry, TruthReward
+from tiercel.rewards.runtime.batches import STARTERS
 from tools.docs.rewards import TABLE, table
 from tools.docs.tables import with_table
 
@@ -20,9 +20,9 @@ def test_every_name_of_the_schema_is_built_in_and_says_what_it_takes():
     assert set(BUILTIN) == set(allowed_words(keys_of("grpo")["rewards.N.name"].field.annotation))
     assert len(BUILTIN) == len(KINDS) - 1  # each has a name of its own, but the user's by call
     for name, kind in BUILTIN.items():
-        is_scored = kind.score not in (Entry.score, TruthReward.score)
+        is_scored = kind.score not in (RewardEntry.score, TruthReward.score)
         is_compared = getattr(kind, "compare", TruthReward.compare) is not TruthReward.compare
-        hears_others = kind.score_after is not Entry.score_after
+        hears_others = kind.score_after is not RewardEntry.score_after
         assert [is_scored, is_compared, hears_others, kind in STARTERS].count(True) == 1, name
         assert kind.reads and kind.__doc__
 

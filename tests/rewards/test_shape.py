@@ -6,8 +6,8 @@ import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.config.schema import Reliability
-from tiercel.rewards.entry import Where
-from tiercel.scoring.scorer import Scorer
+from tiercel.rewards.base import RowFilter
+from tiercel.rewards.runtime.scorer import Scorer
 
 
 def value(name: str, completion: str = "", tokens: int = 3, **options) -> float:
@@ -72,8 +72,8 @@ def test_the_cosine_hears_from_the_rewards_before_it():
 
 def test_a_reward_applies_to_the_rows_it_is_for():
     rewards = [
-        reward(name="exact", where=Where(column="task", equals=("ocr", "true"))),
-        reward(name="number", where=Where(column="task", equals=("counting",))),
+        reward(name="exact", where=RowFilter(column="task", equals=("ocr", "true"))),
+        reward(name="number", where=RowFilter(column="task", equals=("counting",))),
     ]
     tasks = ("ocr", "counting", True, None)
     samples = [sample("7", "7", columns={} if task is None else {"task": task}) for task in tasks]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.errors import DataError
-from tiercel.rewards.wording import normalised
+from tiercel.rewards.text import normalised
 
 
 def value(name: str, completion: str, truth=None, **options) -> float | None:

@@ -10,11 +10,11 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.models.policy import build_policy
-from tiercel.models.saving import restore_adapter
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.saving import restore_adapter
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.vllm_routes import chat_messages
+from tiercel.rollout.vllm.routes import chat_messages
 from tiercel.types import EncodedPrompt
 
 FIRST_PROBE = 2**30  # numbers of weights from here on are no versions

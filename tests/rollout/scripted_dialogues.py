@@ -9,8 +9,8 @@ from zlib import crc32
 import torch
 
 from tests.tiny_models import noise_image
-from tiercel.models.family import Family
-from tiercel.rollout.dialogue import Ending, Limits, Reply
+from tiercel.models.families.base import Family
+from tiercel.rollout.dialogue import Limits, TrajectoryEnd, TurnReply
 from tiercel.samples import PolicyTurn, RewardValue
 from tiercel.types import EncodedPrompt, Observation
 
@@ -52,13 +52,13 @@ class ScriptedDialogue:
     texts: list[tuple[str, int]] = field(default_factory=list)
     ended: int = 0
 
-    def answer(self, text: str, token_count: int) -> "Future[Reply]":
+    def answer(self, text: str, token_count: int) -> "Future[TurnReply]":
         assert not self.ended
         self.texts.append((text, token_count))
         found = self.give(len(self.texts), text)
         came = None if found is None else f"answer {len(self.texts)}"
-        reply = Reply(turn=PolicyTurn(text=text, token_count=token_count, answer=came), observation=found)
-        future: Future[Reply] = Future()
+        reply = TurnReply(turn=PolicyTurn(text=text, token_count=token_count, answer=came), observation=found)
+        future: Future[TurnReply] = Future()
         if self.held_until is not None:
             held = self.held_until
             threading.Thread(target=lambda: (held.wait(30), future.set_result(reply)), daemon=True).start()
@@ -68,9 +68,9 @@ class ScriptedDialogue:
             future.set_result(reply)
         return future
 
-    def end(self) -> Ending:
+    def end(self) -> TrajectoryEnd:
         self.ended += 1
-        return Ending(outcome=RewardValue(value=float(len(self.texts))))
+        return TrajectoryEnd(outcome=RewardValue(value=float(len(self.texts))))
 
 
 @dataclass

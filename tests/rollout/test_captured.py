@@ -9,10 +9,10 @@ from tests.rollout.recorded_step import RecordedStep
 from tests.rollout.test_local import PARAMS, likelier_end
 from tests.tiny_models import move_adapter, tiny_policy, tiny_prompts
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.captured import FixedDecoder
-from tiercel.rollout.fixed_memory import Room
-from tiercel.rollout.local import LocalSampler, decoding_weights
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.cuda_graphs import FixedDecoder
+from tiercel.rollout.local.engine import LocalSampler, decoding_weights
+from tiercel.rollout.local.static_cache import BatchSize
 from tiercel.types import Group
 
 SEEDS = [100, 200, 300]
@@ -141,7 +141,7 @@ def test_numbers_of_rows_are_halves_of_the_first(policy):
 
 
 def test_room_by_hand():
-    room = Room(prompts=4, prompt_tokens=257, group_size=8, new_tokens=20)
+    room = BatchSize(prompts=4, prompt_tokens=257, group_size=8, new_tokens=20)
     assert room.rows == 32
     assert room.rounded() == replace(room, prompt_tokens=512)
     for key in ("prompts", "prompt_tokens", "group_size", "new_tokens"):

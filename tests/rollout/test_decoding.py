@@ -8,12 +8,12 @@ from torch import Tensor
 
 from tests.rollout.recorded_step import RecordedStep
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
-from tiercel.models.family import Family
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.captured import FixedDecoder
-from tiercel.rollout.decoding import RepeatedDecoder, SharedDecoder
-from tiercel.rollout.leaving_rows import Continuation
-from tiercel.rollout.local import build_decoder
+from tiercel.models.families.base import Family
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.cuda_graphs import FixedDecoder
+from tiercel.rollout.local.decoding import RepeatedDecoder, SharedDecoder
+from tiercel.rollout.local.engine import build_decoder
+from tiercel.rollout.local.paused_rows import ResumedTokens
 from tiercel.types import EncodedPrompt
 
 STEPS, GROUP = 12, 3
@@ -100,7 +100,7 @@ def test_rows_come_back_beside_rows_of_other_lengths(tiny_checkpoints, name, kin
             for number, count in ((0, 1), (1, 12), (3, 4)):
                 written_by(number, count)
             rows = [
-                Continuation(
+                ResumedTokens(
                     state=state,
                     tokens=followed(
                         family, prompts[number // 2], written[number], len(prompts[number // 2].token_ids_P) + 1
@@ -121,7 +121,7 @@ def test_rows_come_back_beside_rows_of_other_lengths(tiny_checkpoints, name, kin
             written_by(0, 2)
             start = len(prompts[0].token_ids_P) + states[0].length
             tokens = followed(family, prompts[0], written[0], start)
-            states, _ = decoder.run([Continuation(state=states[0], tokens=tokens)])
+            states, _ = decoder.run([ResumedTokens(state=states[0], tokens=tokens)])
             decoder.put(states, [0])
             step([0])
     finally:

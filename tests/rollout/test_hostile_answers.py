@@ -11,9 +11,10 @@ from tests.rollout.test_local import PARAMS
 from tests.rollout.test_vllm_server import POLICY, SEEDS, sampler_of, summary
 from tests.tiny_models import tiny_prompts, tiny_recipe
 from tiercel.errors import TiercelError
-from tiercel.models.loading import load_family
-from tiercel.rollout import vllm_retries, vllm_server
-from tiercel.rollout.vllm_routes import chat_messages
+from tiercel.models.weights.loading import load_family
+from tiercel.rollout.vllm import http
+from tiercel.rollout.vllm import server as vllm_server
+from tiercel.rollout.vllm.routes import chat_messages
 
 TOKENS = Tokens(vocabulary=77, placeholder=5, end=2)  # for the names alone; the fixture has the checkpoint's
 GOOD_ROLLOUTS = 4
@@ -40,7 +41,7 @@ def server(family, prompts):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(vllm_retries, "BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))
     monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.005)
 
 
@@ -84,7 +85,7 @@ def test_a_hostile_answer_ends_with_a_message_and_is_never_accepted(name, answer
         assert caught.value.exit_code == 3 and "rollout.patience" in text and "start the servers again" in text
     else:
         assert caught.value.exit_code == 3 and "given 3 invalid answers" in text and "server's log" in text
-        assert tries == (1 if hostile.of_models else vllm_retries.NONSENSE)
+        assert tries == (1 if hostile.of_models else http.NONSENSE)
         assert any("is not used any more" in line for line in said)
     sampler.close()
 
@@ -96,7 +97,7 @@ def test_a_server_that_talks_nonsense_is_left_out_and_the_others_go_on(answers, 
         sampler.load_policy(0, Path(POLICY))
         for _ in range(8):
             sampler.sample(prompts, PARAMS, SEEDS)
-        assert 1 <= len(broken.requests) <= vllm_retries.NONSENSE * len(prompts)
+        assert 1 <= len(broken.requests) <= http.NONSENSE * len(prompts)
         heard = len(broken.requests)
         sampler.sample(prompts, PARAMS, SEEDS)
         assert len(broken.requests) == heard and list(sampler.faults()) == [broken.url]

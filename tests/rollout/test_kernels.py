@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tiercel.rollout import kernels
-from tiercel.rollout.fixed_memory import FixedMemory, Room
-from tiercel.rollout.kernels import Exact, Flash, kernel_for
+from tiercel.rollout.local import attention_kernels
+from tiercel.rollout.local.attention_kernels import ExactKernel, FlashKernel, kernel_for
+from tiercel.rollout.local.static_cache import BatchSize, FixedMemory
 
 SIZE = 16
 SCALE = 0.3
@@ -42,7 +42,7 @@ def slow_flash(
 def filled(kernel, *, heads: int, queries: int, rows: list[int], tokens: int) -> tuple[FixedMemory, Tensor, Tensor]:
     """Memory of which `tokens` of each row are in use, and random keys (J), with garbage where nothing is in use."""
     generator = torch.Generator().manual_seed(0)
-    memory = FixedMemory(Room(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), torch.device("cpu"))
+    memory = FixedMemory(BatchSize(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), torch.device("cpu"))
     memory.begin(LENGTHS, 3)
     like = torch.zeros(1, heads, 1, SIZE, dtype=torch.float64)
     prompt, own = kernel.memory(like, 4, 12), kernel.memory(like, 12, 7)
@@ -55,9 +55,9 @@ def filled(kernel, *, heads: int, queries: int, rows: list[int], tokens: int) ->
 
 @pytest.mark.parametrize(("heads", "queries"), [(2, 3), (4, 1), (1, 7)])
 @pytest.mark.parametrize("rows", ([0, 1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 6], [8]))
-@pytest.mark.parametrize("kernel", (Exact(), Flash()))
+@pytest.mark.parametrize("kernel", (ExactKernel(), FlashKernel()))
 def test_a_row_attends_to_its_prompt_and_its_own_tokens(monkeypatch, kernel, heads, queries, rows):
-    monkeypatch.setattr(kernels, "_flash", slow_flash)
+    monkeypatch.setattr(attention_kernels, "_flash", slow_flash)
     memory, prompt, own = filled(kernel, heads=heads, queries=queries, rows=rows, tokens=4)
     generator = torch.Generator().manual_seed(1)
     query = torch.randn(len(rows), heads, queries, SIZE, generator=generator, dtype=torch.float64)
@@ -73,10 +73,10 @@ def test_a_row_attends_to_its_prompt_and_its_own_tokens(monkeypatch, kernel, hea
 
 
 @pytest.mark.parametrize("window", (1, 3, 4, 5, 9, 12, 30))
-@pytest.mark.parametrize("kernel", (Exact(), Flash()))
+@pytest.mark.parametrize("kernel", (ExactKernel(), FlashKernel()))
 def test_a_window_ends_in_the_prompt_or_in_the_rows_own_tokens(monkeypatch, kernel, window):
     """Four new tokens after prompts of 5, 1 and 9."""
-    monkeypatch.setattr(kernels, "_flash", slow_flash)
+    monkeypatch.setattr(attention_kernels, "_flash", slow_flash)
     rows = [0, 2, 3, 7, 8]
     memory, prompt, own = filled(kernel, heads=2, queries=3, rows=rows, tokens=4)
     query = torch.randn(5, 2, 3, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -93,10 +93,10 @@ def test_a_window_ends_in_the_prompt_or_in_the_rows_own_tokens(monkeypatch, kern
 
 
 @pytest.mark.parametrize("window", (1, 3, 4, 5, 9, 12, 30))
-@pytest.mark.parametrize("kernel", (Exact(), Flash()))
+@pytest.mark.parametrize("kernel", (ExactKernel(), FlashKernel()))
 def test_rows_that_came_back_see_as_far_as_their_own_tokens_let_them(monkeypatch, kernel, window):
     """One to five new tokens, which end at the same place, after prompts of 5, 1 and 9."""
-    monkeypatch.setattr(kernels, "_flash", slow_flash)
+    monkeypatch.setattr(attention_kernels, "_flash", slow_flash)
     rows, used = [0, 2, 3, 7, 8], [1, 5, 4, 2, 3]
     memory, prompt, own = filled(kernel, heads=2, queries=3, rows=rows, tokens=5)
     memory.begin(LENGTHS, 3, turn_tokens=1)
@@ -121,20 +121,20 @@ def test_scores_of_half_precision_are_not_rounded():
     """Two scores near 200 that differ by less than a step."""
     query = torch.tensor([LARGE, 1.0]).bfloat16().view(1, 1, 1, 2)
     key = torch.tensor([[1.0, 0.0], [1.0, 0.25]]).bfloat16().view(1, 1, 2, 2)
-    _, lse = kernels._attention(query, key, key, torch.tensor([0]), torch.tensor([2]), 1.0)
+    _, lse = attention_kernels._attention(query, key, key, torch.tensor([0]), torch.tensor([2]), 1.0)
     assert float(lse) == pytest.approx(LARGE + torch.tensor([0.0, 0.25]).logsumexp(0).item(), abs=1e-4)
 
 
 def test_flash_is_called_as_pytorch_defines_it():
     """The shapes that PyTorch's own definition of the operator gives for its arguments."""
     rows, heads, queries = 6, 2, 3
-    room = Room(prompts=3, prompt_tokens=256, group_size=2, new_tokens=64)
+    room = BatchSize(prompts=3, prompt_tokens=256, group_size=2, new_tokens=64)
     places = FixedMemory(room, torch.device("meta")).places.of(rows)
     query = torch.empty(rows, heads, queries, 64, device="meta", dtype=torch.bfloat16)
-    prompt, own = Flash().memory(query, 3, 256), Flash().memory(query, rows, 64)
+    prompt, own = FlashKernel().memory(query, 3, 256), FlashKernel().memory(query, rows, 64)
     for output, lse in (
-        Flash().over_prompts(query, prompt, prompt, places, SCALE),
-        Flash().over_own(query, own, own, places, SCALE),
+        FlashKernel().over_prompts(query, prompt, prompt, places, SCALE),
+        FlashKernel().over_own(query, own, own, places, SCALE),
     ):
         assert output.shape == query.shape and output.dtype == torch.bfloat16
         assert lse.shape == query.shape[:3] and lse.dtype == torch.float32
@@ -143,12 +143,12 @@ def test_flash_is_called_as_pytorch_defines_it():
 @pytest.mark.parametrize(
     ("dtype", "size", "capability", "kernel"),
     [
-        (torch.bfloat16, 128, (9, 0), Flash),
-        (torch.float16, 64, (8, 0), Flash),
-        (torch.float32, 128, (9, 0), Exact),
-        (torch.bfloat16, 100, (9, 0), Exact),
-        (torch.bfloat16, 512, (9, 0), Exact),
-        (torch.float16, 64, (7, 5), Exact),
+        (torch.bfloat16, 128, (9, 0), FlashKernel),
+        (torch.float16, 64, (8, 0), FlashKernel),
+        (torch.float32, 128, (9, 0), ExactKernel),
+        (torch.bfloat16, 100, (9, 0), ExactKernel),
+        (torch.bfloat16, 512, (9, 0), ExactKernel),
+        (torch.float16, 64, (7, 5), ExactKernel),
     ],
 )
 def test_a_kernel_for_every_device(monkeypatch, dtype, size, capability, kernel):
@@ -156,4 +156,4 @@ def test_a_kernel_for_every_device(monkeypatch, dtype, size, capability, kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode():
         assert isinstance(kernel_for(torch.empty(1, 2, 3, size, device="cuda", dtype=dtype)), kernel)
-    assert isinstance(kernel_for(torch.empty(1, 2, 3, size, dtype=dtype)), Exact)
+    assert isinstance(kernel_for(torch.empty(1, 2, 3, size, dtype=dtype)), ExactKernel)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from tests.learner.items import prompt as bare_prompt
 from tests.models.test_families import huggingface_inputs
+from tests.packing.items import prompt as bare_prompt
 from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_prompts
 from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout import local
-from tiercel.rollout.decoding import BaseDecoder
-from tiercel.rollout.local import LocalSampler, _batches
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local import engine
+from tiercel.rollout.local.decoding import BaseDecoder
+from tiercel.rollout.local.engine import LocalSampler, _batches
 from tiercel.rollout.sampler import SamplingParams, greedy_params, sampling_params
 from tiercel.types import Completion, EncodedPrompt, Group
 
@@ -136,7 +136,7 @@ def test_splitting_by_tokens_in_flight_changes_nothing(policy, monkeypatch):
     prompts = tiny_prompts(policy.family) * 2
     expected = sample(policy, prompts, PARAMS, range(6))
     assert len(_batches(prompts, PARAMS.group_size, PARAMS.max_new_tokens)) == 1
-    monkeypatch.setattr(local, "TOKENS_IN_FLIGHT", 200)
+    monkeypatch.setattr(engine, "TOKENS_IN_FLIGHT", 200)
     assert len(_batches(prompts, PARAMS.group_size, PARAMS.max_new_tokens)) > 2
     assert tokens(sample(policy, prompts, PARAMS, range(6))) == tokens(expected)
 
@@ -286,7 +286,7 @@ def of_lengths(*lengths: int) -> list[EncodedPrompt]:
 
 
 def test_batches_by_hand(monkeypatch):
-    monkeypatch.setattr(local, "TOKENS_IN_FLIGHT", 100)
+    monkeypatch.setattr(engine, "TOKENS_IN_FLIGHT", 100)
     # two rows per prompt, each as wide as the longest prompt of its batch and 5 more
     assert _batches(of_lengths(5, 5, 5, 5, 5, 5), 2, 5) == [[0, 1, 2, 3, 4], [5]]
     assert _batches(of_lengths(5, 20, 5, 5), 2, 5) == [[0, 1], [2, 3]]  # 6 rows of 25 would be too many

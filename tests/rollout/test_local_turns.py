@@ -16,11 +16,11 @@ from tests.rollout.scripted_dialogues import LIMITS, ScriptedDialogues, observat
 from tests.rollout.test_local import PARAMS, likelier_end, tokens
 from tests.tiny_models import FAMILY_NAMES, counting_store, tiny_policy, tiny_prompts
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout import decoding, local
-from tiercel.rollout.captured import FixedDecoder
-from tiercel.rollout.decoding import BaseDecoder, SharedDecoder
-from tiercel.rollout.local import LocalSampler, decoding_weights
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local import decoding, engine
+from tiercel.rollout.local.cuda_graphs import FixedDecoder
+from tiercel.rollout.local.decoding import BaseDecoder, SharedDecoder
+from tiercel.rollout.local.engine import LocalSampler, decoding_weights
 from tiercel.types import Completion, Group
 
 SEEDS = [100, 200, 300]
@@ -235,7 +235,7 @@ def test_rows_come_back_at_a_multiple_of_16_after_16_drawn_tokens(policy):
     dialogues = ScriptedDialogues(lambda number, text: observation(policy.family, " the"))
     params = replace(TURNS, group_size=2, max_new_tokens=50)
     end = policy.family.tokenizer.eos_token_id
-    real = local.sample_turns
+    real = engine.sample_turns
     draws = []
 
     def watched(settings, decoder, builders, logits_RV):
@@ -254,7 +254,7 @@ def test_rows_come_back_at_a_multiple_of_16_after_16_drawn_tokens(policy):
         return torch.where(seeds_R == SEEDS[0], end, 5), torch.zeros(len(seeds_R))
 
     with pytest.MonkeyPatch.context() as patch, step_sizes() as sizes:
-        patch.setattr(local, "sample_turns", watched)
+        patch.setattr(engine, "sample_turns", watched)
         patch.setattr("tiercel.rollout.drawing.TokenDraw.__call__", ends_of_the_first)
         sampler_of(policy).sample(tiny_prompts(policy.family)[:1], params, SEEDS[:1], dialogues)
     # it leaves at the 1st drawn token and is back for the 33rd; it leaves again and would be back for the 65th
@@ -321,8 +321,8 @@ def test_memory_and_captured_steps_serve_turns_and_plain_sampling_in_turn(polici
 def test_batches_count_the_tokens_of_whole_trajectories(policy, monkeypatch):
     expected = sampled(policy, sampler_of(policy))
     asked = []
-    batches = local._batches
-    monkeypatch.setattr(local, "_batches", lambda *given: asked.append(given[1:]) or batches(*given))
-    monkeypatch.setattr(local, "TOKENS_IN_FLIGHT", 3 * (LIMITS.max_tokens + 100))
+    batches = engine._batches
+    monkeypatch.setattr(engine, "_batches", lambda *given: asked.append(given[1:]) or batches(*given))
+    monkeypatch.setattr(engine, "TOKENS_IN_FLIGHT", 3 * (LIMITS.max_tokens + 100))
     assert_equal(sampled(policy, sampler_of(policy)), expected)
     assert asked == [(3, LIMITS.max_tokens)]

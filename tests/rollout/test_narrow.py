@@ -9,10 +9,10 @@ from torch import nn
 from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts
 from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.captured import FixedDecoder
-from tiercel.rollout.local import LocalSampler
-from tiercel.rollout.narrow import NarrowLinears
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.cuda_graphs import FixedDecoder
+from tiercel.rollout.local.decoding_weights import NarrowLinears
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 
 PARAMS = sampling_params(Rollout(group_size=3, max_new_tokens=8))

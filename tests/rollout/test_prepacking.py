@@ -12,10 +12,10 @@ from torch import nn
 from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_prompts
 from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
-from tiercel.models.vision import VisionStore
-from tiercel.rollout import prepacking
-from tiercel.rollout.local import LocalSampler
-from tiercel.rollout.prepacking import PrepackedLinears, _is_supported
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local import decoding_weights
+from tiercel.rollout.local.decoding_weights import PrepackedLinears, _is_supported
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 
 PLENTY = 10**9
@@ -187,4 +187,4 @@ def test_an_adapter_that_is_more_than_a_product_keeps_its_forward_pass():
 
 def test_a_build_of_pytorch_without_onednn_has_no_operators_to_look_up(monkeypatch):
     monkeypatch.setattr(torch.ops, "mkldnn", object())
-    runpy.run_path(prepacking.__file__)
+    runpy.run_path(decoding_weights.__file__)

@@ -13,9 +13,9 @@ from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.config.engines import NOT_SERVED
 from tiercel.errors import EnvironmentProblem, TrainingError
-from tiercel.models.loading import load_family
-from tiercel.rollout import serving
-from tiercel.rollout.serving import new_key, served, server_arguments, server_port, shell_line, watch
+from tiercel.models.weights.loading import load_family
+from tiercel.rollout.vllm import serving
+from tiercel.rollout.vllm.serving import new_key, served, server_arguments, server_port, shell_line, watch
 
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
 

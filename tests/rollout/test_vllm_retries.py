@@ -4,31 +4,30 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiercel.rollout import vllm_retries
-from tiercel.rollout.vllm_http import Nonsense, ServerFault
-from tiercel.rollout.vllm_retries import BACKOFF_SECONDS, NONSENSE, Faults
+from tiercel.rollout.vllm import http
+from tiercel.rollout.vllm.http import BACKOFF_SECONDS, NONSENSE, InvalidAnswer, ServerFault, ServerFaults
 
 
 def test_pauses_grow_to_the_longest_and_begin_again_after_a_good_answer():
-    faults = Faults()
+    faults = ServerFaults()
     assert [faults.add(ServerFault("gone")) for _ in range(7)] == [*BACKOFF_SECONDS, 10.0, 10.0]
     faults.in_a_row = 0
     assert faults.add(ServerFault("gone")) == BACKOFF_SECONDS[0] and not faults.are_too_wrong
 
 
 def test_only_invalid_answers_make_a_server_unusable():
-    faults = Faults()
+    faults = ServerFaults()
     for number in range(1, NONSENSE + 1):
         faults.add(ServerFault("gone"))
-        faults.add(Nonsense("3 places came"))
+        faults.add(InvalidAnswer("3 places came"))
         assert faults.are_too_wrong == (number == NONSENSE)
 
 
 @pytest.mark.parametrize(("moment", "is_over"), ((14.9, False), (15.0, True)))
 def test_patience_counts_from_the_first_fault(monkeypatch, moment, is_over):
     clock = SimpleNamespace(monotonic=iter((5.0, moment)).__next__)
-    monkeypatch.setattr(vllm_retries, "time", clock)
-    faults = Faults()
+    monkeypatch.setattr(http, "time", clock)
+    faults = ServerFaults()
     assert not faults.lasted(0.0)
     for _ in range(2):
         faults.add(ServerFault("gone"))

@@ -16,14 +16,14 @@ from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EnvironmentProblem, TrainingError
-from tiercel.models.loading import load_family
-from tiercel.rollout.vllm_http import Needs, VllmServer
-from tiercel.rollout.vllm_routes import chat_messages
-from tiercel.rollout.vllm_server import ServerPool, ServerSampler
+from tiercel.models.weights.loading import load_family
+from tiercel.rollout.vllm.http import ServerRequirements, VllmServer
+from tiercel.rollout.vllm.routes import chat_messages
+from tiercel.rollout.vllm.server import ServerPool, ServerSampler
 
 SEEDS = [100, 200, 300]
 POLICY = "policy-run-0-aaaaaaaa"
-NEEDS = Needs(model_names=("models/base",), row_tokens=100)
+NEEDS = ServerRequirements(model_names=("models/base",), row_tokens=100)
 
 
 @pytest.fixture(scope="module")
@@ -219,11 +219,13 @@ def test_a_server_with_another_model_or_too_short_a_context_is_refused(family, s
         (("models/base",), 500, "start it with --max-model-len 500"),
         (("models/other",), 50, r"serves 'models/base', but the recipe.s model\.path is models/other"),
     ):
-        sampler = sampler_of(family, server, needs=Needs(model_names=names, row_tokens=tokens))
+        sampler = sampler_of(family, server, needs=ServerRequirements(model_names=names, row_tokens=tokens))
         with pytest.raises(EnvironmentProblem, match=said):
             sampler.require_fit()
     # A hub's model lies in a directory that has the name of its commit.
-    sampler_of(family, server, needs=Needs(model_names=("hub/Name", "cache/base"), row_tokens=100)).require_fit()
+    sampler_of(
+        family, server, needs=ServerRequirements(model_names=("hub/Name", "cache/base"), row_tokens=100)
+    ).require_fit()
 
 
 def test_raw_logprobs_are_refused(family, prompts, scripted):

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from tiercel.distributed.ranks import Ranks
-from tiercel.rollout import vllm_shared_memory
-from tiercel.rollout.vllm_shared_memory import meeting_by_name
+from tiercel.rollout.vllm import shared_memory as vllm_shared_memory
+from tiercel.rollout.vllm.shared_memory import meeting_by_name
 
 HOLDER = """
 import mmap, sys

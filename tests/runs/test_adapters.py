@@ -8,7 +8,7 @@ from tests.runs.test_directory import make_a_step, sft_recipe
 from tiercel.config import load_recipe
 from tiercel.config.schema import Lora
 from tiercel.errors import RecipeError
-from tiercel.runs.adapters import started_from
+from tiercel.runs.adapters import starting_adapter
 from tiercel.runs.checkpoints import save_checkpoint
 from tiercel.runs.directory import open_run
 
@@ -31,7 +31,7 @@ def second(first: Path | str):
 
 
 def init_of(recipe) -> str:
-    return started_from(recipe).lora.init
+    return starting_adapter(recipe).lora.init
 
 
 def test_the_newest_valid_adapter_of_a_run_is_taken(first):
@@ -43,21 +43,21 @@ def test_the_newest_valid_adapter_of_a_run_is_taken(first):
 def test_an_adapters_directory_and_no_adapter_stay_as_they_are(first):
     directory = first / "checkpoints/step-000001/adapter"
     assert init_of(second(first).model_copy(update={"lora": Lora(rank=4, init=str(directory))})) == str(directory)
-    assert started_from(sft_recipe(first.parent / "x", lora=None)).lora is None
+    assert starting_adapter(sft_recipe(first.parent / "x", lora=None)).lora is None
     assert init_of(sft_recipe(first.parent / "x", lora=Lora())) is None
 
 
 def test_a_run_that_goes_on_keeps_the_adapter_that_it_began_with(first):
-    with open_run(started_from(second(first))) as run:
+    with open_run(starting_adapter(second(first))) as run:
         run.record({"step": 1, "loss": 0.5})
     save(first, 3)
     assert init_of(second(first)) == str(first / "checkpoints/step-000002/adapter")
-    with open_run(started_from(second(first))) as run:
+    with open_run(starting_adapter(second(first))) as run:
         assert run.changed == ()
 
 
 def test_one_that_finished_no_step_takes_the_newest(first):
-    with open_run(started_from(second(first))):
+    with open_run(starting_adapter(second(first))):
         pass
     save(first, 3)
     assert init_of(second(first)) == str(first / "checkpoints/step-000003/adapter")
@@ -67,10 +67,10 @@ def test_a_run_without_an_adapter_is_refused(first):
     for folder in (first / "checkpoints").iterdir():
         folder.rename(first / folder.name)
     with pytest.raises(RecipeError, match="without a valid checkpoint yet"):
-        started_from(second(first))
+        starting_adapter(second(first))
     save(first, 4, "model")
     with pytest.raises(RecipeError, match=r"full fine-tuning.*export .* --merge.*model\.path"):
-        started_from(second(first))
+        starting_adapter(second(first))
 
 
 def test_a_recipe_file_may_name_a_run(first, monkeypatch):

@@ -15,33 +15,41 @@ HELPER = "tiercel.regular_files"
 OPENERS = {"open", "fdopen", "read_text", "read_bytes", "safe_open", "load_file", "memmap"}
 NO_FILE_OF_A_RUN = {
     **dict.fromkeys(
-        ("cli/ahead.py", "models/companions.py", "models/loading.py", "models/memory_errors.py"), "weights"
+        ("cli/ahead.py", "models/weights/saving.py", "models/weights/loading.py", "models/weights/memory_errors.py"),
+        "weights",
     ),
-    **dict.fromkeys(("rollout/vllm_weights.py", "distributed/agreement.py"), "weights"),
+    **dict.fromkeys(("rollout/vllm/weights.py", "distributed/agreement.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
     **dict.fromkeys((f"importing/{name}.py" for name in ("accelerate", "hydra_rows", "plugins", "rows")), "a script"),
-    **dict.fromkeys(("importing/tuning.py", "importing/table.py", "config/synonyms/__init__.py"), "a script, our own"),
+    **dict.fromkeys(("convert/tuning.py", "convert/table.py", "config/synonyms/__init__.py"), "a script, our own"),
     **dict.fromkeys(("messages/__init__.py", "demo/command.py", "demo/pairs.py", "demo/running.py"), "our own files"),
-    **dict.fromkeys(("data/images.py", "data/readers.py", "data/videos.py", "pictures.py"), "rows, with own limits"),
-    **dict.fromkeys(("rewards/wording.py", "scoring/judge.py", "scoring/model.py"), "a schema, a prompt, a template"),
+    **dict.fromkeys(
+        ("data/media/images.py", "data/readers.py", "data/media/videos.py", "pictures.py"), "rows, with own limits"
+    ),
+    **dict.fromkeys(
+        ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"
+    ),
     **dict.fromkeys(("distributed/deaths.py", "distributed/oversight.py", "distributed/notes.py"), "/proc, /tmp"),
-    **dict.fromkeys(("doctor/machine.py", "reliability/work.py", "scoring/supervisor.py"), "/proc"),
-    **dict.fromkeys(("rollout/vllm_shared_memory.py", "view/serving.py"), "/dev/shm, the user's state directory"),
+    **dict.fromkeys(("doctor/machine.py", "reliability/work.py", "sandbox/supervisor.py"), "/proc"),
+    **dict.fromkeys(("rollout/vllm/shared_memory.py", "web/view/serving.py"), "/dev/shm, the user's state directory"),
     "regular_files.py": "the helper",
 }
 SAFE = {
     ("cli/plan.py", "file.open('x', encoding='utf-8')"): "writes a new file",
     ("cli/dry_run.py", "dialogues.open(prompt, [0])"): "no file",
     ("rollout/trajectory.py", "dialogues.open(prompt, range(params.group_size))"): "no file",
-    ("training/turns.py", "self.dialogues.open(prompt, [self.first + sample for sample in samples])"): "no file",
+    (
+        "training/grpo/sampling.py",
+        "self.dialogues.open(prompt, [self.first + sample for sample in samples])",
+    ): "no file",
     ("trackers/opening.py", "trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)"): "no file",
-    ("scoring/forms.py", "image.open()"): "a picture of a row",
-    ("scoring/forms.py", "found.open()"): "a picture of a row",
+    ("rewards/runtime/forms.py", "image.open()"): "a picture of a row",
+    ("rewards/runtime/forms.py", "found.open()"): "a picture of a row",
     ("data/reading.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
-    ("distributed/shards.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
+    ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
     ("reliability/stall_files.py", "Path(f'/proc/{sign.process}/stat').read_text()"): "/proc",
-    ("report/page.py", "Path(__file__).with_name(name).read_text(encoding='utf-8')"): "our own",
-    ("report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
+    ("web/report/page.py", "Path(__file__).with_name(name).read_text(encoding='utf-8')"): "our own",
+    ("web/report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
     ("runs/holding.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
     ("runs/holding.py", "Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')"): "/proc",
     ("runs/holding.py", "os.open(self._file, _FLAGS, 438)"): "not read",
@@ -49,13 +57,13 @@ SAFE = {
     ("runs/ending.py", "os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)"): "not read",
     ("runs/files.py", "os.open(path, os.O_RDONLY)"): "flushed, not read",
     ("runs/files.py", "path.open('rb')"): "read in blocks, after is_file",
-    ("runs/named_files.py", "path.open('rb')"): "what the recipe names",
+    ("runs/identity.py", "path.open('rb')"): "what the recipe names",
     ("runs/progress.py", "self._log.open('a')"): "/dev/null",
     ("trackers/tensorboard.py", "(place.directory / name).open('xb')"): "writes a new file",
     ("training/kept_batches.py", "safe_open(file, 'pt')"): "after require_regular",
-    ("training/precomputed.py", "safe_open(file, 'pt')"): "after require_regular",
-    ("training/precomputed.py", "file.open('rb')"): "a picture of a row",
-    ("view/server.py", "(Path(__file__).parent.parent / folder / name).read_text(encoding='utf-8')"): "our own",
+    ("training/offline/precomputed.py", "safe_open(file, 'pt')"): "after require_regular",
+    ("training/offline/precomputed.py", "file.open('rb')"): "a picture of a row",
+    ("web/view/server.py", "(Path(__file__).parent.parent / folder / name).read_text(encoding='utf-8')"): "our own",
 }
 
 

@@ -20,18 +20,12 @@ from tests.rewards.samples import scored, scored_group
 from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliability, SftRecipe, Train
 from tiercel.errors import RunError
 from tiercel.rewards.shape import Format
-from tiercel.rewards.wording import Exact
+from tiercel.rewards.text import Exact
 from tiercel.runs import holding
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
-from tiercel.runs.directory import (
-    ANEW,
-    RunDirectory,
-    open_run,
-    read_metrics,
-    resume_point,
-)
+from tiercel.runs.directory import ANEW, RunDirectory, open_run, read_metrics, resume_point
+from tiercel.runs.identity import MAY_DIFFER
 from tiercel.runs.recipe import load_run_recipe, require_no_redaction
-from tiercel.runs.sameness import MAY_DIFFER
 from tiercel.types import RewardValue
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import StallError, Terminated, TrainingError
-from tiercel.runs.ending import FILE, LOCK, ending_of, is_held, told_ending
+from tiercel.runs.ending import FILE, LOCK, ending_of, is_held, recorded_ending
 
 HOLDS = """
 import fcntl, os, sys, time
@@ -25,10 +25,10 @@ with told_ending(Path(sys.argv[1])):
 
 def ended(run: Path, error: BaseException | None = None) -> None:
     if error is None:
-        with told_ending(run):
+        with recorded_ending(run):
             pass
     else:
-        with pytest.raises(type(error)), told_ending(run):
+        with pytest.raises(type(error)), recorded_ending(run):
             raise error
 
 
@@ -54,7 +54,7 @@ def test_the_error_that_stopped_a_run_is_its_reason(tmp_path, error, state, reas
 
 def test_a_run_that_goes_on_forgets_how_it_ended(tmp_path):
     ended(tmp_path, TrainingError("x"))
-    with told_ending(tmp_path):
+    with recorded_ending(tmp_path):
         assert not (tmp_path / FILE).exists()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tiercel.runs.files import json_line
-from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, finite, groups_path
+from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, finite, groups_path
 
 LINE = (
     '{"coordinate_space": "thousandths", "id": "rec-17", "index": 3, "policy_version": 2, "prompt": "<user>", '

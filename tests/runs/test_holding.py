@@ -16,7 +16,7 @@ import pytest
 
 from tests.runs.test_directory import grpo_recipe
 from tiercel.errors import EXIT_TAKEN, RunError, TakenError
-from tiercel.reliability.pulse import PULSES
+from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs import holding
 from tiercel.runs.directory import open_run
 from tiercel.runs.ending import FILE, ending_of
@@ -114,13 +114,13 @@ def test_a_lock_that_was_removed_or_replaced_still_holds_and_is_made_again(run, 
     happens(run)
     assert f"process {others[0].process.pid} on " in refused(run)
     assert others[0].told("require") == "holds"
-    (run / PULSES / WRITER).unlink()
+    (run / HEARTBEATS / WRITER).unlink()
     assert "another process is writing" in refused(run)
     others[0].end()
     with_hold = Hold(run)
     assert with_hold.take()
     with_hold.close()
-    assert not (run / PULSES).exists()
+    assert not (run / HEARTBEATS).exists()
 
 
 def test_a_run_whose_directory_another_has_taken_ends_and_leaves_it(run, others, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_run_whose_directory_another_has_taken_ends_and_leaves_it(run, others,
     ):
         opened.record({"step": 1})
         removed(run)
-        shutil.rmtree(run / PULSES)
+        shutil.rmtree(run / HEARTBEATS)
         others.append(Other(run))
         assert others[0].said == "took"
         opened.record({"step": 2})
@@ -146,7 +146,7 @@ def test_one_that_took_the_directory_and_has_ended_is_noticed(run, others, monke
         hold = Hold(run)
         hold.take()
         removed(run)
-        shutil.rmtree(run / PULSES)
+        shutil.rmtree(run / HEARTBEATS)
         other = Other(run)
         others.append(other)
         if has_ending:
@@ -186,7 +186,7 @@ def test_a_killed_one_is_followed_at_once(run, others):
     others.append(Other(run))
     others[0].process.send_signal(signal.SIGKILL)
     others[0].process.wait()
-    assert (run / PULSES / WRITER).exists()
+    assert (run / HEARTBEATS / WRITER).exists()
     asked = time.monotonic()
     hold = Hold(run)
     hold.take()
@@ -233,7 +233,7 @@ def test_a_file_system_without_locks_is_told_and_has_the_second_guard(run, other
         assert ending_of(run).state in ("killed", "running")
         others.append(Other(run))
         assert others[0].said.startswith("2 output: process")
-        shutil.rmtree(run / PULSES)  # both began at the same moment
+        shutil.rmtree(run / HEARTBEATS)  # both began at the same moment
         others.append(Other(run, "elsewhere"))
         assert others[1].said == "took"
         with pytest.raises(TakenError):
@@ -244,8 +244,8 @@ def test_a_file_system_without_locks_is_told_and_has_the_second_guard(run, other
 
 @pytest.mark.parametrize("content", (b"", b"{", b"null", b'{"id": 1}', b"\xff" * 9, b"[" * 9000))
 def test_a_file_of_the_writer_that_is_none_holds_nobody_up(run, content):
-    (run / PULSES).mkdir()
-    (run / PULSES / WRITER).write_bytes(content)
+    (run / HEARTBEATS).mkdir()
+    (run / HEARTBEATS / WRITER).write_bytes(content)
     hold = Hold(run)
     hold.take()
     hold.require()
@@ -255,7 +255,7 @@ def test_a_file_of_the_writer_that_is_none_holds_nobody_up(run, content):
 def test_a_link_in_the_place_of_the_lock_or_the_writer_is_not_followed(run, tmp_path):
     key = tmp_path / "key"
     key.write_text("key")
-    for name in (".lock", f"{PULSES}/{WRITER}"):
+    for name in (".lock", f"{HEARTBEATS}/{WRITER}"):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).symlink_to(key)
         with pytest.raises(RunError, match="cannot be written"), open_run(grpo_recipe(run)):

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.report.fake_runs import completion, group, write_lines
 from tests.rewards.samples import scored, scored_group
+from tests.web.report.fake_runs import completion, group, write_lines
 from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Train
-from tiercel.rewards.wording import Exact
+from tiercel.rewards.text import Exact
 from tiercel.runs.checkpoints import save_checkpoint
 from tiercel.runs.directory import open_run, resume_point
 from tiercel.runs.index import append_entry, cut_index, file_entry, written_entry

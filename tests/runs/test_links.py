@@ -11,15 +11,15 @@ from tests.runs.test_directory import grpo_recipe, make, make_a_step
 from tiercel.data.reading import write_bad_rows
 from tiercel.errors import RunError
 from tiercel.regular_files import make_directory, remove
-from tiercel.reliability.stall import Sign
+from tiercel.reliability.stall import RankSignal
 from tiercel.reliability.stall_files import SignFiles, show_sign, write_stacks
-from tiercel.report.page import write_report
 from tiercel.runs.directory import open_run, resume_point
 from tiercel.runs.publishing import Publisher
 from tiercel.training.finite import keep_groups
-from tiercel.training.journal import FOLDER, keep_in_journal
-from tiercel.training.precomputed import _write as write_reference
+from tiercel.training.grpo.journal import FOLDER, keep_in_journal
+from tiercel.training.offline.precomputed import _write as write_reference
 from tiercel.types import RejectedRow
+from tiercel.web.report.page import write_report
 
 KEY = "the key of somebody"
 
@@ -41,8 +41,8 @@ def elsewhere(tmp_path) -> Path:
     return folder
 
 
-def sign() -> Sign:
-    return Sign(rank=0, phase="rollout", phases=1, step=1, quiet_seconds=0.0, limit_seconds=9.0)
+def sign() -> RankSignal:
+    return RankSignal(rank=0, phase="rollout", phases=1, step=1, quiet_seconds=0.0, limit_seconds=9.0)
 
 
 TEMPORARY = ("config.yaml.tmp", "env.json.tmp", "end.json.tmp", "report.html.tmp", "metrics.jsonl.tmp")

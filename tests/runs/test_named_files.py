@@ -7,9 +7,9 @@ import pytest
 
 from tests.runs.test_directory import grpo_recipe, make, make_a_step
 from tiercel.config.schema import Data, Lora, Model
-from tiercel.runs import named_files
+from tiercel.runs import identity
 from tiercel.runs.directory import open_run
-from tiercel.runs.named_files import digests
+from tiercel.runs.identity import digests
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def test_a_run_of_an_older_version_has_no_digests(recipe):
 
 @pytest.mark.parametrize("place", (0, 5000, 9999))
 def test_of_a_large_file_parts_are_read(recipe, monkeypatch, place):
-    monkeypatch.setattr(named_files, "_WHOLE", 1000)
-    monkeypatch.setattr(named_files, "_PIECE", 200)
+    monkeypatch.setattr(identity, "_WHOLE", 1000)
+    monkeypatch.setattr(identity, "_PIECE", 200)
     data = bytearray(10_000)
     Path("model/model.safetensors").write_bytes(data)
     before = digests(recipe)

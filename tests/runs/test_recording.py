@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from tests.trajectories import picture, trajectory_group
 from tiercel.distributed.ranks import ALONE
-from tiercel.runs.group_records import GroupRecord
 from tiercel.runs.recording import gathered_groups, group_record, images_of
+from tiercel.runs.records import GroupRecord
 from tiercel.types import RewardValue, ScoredCompletion, ScoredGroup
 
 

@@ -10,7 +10,7 @@ from tiercel.config.keys import every_key
 from tiercel.config.schema import Data, Learner, Lora, Model, Reliability
 from tiercel.errors import RunError
 from tiercel.runs.directory import open_run
-from tiercel.runs.sameness import MAY_DIFFER, ROUNDED
+from tiercel.runs.identity import MAY_DIFFER, ROUNDED
 
 PAGE = Path(__file__).parent.parent.parent / "docs/troubleshooting.md"
 WHOLE = {"reliability": Reliability.model_fields, "learner": Learner.model_fields}

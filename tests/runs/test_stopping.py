@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from tiercel.runs.stopping import StopRequest
+from tiercel.runs.ending import StopRequest
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
@@ -31,7 +31,7 @@ def test_the_second_signal_ends_the_process_at_once(first):
     program = textwrap.dedent(
         f"""
         import signal
-        from tiercel.runs.stopping import StopRequest
+        from tiercel.runs.ending import StopRequest
         with StopRequest() as stop:
             signal.raise_signal({int(first)})
             print("noted", stop.is_set, flush=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tiercel.runs.waiting import entered, waiting
+from tiercel.runs.progress import entered, waiting
 
 
 def test_what_takes_long_is_said_once():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.algorithms import ADVANTAGES, KL_ESTIMATORS, LOSSES
-from tiercel.algorithms.normalisers import NORMALISERS
+from tiercel.algorithms.losses import NORMALISERS
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.surrogates import SURROGATES
 from tools.docs.algorithms import render

@@ -30,9 +30,9 @@ def test_a_change_of_nothing_that_matters_takes_a_third_of_each_suite():
 @pytest.mark.parametrize(
     ("path", "forced"),
     [
-        ("tiercel/rollout/vllm_http.py", {"test-vllm"}),
+        ("tiercel/rollout/vllm/http.py", {"test-vllm"}),
         ("tiercel/distributed/ranks.py", {"test-scale"}),
-        ("tiercel/models/quantized.py", {"test-families", "test-generic", "test-quantized"}),
+        ("tiercel/models/layers/quantized.py", {"test-families", "test-generic", "test-quantized"}),
         ("tests/vllm/test_runs.py", {"test-vllm"}),
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import tiercel.models
-from tiercel.models.family import Family
-from tiercel.models.loading import FAMILIES, PROVED
+from tiercel.models.families.base import Family
+from tiercel.models.weights.loading import FAMILIES, PROVED
 from tools.docs.families import tables
 from tools.docs.tables import with_table
 

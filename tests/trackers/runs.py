@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.report.fake_runs import make_grounding
+from tests.web.report.fake_runs import make_grounding
 from tiercel.config import GrpoRecipe
 from tiercel.runs.directory import read_metrics
 from tiercel.trackers.opening import open_trackers

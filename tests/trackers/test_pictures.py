@@ -1,7 +1,7 @@
 """Captions of rollouts."""
 
-from tests.report.fake_runs import completion, group, turn
-from tiercel.runs.group_records import GroupRecord
+from tests.web.report.fake_runs import completion, group, turn
+from tiercel.runs.records import GroupRecord
 from tiercel.trackers.pictures import caption
 
 

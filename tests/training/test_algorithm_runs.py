@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from tests.tiny_models import move_adapter, tiny_prompts
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.algorithms import ADVANTAGES, KL_ESTIMATORS, LOSSES
-from tiercel.config.rules import rule_problems
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.distributed.ranks import ALONE
 from tiercel.models.reference import FILE as REFERENCE_FILE
-from tiercel.rollout.local import LocalSampler
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.runs.directory import read_metrics
-from tiercel.training.advantages import step_advantages
-from tiercel.training.build import build_trainer
-from tiercel.training.passes import kl_penalties
+from tiercel.training.grpo.advantages import step_advantages
+from tiercel.training.grpo.reference_passes import kl_penalties
+from tiercel.training.trainer import build_trainer
 from tiercel.types import RewardValue, ScoredCompletion, ScoredGroup
 
 pytestmark = pytest.mark.catalogue

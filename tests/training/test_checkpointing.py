@@ -12,8 +12,8 @@ from tiercel.config.schema import Train
 from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.runs.checkpoints import list_checkpoints
 from tiercel.runs.directory import RunDirectory, read_metrics
-from tiercel.training import checkpointing
-from tiercel.training.checkpointing import Checkpoints
+from tiercel.training import checkpoints as checkpointing
+from tiercel.training.checkpoints import Checkpoints
 
 
 @pytest.fixture

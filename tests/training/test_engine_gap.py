@@ -11,8 +11,8 @@ from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.config import GrpoRecipe
 from tiercel.errors import TrainingError
 from tiercel.runs.directory import open_run, read_metrics
-from tiercel.training import grpo
-from tiercel.training.engine_gap import gap_counts, gap_limits, gap_metrics, gap_problem
+from tiercel.training.grpo import loop as grpo
+from tiercel.training.grpo.engine_gap import gap_counts, gap_limits, gap_metrics, gap_problem
 
 WRONG_FROM = 2  # the version of the policy from which on the server's logprobs are 5 too low
 

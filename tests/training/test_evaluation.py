@@ -3,7 +3,7 @@
 from tests.rewards.samples import scored, scored_group
 from tests.tiny_models import tiny_policy, tiny_recipe
 from tiercel.training.evaluation import judge
-from tiercel.training.learners import passes_for_inference
+from tiercel.training.policy_passes import passes_for_inference
 
 
 def test_a_decoder_that_cannot_share_prompts_repeats_them_in_an_evaluation_too(tiny_checkpoints):

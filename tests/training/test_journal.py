@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.trajectories import trajectory_group
-from tiercel.training.journal import FOLDER, journal_of, keep_in_journal
+from tiercel.training.grpo.journal import FOLDER, journal_of, keep_in_journal
 from tiercel.types import Group
 
 

@@ -14,7 +14,8 @@ from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_heldout_rows, read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
 from tiercel.runs.directory import open_run, read_metrics
-from tiercel.training import grpo, offline
+from tiercel.training.grpo import loop as grpo
+from tiercel.training.offline import loop as offline
 
 REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
 QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")

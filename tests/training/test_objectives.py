@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.training.test_loops import sft_recipe, write_rows
-from tiercel.algorithms.pair_section import Dpo, Kto
+from tiercel.algorithms.preference_sections import Dpo, Kto
 from tiercel.config.schema import DpoRecipe, KtoRecipe, SftRecipe
 from tiercel.data.encoding import ExampleEncoder, with_answer_of
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
-from tiercel.training.build import build_trainer
-from tiercel.training.minibatches import shared_out
-from tiercel.training.objectives import answer_sums, objective_of, reference_sums
+from tiercel.training.grpo.minibatches import grouped_by_rank
+from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
+from tiercel.training.trainer import build_trainer
 from tiercel.training.update import example_update
 from tiercel.types import Message
 
@@ -47,7 +47,7 @@ def begun(recipe, rows):
     trainer = build_trainer(recipe)
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
     examples = [encode(row, index) for index, row in enumerate(rows)]
-    return trainer, objective_of(recipe), shared_out(trainer, examples, recipe)
+    return trainer, objective_of(recipe), grouped_by_rank(trainer, examples, recipe)
 
 
 def learn(trainer, objective, made, known=None):
@@ -219,7 +219,7 @@ def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_pat
     examples = [example for bundle in made for example in bundle.examples]
     gaps = []
     for example in examples:
-        (one,) = shared_out(trainer, [replace(example, conversations=example.conversations[1:])], recipe)
+        (one,) = grouped_by_rank(trainer, [replace(example, conversations=example.conversations[1:])], recipe)
         (alone,) = trainer.example_passes([one])
         own = float(trainer.logprobs(alone.packed).sum())
         with trainer.as_reference():
@@ -285,7 +285,7 @@ def test_noise_is_another_in_another_epoch_and_the_same_when_asked_again(tiny_ch
     recipe = recipe_of(SftRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, sft={"neftune_alpha": 5})
     trainer, objective, made = begun(recipe, rows)
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
-    later = shared_out(trainer, [encode(row, index + 6) for index, row in enumerate(rows)], recipe)
+    later = grouped_by_rank(trainer, [encode(row, index + 6) for index, row in enumerate(rows)], recipe)
     seeds = [objective.asked(trainer.example_passes(each)[0]).noise.seeds for each in (made, made, later)]
     assert seeds[0] == seeds[1] and not {*seeds[0]} & {*seeds[2]}
     other = objective_of(recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 1})}))

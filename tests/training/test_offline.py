@@ -13,11 +13,11 @@ from tests.training.test_loops import merged, run_offline, write_rows
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.errors import DataError, NonFiniteError
-from tiercel.report import describe, write_report
-from tiercel.report.reading import read_groups, read_run
 from tiercel.runs.directory import read_metrics
-from tiercel.training import offline
-from tiercel.training.objectives import reference_sums
+from tiercel.training.offline import loop as offline
+from tiercel.training.offline.objectives import reference_sums
+from tiercel.web.report import describe, write_report
+from tiercel.web.report.reading import read_groups, read_run
 
 KINDS = {
     "dpo": {"dpo": {"loss": "sigmoid", "beta": 0.5}},
@@ -85,7 +85,7 @@ def test_a_replay_has_the_reference_that_the_update_had(write, capsys, monkeypat
         found[example.prompt.index] = torch.full_like(found[example.prompt.index], value)
         return found
 
-    monkeypatch.setattr("tiercel.training.objectives.reference_sums", sums)
+    monkeypatch.setattr("tiercel.training.offline.objectives.reference_sums", sums)
     recipe = write(name, "run", data={"eval": None})
     with pytest.raises(NonFiniteError) as caught:
         run_offline(recipe)
@@ -145,7 +145,7 @@ def test_an_infinite_logprob_of_the_reference_names_its_row_in_an_evaluation(wri
         found[example.prompt.index][place] = -math.inf
         return found
 
-    monkeypatch.setattr("tiercel.training.objectives.reference_sums", sums)
+    monkeypatch.setattr("tiercel.training.offline.objectives.reference_sums", sums)
     with pytest.raises(NonFiniteError, match="eval/loss is nan for rows") as caught:
         run_offline(write(name, "run"))
     assert caught.value.rows == [spoilt]

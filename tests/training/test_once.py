@@ -11,7 +11,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 
 from tests.tiny_models import noise_image
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
 from tiercel.runs.directory import read_metrics
 
 ADAPTER = Path("checkpoints/step-000003/adapter/adapter_model.safetensors")

@@ -9,12 +9,12 @@ from torch import nn
 from benchmarks.flops import decoder_shape, decoder_update, head_update
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
-from tiercel.learner.layout import Continuation, PackItem
 from tiercel.models.prompts import completion_positions
+from tiercel.packing.layout import Continuation, PackItem
 from tiercel.planning import devices
 from tiercel.planning.devices import known_device
 from tiercel.runs.directory import read_metrics
-from tiercel.training.operations import causal_pairs, group_pairs, repeated_pairs, update_operations
+from tiercel.training.metrics import causal_pairs, group_pairs, repeated_pairs, update_operations
 
 
 def item_of(policy, lengths) -> PackItem:

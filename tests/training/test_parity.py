@@ -7,8 +7,8 @@ from torch import Tensor
 from tests.tiny_models import tiny_policy, tiny_prompts
 from tests.training.test_engine_gap import recipe_with
 from tests.training.test_teaching import completion, passes_of
-from tiercel.models.turns import second_turn
-from tiercel.training.parity import Gap, GateLimits, _noise, trainer_logprobs
+from tiercel.models.chat import second_turn
+from tiercel.training.grpo.parity import Gap, GateLimits, _noise, trainer_logprobs
 from tiercel.types import Group
 
 TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8

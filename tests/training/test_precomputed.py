@@ -10,7 +10,7 @@ import pytest
 from tests.tiny_models import noise_image
 from tiercel.config.schema import DpoRecipe
 from tiercel.data.reading import read_training_rows
-from tiercel.training.precomputed import _identity
+from tiercel.training.offline.precomputed import _identity
 
 TURNS = [{"role": "user", "content": "<image>Where is it?"}, {"role": "assistant", "content": "At <bbox>."}]
 PAIR = {

@@ -12,10 +12,10 @@ from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_recipe
 from tests.training.test_loops import grpo_recipe
 from tiercel.config.schema import Learner, Lora, Optim, PartRates, Teacher
 from tiercel.errors import EnvironmentProblem, ModelError
-from tiercel.models.loading import load_family
-from tiercel.models.saving import save_adapter
-from tiercel.training.build import build_trainer
-from tiercel.training.rehearsal import rehearse
+from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.saving import save_adapter
+from tiercel.training.start_checks import rehearse
+from tiercel.training.trainer import build_trainer
 
 QKVO = r".*self_attn\.(q|k|v|o)_proj"
 

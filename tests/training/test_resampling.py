@@ -4,7 +4,7 @@ import pytest
 
 from tests.rewards.samples import scored, scored_group
 from tiercel.samples import RewardValue
-from tiercel.training.resampling import has_variance
+from tiercel.training.grpo.rollouts import has_variance
 
 
 def group(*completions: tuple[float | None, bool, float]):

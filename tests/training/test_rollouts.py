@@ -9,10 +9,10 @@ import torch
 from tests.tiny_models import tiny_prompts, tiny_recipe
 from tests.training.test_loops import grpo_recipe
 from tiercel.distributed.ranks import ALONE
-from tiercel.models.loading import load_family
+from tiercel.models.weights.loading import load_family
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
-from tiercel.rollout.vllm_server import ServerSampler
-from tiercel.training.rollouts import Rollouts
+from tiercel.rollout.vllm.server import ServerSampler
+from tiercel.training.grpo.rollouts import Rollouts
 from tiercel.types import Completion, Group
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.errors import DataError
 from tiercel.runs.directory import open_run
-from tiercel.training.run_rows import FIRST_ROWS, read_run_rows, try_first_rows
+from tiercel.training.rows import FIRST_ROWS, read_run_rows, try_first_rows
 
 
 def cut_short(path):

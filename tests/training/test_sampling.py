@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 
 from tests.tiny_models import TINY_LORA, tiny_recipe
 from tiercel.runs.directory import RunDirectory
-from tiercel.training.build import build_trainer
-from tiercel.training.sampling import PolicySync
+from tiercel.training.grpo.sampling import PolicySync
+from tiercel.training.trainer import build_trainer
 
 
 class ReadingEngine:

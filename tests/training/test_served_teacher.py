@@ -17,11 +17,11 @@ from tiercel.config import DistillRecipe, GrpoRecipe, recipe_to_yaml
 from tiercel.data.encoding import require_readable
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import EnvironmentProblem, RecipeError, TrainingError
-from tiercel.learner.batch import advantage_group
+from tiercel.packing.batch import advantage_group
 from tiercel.planning.frozen_models import teacher_size
-from tiercel.rollout import vllm_retries
-from tiercel.training.build import build_trainer
+from tiercel.rollout.vllm import http
 from tiercel.training.served_teacher import ServedTeacher, open_served
+from tiercel.training.trainer import build_trainer
 from tiercel.training.watching import phase_limits
 from tiercel.types import Completion, VideoSource
 
@@ -50,7 +50,7 @@ class TeachingServer(ScriptedServer):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(vllm_retries, "BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +177,8 @@ def test_a_server_that_is_gone_or_was_started_again_otherwise_ends_the_run(serve
 
 def test_a_run_learns_from_it(server, recipe_of):
     trainer = build_trainer(recipe_of(server.url))
-    (group,) = trainer.teacher.taught(groups_of(teacher_of(recipe_of(server.url))))
-    assert [len(each.drawn_N) for each in group.teacher] == [2, 1] and trainer.teacher.taught([]) == []
+    (group,) = trainer.teacher.with_teacher_terms(groups_of(teacher_of(recipe_of(server.url))))
+    assert [len(each.drawn_N) for each in group.teacher] == [2, 1] and trainer.teacher.with_teacher_terms([]) == []
 
 
 def test_check_says_whether_it_answers(server, recipe_of, tmp_path, capsys):

@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.learner.items import learnable_groups, prompt, scored_group
+from tests.packing.items import learnable_groups, prompt, scored_group
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.training.spreading import Portion, cut_for_all, drawn_by_all, even_ranges, portions
+from tiercel.training.grpo.spreading import GroupPart, cut_for_all, drawn_by_all, even_ranges, portions
 from tiercel.types import Completion, Group
 
 
-def portion(owner: int, place: int, rank: int, *numbers: int) -> Portion:
-    return Portion(owner=owner, place=place, rank=rank, numbers=range(*numbers))
+def portion(owner: int, place: int, rank: int, *numbers: int) -> GroupPart:
+    return GroupPart(owner=owner, place=place, rank=rank, numbers=range(*numbers))
 
 
 def test_each_prompts_completions_are_drawn_by_its_share_of_the_ranks():

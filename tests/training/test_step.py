@@ -3,41 +3,45 @@
 from types import SimpleNamespace
 
 from tiercel.data.loader import StepBatch
-from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.training import step as step_module
 from tiercel.training.step import Step
 
 
 def test_a_phase_counts_twice_where_it_comes_twice(monkeypatch):
-    pulse, clock = Pulse(), [100.0]
+    heartbeat, clock = Heartbeat(), [100.0]
     monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    step = Step(3, pulse)
+    step = Step(3, heartbeat)
     row = SimpleNamespace(row=SimpleNamespace(id="row-1"))
     step.batch = StepBatch(step=3, prompts=(row,), rejected=())
     for phase, seconds in (("rollout", 2.0), ("learn", 4.0), ("rollout", 3.0)):
         with step.phase(phase):
-            assert (pulse.doing.phase, pulse.doing.step, pulse.doing.rows) == (phase, 3, ("row-1",))
+            assert (heartbeat.activity.phase, heartbeat.activity.step, heartbeat.activity.rows) == (
+                phase,
+                3,
+                ("row-1",),
+            )
             clock[0] += seconds
     clock[0] += 1.0
     times = step.times()
     assert (times["time/rollout"], times["time/learn"], times["time/step"]) == (5.0, 4.0, 10.0)
-    assert pulse.doing.phases == 3 and step.updates == 4
+    assert heartbeat.activity.phases == 3 and step.updates == 4
 
 
 def test_a_phase_may_be_about_other_rows_or_none():
-    pulse = Pulse()
-    step = Step(0, pulse)
+    heartbeat = Heartbeat()
+    step = Step(0, heartbeat)
     with step.phase("reward", ["row-9"]):
-        assert pulse.doing.rows == ("row-9",)
+        assert heartbeat.activity.rows == ("row-9",)
     with step.phase("sync", ()):
-        assert pulse.doing.rows == ()
+        assert heartbeat.activity.rows == ()
 
 
 def test_a_phase_aside_is_not_in_the_steps_seconds(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    step = Step(0, Pulse())
-    with step.aside("parity"):
+    step = Step(0, Heartbeat())
+    with step.untimed_phase("parity"):
         clock[0] += 5.0
     clock[0] += 2.0
     assert step.times() == {"time/step": 2.0}

@@ -11,10 +11,9 @@ from tiercel.doctor.machine import free_memory
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.runs.directory import RunDirectory
 from tiercel.training import strategy_choice
-from tiercel.training.budget import kept_tokens
-from tiercel.training.offline import train
+from tiercel.training.offline.loop import train
 from tiercel.training.run import ready_run
-from tiercel.training.strategy_choice import Choice, chosen_strategy
+from tiercel.training.strategy_choice import StrategyChoice, chosen_strategy, kept_tokens
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -59,7 +58,7 @@ def test_what_one_gpu_cannot_hold_ends_before_weights_are_read_and_names_auto(ti
 def test_a_strategy_and_a_number_that_are_given_need_no_plan(tiny_checkpoints, tmp_path, memory):
     memory(1)
     named = recipe_of(tiny_checkpoints["qwen2_5_vl"], tmp_path, 1000, strategy="single")
-    assert chosen(named) == (Choice(strategy="single", tokens=1000), [])
+    assert chosen(named) == (StrategyChoice(strategy="single", tokens=1000), [])
     assert chosen(recipe_of(tiny_checkpoints["qwen2_5_vl"], tmp_path, 1000), CPU)[0].tokens == 1000
 
 

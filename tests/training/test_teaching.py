@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.learner.test_examples import plain_words, random_pairs
+from tests.packing.test_examples import plain_words, random_pairs
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
 from tests.training.test_offline import bytes_of, without_times
@@ -18,23 +18,23 @@ from tiercel.config import DistillRecipe, recipe_to_yaml
 from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, ModelError, NonFiniteError, TrainingError
-from tiercel.learner.batch import advantage_group
-from tiercel.learner.learner import Learner
-from tiercel.models.vision import VisionStore
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.batch import advantage_group
+from tiercel.packing.forward import PackedPolicy
 from tiercel.runs.directory import read_metrics
-from tiercel.training import learning
-from tiercel.training.build import build_trainer
-from tiercel.training.forward import NO_TOTALS, Passes
+from tiercel.training.grpo import updates
+from tiercel.training.grpo.row_answers import answered_groups
+from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.replay import replay
-from tiercel.training.row_answers import answered_groups
 from tiercel.training.teaching import LocalTeacher, Teaching, require_same_words, token_texts
+from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, Message, Row
 
 
 def passes_of(policy, form="split"):
     return Passes(
         policy=policy,
-        learner=Learner(policy, form, False),
+        learner=PackedPolicy(policy, form, False),
         vision=VisionStore(policy, 0),
         ranks=ALONE,
         passes_are_private=True,
@@ -74,7 +74,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
         teaching = Teaching(section=section, told_by=told_by, encode=None, ranks=ALONE)
         learner = passes_of(student)
         found = 0.0
-        for unit in learner.units(teaching.taught(groups), NO_TOTALS):
+        for unit in learner.units(teaching.with_teacher_terms(groups), NO_TOTALS):
             assert unit.prefix is None
             for batch in unit.batches:
                 features_KH = learner.vision.features(batch.packed.images)
@@ -128,18 +128,18 @@ def test_the_start_says_the_same_as_itself(write):
 @pytest.mark.parametrize("teacher", ({"rows_share": 0.5, "divergence": "jsd"}, {"top_k": 5, "prompt": "{prompt} So?"}))
 def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, teacher):
     whole = run_grpo(write("whole", teacher, data={"eval": None}))
-    honest, calls = learning.policy_update, iter(range(100))
+    honest, calls = updates.policy_update, iter(range(100))
 
     def failing(*inputs):
         if next(calls) == 2:
             raise KeyboardInterrupt
         return honest(*inputs)
 
-    monkeypatch.setattr(learning, "policy_update", failing)
+    monkeypatch.setattr(updates, "policy_update", failing)
     recipe = write("ended", teacher, data={"eval": None})
     with pytest.raises(KeyboardInterrupt):
         run_grpo(recipe)
-    monkeypatch.setattr(learning, "policy_update", honest)
+    monkeypatch.setattr(updates, "policy_update", honest)
     ended = run_grpo(recipe)
     assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
 
@@ -283,16 +283,16 @@ def test_a_token_reward_goes_beside_the_rewards_of_grpo(rows, tiny_checkpoints, 
 
 
 def test_a_replayed_update_has_the_teachers_term(write, monkeypatch, capsys):
-    honest = learning.policy_update
+    honest = updates.policy_update
 
     def spoilt(*inputs):
         raise NonFiniteError("the loss is not finite", [[]])
 
     recipe = write("run", {"prompt": "{prompt} So?"}, data={"eval": None})
-    monkeypatch.setattr(learning, "policy_update", spoilt)
+    monkeypatch.setattr(updates, "policy_update", spoilt)
     with pytest.raises(TrainingError):
         run_grpo(recipe)
-    monkeypatch.setattr(learning, "policy_update", honest)
+    monkeypatch.setattr(updates, "policy_update", honest)
     (kept,) = (tmp for tmp in (Path(recipe.output) / "nonfinite").iterdir())
     findings = replay(recipe, Path(recipe.output), kept, lambda text: None)
     assert findings and all(finding.loss > 0 for finding in findings)  # without a teacher all would be 0

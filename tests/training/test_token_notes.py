@@ -12,10 +12,10 @@ import torch
 from tests.rewards.samples import scored, scored_group
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.distributed.ranks import ALONE
-from tiercel.learner.batch import CompletionName
+from tiercel.packing.batch import CompletionName
 from tiercel.runs.directory import read_metrics
-from tiercel.runs.token_records import GroupTokens
-from tiercel.training.token_notes import noted_tokens
+from tiercel.runs.records import GroupTokens
+from tiercel.training.grpo.token_records import token_records
 from tiercel.training.update import TokensSeen
 from tiercel.types import ScoredGroup
 
@@ -109,7 +109,7 @@ def test_numbers_go_to_their_completions():
             entropy_N=torch.tensor([8.0, 8.0]),
         ),
     ]
-    (group,) = noted_tokens(ALONE, FAMILY, [group_of([-1.5, -2.0], [-0.25])], seen, most=1)
+    (group,) = token_records(ALONE, FAMILY, [group_of([-1.5, -2.0], [-0.25])], seen, most=1)
     first, second = group.completions
     assert group.index == 7 and first.texts == ("<0>", "<1>")
     assert first.logprobs == (-1.5, -2.0) and first.gaps == (0.5, 0.0) and first.entropies == (0.5, 0.25)

@@ -9,7 +9,8 @@ from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml, tracker_packages
 from tiercel.runs.directory import read_metrics
 from tiercel.trackers import opening
-from tiercel.training import offline, session
+from tiercel.training import session
+from tiercel.training.offline import loop as offline
 
 
 def close_to(rows):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.calling_models import call, save_calling_checkpoint
-from tests.scoring.conftest import no_child_left as no_child_left
+from tests.rewards.runtime.conftest import no_child_left as no_child_left
 from tests.training.test_resume import write_recipe
 from tests.training.turn_recipes import LOOKS, SCENE, records, turn_recipe
 from tiercel.cli.main import main

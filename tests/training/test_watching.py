@@ -50,8 +50,8 @@ def test_the_watch_needs_no_torch():
 
 def test_ranks_see_each_other_in_the_notes_or_in_the_run_directory(tmp_path, monkeypatch):
     recipe = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", reliability=STALL)
-    with watched(recipe, "sft") as pulse:
-        assert pulse.doing.phase == "import"
+    with watched(recipe, "sft") as heartbeat:
+        assert heartbeat.activity.phase == "import"
     assert not (tmp_path / "run").exists()  # alone it has nobody to tell
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -18,15 +18,15 @@ from tiercel.config import load_recipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_rows
 from tiercel.errors import EnvironmentProblem
-from tiercel.learner.batch import advantage_groups
+from tiercel.packing.batch import advantage_groups
 from tiercel.rollout.sampler import greedy_params, sampling_params
 from tiercel.runs.directory import open_run
 from tiercel.runs.publishing import WEIGHTS, Publisher
-from tiercel.training import grpo
-from tiercel.training.advantages import step_advantages
-from tiercel.training.build import build_trainer
-from tiercel.training.learning import learn
-from tiercel.training.sampling import open_sampler
+from tiercel.training.grpo import loop as grpo
+from tiercel.training.grpo.advantages import step_advantages
+from tiercel.training.grpo.sampling import open_sampler
+from tiercel.training.grpo.updates import learn
+from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, Group, ScoredCompletion, ScoredGroup
 
 pytestmark = pytest.mark.vllm

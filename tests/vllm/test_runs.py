@@ -20,8 +20,8 @@ from tiercel.data.reading import read_rows
 from tiercel.models.policy import load_for_inference
 from tiercel.rollout.pending import load_pending
 from tiercel.runs.directory import read_metrics
-from tiercel.training.learners import passes_for_inference
-from tiercel.training.parity import trainer_logprobs
+from tiercel.training.grpo.parity import trainer_logprobs
+from tiercel.training.policy_passes import passes_for_inference
 
 pytestmark = pytest.mark.vllm
 GAP = 1e-3

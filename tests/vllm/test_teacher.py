@@ -15,9 +15,9 @@ from tiercel.config import DistillRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import EnvironmentProblem, TrainingError
-from tiercel.learner.batch import advantage_group
+from tiercel.packing.batch import advantage_group
 from tiercel.runs.directory import read_metrics
-from tiercel.training.build import build_trainer
+from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion
 
 pytestmark = pytest.mark.vllm
@@ -75,7 +75,7 @@ def told(recipe: DistillRecipe, *, with_placeholders: bool = False) -> list:
     trainer = build_trainer(recipe)
     if with_placeholders:
         trainer.teacher.told_by.passes.learner.head.placeholder_ids = ()
-    return [each for group in trainer.teacher.taught(groups_of(trainer, recipe)) for each in group.teacher]
+    return [each for group in trainer.teacher.with_teacher_terms(groups_of(trainer, recipe)) for each in group.teacher]
 
 
 def largest(one: list, other: list, of: str) -> float:
@@ -148,7 +148,7 @@ def test_pictures_that_came_between_turns_are_sent(server, recipe_of):
             item=replace(bare.item, continuations=(each,)),
             sampler_logprobs=(torch.zeros(10),),
         )
-        found.append(trainer.teacher.taught([group])[0].teacher[0])
+        found.append(trainer.teacher.with_teacher_terms([group])[0].teacher[0])
     assert float((found[0].drawn_N - found[1].drawn_N).abs().max()) < NEAR and len(found[0].drawn_N) == 10
 
 
@@ -167,10 +167,10 @@ def test_a_server_that_cannot_teach_is_told_why(server, fleet, write_recipe, rec
     recipe = recipe_of(few.url, teacher={"top_k": 18})
     trainer = build_trainer(recipe)
     groups = groups_of(trainer, recipe)
-    assert len(trainer.teacher.taught(groups)) == 6
+    assert len(trainer.teacher.with_teacher_terms(groups)) == 6
     few.kill()
     with pytest.raises(TrainingError, match=r"teacher.url: row row-0 got no answer within rollout.patience \(1 s\)"):
-        trainer.teacher.taught(groups)
+        trainer.teacher.with_teacher_terms(groups)
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(json.loads(recipe.model_dump_json(exclude_unset=True))))
     said = run_tiercel("check", file)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Discriminator, Tag
 
-from tiercel.algorithms.own import own_advantages
+from tiercel.algorithms.custom import own_advantages
 from tiercel.algorithms.types import Described, Options, RewardTable
 from tiercel.sections import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
+from tiercel.algorithms.custom import own_terms
 from tiercel.algorithms.kl import KlTerm
-from tiercel.algorithms.losses import OwnLoss
-from tiercel.algorithms.normalisers import NORMALISERS
-from tiercel.algorithms.own import own_terms
+from tiercel.algorithms.losses import NORMALISERS, OwnLoss
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.surrogates import SURROGATES
 from tiercel.algorithms.types import LossInput, LossOutput, TokenTerms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
@@ -43,3 +48,14 @@ def _policy_terms(batch: LossInput, algorithm: Algorithm) -> TokenTerms:
     log_ratios_N = batch.logprobs_N - batch.old_logprobs_N
     ratio_N = RATIOS[loss.ratio].of(log_ratios_N, batch.completion_of_N, len(batch.advantages_C))
     return SURROGATES[loss.surrogate].of(ratio_N, batch.advantages_N, batch.logprobs_N, algorithm)
+
+
+def entropy_threshold(entropies: Tensor, share: float) -> float:
+    """Find the entropy that `share` of the tokens reach: the k-th largest of n, k = ceil(share x n); 0 without tokens.
+
+    Wang et al. 2025, "Beyond the 80/20 rule: high-entropy minority tokens drive effective reinforcement learning".
+    """
+    if not len(entropies):
+        return 0.0
+    kept = math.ceil(share * len(entropies))
+    return float(entropies.kthvalue(len(entropies) - kept + 1).values)

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from tiercel.algorithms.advantages import AdvantageKeys
 from tiercel.algorithms.correction import Correction
+from tiercel.algorithms.custom import ADVANTAGE_KEY, LOSS_KEY, own_function
 from tiercel.algorithms.kl import Kl
 from tiercel.algorithms.losses import LossKeys
-from tiercel.algorithms.own import ADVANTAGE_KEY, LOSS_KEY, own_function
 from tiercel.algorithms.surrogates import SurrogateKeys
 from tiercel.algorithms.teacher import Teacher
 from tiercel.sections import NonNegativeFloat, PositiveFloat

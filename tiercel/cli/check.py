@@ -8,33 +8,32 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from tiercel.algorithms.trial import try_own_functions
+from tiercel.algorithms.custom_trial import try_own_functions
 from tiercel.cli.dry_run import Readers, dry_run, require_answers, truth_readers
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.config.keys import named
 from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
-from tiercel.data.images import open_header
+from tiercel.data.media.images import open_header
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem
-from tiercel.learner.proof import prove
 from tiercel.messages import translated
 from tiercel.messages.console import SpeakingConsole
-from tiercel.models.endings import turn_end_line
-from tiercel.models.family import Family
-from tiercel.models.loading import load_family
+from tiercel.models.chat import turn_end_line
+from tiercel.models.families.base import Family
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.proof import prove
 from tiercel.reliability.redaction import redact
-from tiercel.rollout.vllm_common import require_served
-from tiercel.rollout.vllm_server import connect
-from tiercel.scoring.scorer import require_coordinates
-from tiercel.training.packages import missing_packages
-from tiercel.training.rehearsal import rehearse
+from tiercel.rewards.runtime.scorer import require_coordinates
+from tiercel.rollout.vllm.requests import require_served
+from tiercel.rollout.vllm.server import connect
+from tiercel.training.grpo.sampling import open_dialogues
 from tiercel.training.served_teacher import open_served
-from tiercel.training.turns import open_dialogues
+from tiercel.training.start_checks import missing_packages, rehearse
 from tiercel.types import Row, Size
 
 REPORT_FILE = Path("rejected_rows.jsonl")

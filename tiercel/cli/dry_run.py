@@ -11,13 +11,13 @@ from tiercel.config import GrpoRecipe, Recipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.errors import DataError, TrainingError
-from tiercel.models.family import Family
-from tiercel.rewards.entry import TruthReward, is_meant
+from tiercel.models.families.base import Family
+from tiercel.rewards.base import TruthReward, is_meant
+from tiercel.rewards.external import ByCall, Math
+from tiercel.rewards.runtime.batches import BatchReward, batch_reward
+from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rewards.shape import open_tag
-from tiercel.rewards.started import ByCall, Math
 from tiercel.rollout.trajectory import TrajectoryBuilder
-from tiercel.scoring.batches import BatchReward, batch_reward
-from tiercel.scoring.scorer import Scorer
 from tiercel.types import Completion, EncodedPrompt, Group, ImagePlan, RewardValue, Row, Sample, SampleImage
 
 MADE_UP = "<answer>0</answer>"

@@ -13,22 +13,22 @@ from tiercel.config import GrpoRecipe, OfflineRecipe, Recipe
 from tiercel.devices import training_device
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RecipeError
-from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import Policy, load_for_inference, load_start
-from tiercel.models.vision import VisionStore
-from tiercel.reliability.pulse import Pulse
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.proof import prove_where_needed
+from tiercel.reliability.heartbeat import Heartbeat
+from tiercel.rewards.runtime.scorer import Scorer
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.files import json_line
-from tiercel.runs.group_records import GroupRecord
 from tiercel.runs.recording import group_record
-from tiercel.scoring.scorer import Scorer
+from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import evaluate, heldout_rows
-from tiercel.training.heldout_loss import heldout_loss, loss_in_words, sums_of
-from tiercel.training.learners import passes_for_inference
-from tiercel.training.objectives import Known, objective_of
+from tiercel.training.grpo.sampling import Completer, open_dialogues
+from tiercel.training.offline.heldout_loss import heldout_loss, loss_in_words, sums_of
+from tiercel.training.offline.objectives import Known, objective_of
+from tiercel.training.policy_passes import passes_for_inference
 from tiercel.training.run import fetch, launched_ranks
 from tiercel.training.session import set_up_numerics
-from tiercel.training.turns import Completer, open_dialogues
 from tiercel.writing import write_text
 
 Load = Callable[[Recipe, torch.device], Policy]
@@ -43,16 +43,16 @@ class _Judged:
     state: Mapping[str, float] = field(default_factory=dict)
 
 
-def run(recipe: Recipe, arguments: Namespace, pulse: Pulse) -> None:
+def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
     """Evaluate the model of a recipe, with an adapter where one is given; or a run, before and after its training.
-    `pulse`: the pulse of this process, which the watchdog reads."""
+    `heartbeat`: the pulse of this process, which the watchdog reads."""
     output: Path | None = arguments.output
     if output is not None and not isinstance(recipe, GrpoRecipe):
         reason = f"{recipe.kind} has a held-out loss, and no completions to write"
         raise RecipeError([f"--output {output}: {reason}; leave --output out"])
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise RecipeError([f"--output {output}: name a file in a directory that is there"])
-    with launched_ranks(recipe, pulse) as ranks:
+    with launched_ranks(recipe, heartbeat) as ranks:
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
             said, groups = _score(recipe, judged, ranks)
             if ranks.is_first:
@@ -90,11 +90,11 @@ def _score(recipe: Recipe, judged: _Judged, ranks: Ranks) -> tuple[str, list[Gro
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": judged.path})})
     fetch(chosen, ranks)
-    ranks.pulse.begin("load", 0)
+    ranks.heartbeat.begin("load", 0)
     known = _reference(recipe, ranks) if isinstance(recipe, OfflineRecipe) else None
     policy = judged.load(chosen, training_device())
     prove_where_needed(policy)
-    ranks.pulse.begin("evaluation", 0)
+    ranks.heartbeat.begin("evaluation", 0)
     if isinstance(chosen, OfflineRecipe):
         passes, rows = passes_for_inference(policy, chosen, ranks), heldout_rows(chosen, ranks)
         assert rows is not None  # the command's recipe has them
@@ -102,7 +102,7 @@ def _score(recipe: Recipe, judged: _Judged, ranks: Ranks) -> tuple[str, list[Gro
         objective.state.update(judged.state)
         return loss_in_words(heldout_loss(passes, objective, chosen, rows, known)[0]), []
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
-    sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.pulse.beat)
+    sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.heartbeat.beat)
     space = policy.family.coordinate_space
     with (
         Scorer(chosen.rewards, chosen.reliability, space) as scorer,

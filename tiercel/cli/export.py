@@ -6,25 +6,25 @@ from pathlib import Path
 
 import torch
 
-from tiercel.cli.trained import NEWEST, Choice, trained_weights
+from tiercel.cli.trained import NEWEST, CheckpointChoice, trained_weights
 from tiercel.config import Recipe
 from tiercel.config.schema import Quantization
 from tiercel.errors import RunError
-from tiercel.models.loading import DTYPES
+from tiercel.models.layers.quantized import is_quantized, quantizable, rounded, rounding_error
+from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.policy import WHOLE_FILE, Policy, load_for_inference
-from tiercel.models.quantized import is_quantized, quantizable, rounded, rounding_error
-from tiercel.models.saving import save_model
-from tiercel.models.value_head import NAME as VALUE_HEAD
+from tiercel.models.weights.loading import DTYPES
+from tiercel.models.weights.saving import save_model
 from tiercel.writing import let_others_read, writing
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Export as the command line says, and say where to."""
     target = arguments.output or arguments.run / ("model" if arguments.merge else "adapter")
-    print(export(recipe, arguments.run, target, merge=arguments.merge, choice=Choice.of(arguments)))
+    print(export(recipe, arguments.run, target, merge=arguments.merge, choice=CheckpointChoice.of(arguments)))
 
 
-def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Choice = NEWEST) -> Path:
+def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: CheckpointChoice = NEWEST) -> Path:
     """Write the merged model, or the adapter alone, and return the directory. Raises RunError where `target` is not
     empty, or where an adapter alone would not be the policy."""
     with writing(target):  # before the weights are loaded

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from tiercel.config.loading import problems_of_text
 from tiercel.config.yaml_text import YamlProblem
+from tiercel.convert.conversion import draft_of, refusals
+from tiercel.convert.launches import Launch, launch_of
+from tiercel.convert.shell import commands
+from tiercel.convert.starts import Foreign
+from tiercel.convert.text import recipe_text
 from tiercel.errors import RecipeError
-from tiercel.importing.conversion import draft_of, refusals
-from tiercel.importing.launches import Launch, launch_of
-from tiercel.importing.shell import commands
-from tiercel.importing.starts import Foreign
-from tiercel.importing.text import recipe_text
 from tiercel.messages import translated
-from tiercel.shortening import LONGEST_PATH
+from tiercel.wording import LONGEST_PATH
 from tiercel.writing import write_text
 
 LARGEST_SCRIPT = 1_000_000  # bytes

@@ -23,13 +23,12 @@ from tiercel.distributed.notes import note_code, note_error, start_notes
 from tiercel.errors import ANY_RECIPE, EXIT_DONE, ElsewhereError, RecipeError, TiercelError
 from tiercel.messages import translated
 from tiercel.reliability.privacy import keep_private
-from tiercel.reliability.redaction import redact
-from tiercel.reliability.tracebacks import redact_tracebacks
-from tiercel.rewards.started import ByCall
-from tiercel.runs.waiting import waiting
+from tiercel.reliability.redaction import redact, redact_tracebacks
+from tiercel.rewards.external import ByCall
+from tiercel.runs.progress import waiting
 from tiercel.secret_names import harmless_words
 from tiercel.training.watching import watched
-from tiercel.view.beside import page_beside
+from tiercel.web.view.beside import page_beside
 
 SECONDS_TO_SPEAK = 2.0  # for the rank at fault: once this rank has ended, the launcher ends the others
 
@@ -98,8 +97,8 @@ def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace
             words = [word for word in rank_options().parse_known_args(given)[1] if not is_page(word)]
             launch(words, arguments.nproc, arguments.max_restarts, recipe.reliability.stall_timeout)
             return
-        with watched(recipe, arguments.command) as pulse:
-            _imported(command, recipe, arguments).run(recipe, arguments, pulse)
+        with watched(recipe, arguments.command) as heartbeat:
+            _imported(command, recipe, arguments).run(recipe, arguments, heartbeat)
 
 
 def is_page(word: str) -> bool:

@@ -15,7 +15,7 @@ from tiercel.planning.fit import find_fit, output_file
 from tiercel.planning.machine import Machine, memory_here
 from tiercel.planning.memory import RankMemory
 from tiercel.planning.options import Option
-from tiercel.planning.plan import Plan, make_plan
+from tiercel.planning.plan import MemoryPlan, make_plan
 from tiercel.planning.remedies import written
 from tiercel.writing import writing
 
@@ -82,7 +82,7 @@ def _amount(count: int) -> str:
     return f"{count / 1e6:.1f} million" if count >= 1e5 else f"{count:,}"
 
 
-def show(plan: Plan, name: str) -> None:
+def show(plan: MemoryPlan, name: str) -> None:
     """Print the plan as tables."""
     console = Console(highlight=False, soft_wrap=True)
     sizes = plan.sizes
@@ -112,7 +112,7 @@ def show(plan: Plan, name: str) -> None:
         console.print(f"train.strategy: {plan.chosen}, {plan.reason}")
 
 
-def _options_table(plan: Plan) -> Table:
+def _options_table(plan: MemoryPlan) -> Table:
     """Show the most memory that each strategy needs."""
     table = Table("GB on each rank", *(option.memory.strategy for option in plan.options))
     for phase in plan.options[0].memory.phases:
@@ -144,7 +144,7 @@ def in_tenths(parts: Mapping[str, int]) -> dict[str, int]:
     return tenths
 
 
-def _show_host(plan: Plan, console: Console) -> None:
+def _show_host(plan: MemoryPlan, console: Console) -> None:
     """Print what lies in the host's memory, where something does."""
     memory = plan.shown.memory
     if not memory.host:
@@ -163,7 +163,7 @@ def _show_host(plan: Plan, console: Console) -> None:
     )
 
 
-def _show_seconds(plan: Plan, options: tuple[Option, ...], console: Console) -> None:
+def _show_seconds(plan: MemoryPlan, options: tuple[Option, ...], console: Console) -> None:
     device = plan.machine.device
     if device is None:
         return
@@ -178,7 +178,7 @@ def _show_seconds(plan: Plan, options: tuple[Option, ...], console: Console) -> 
     )
 
 
-def _on_more(plan: Plan) -> str:
+def _on_more(plan: MemoryPlan) -> str:
     assert plan.remedy is not None
     ranks = plan.remedy.machine.ranks
     return f" on {ranks} GPUs" if ranks != plan.machine.ranks else ""

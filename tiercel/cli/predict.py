@@ -4,20 +4,20 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiercel.cli.trained import Choice, trained_weights, with_weights
+from tiercel.cli.trained import CheckpointChoice, trained_weights, with_weights
 from tiercel.config import Recipe, RewardRecipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
 from tiercel.devices import training_device
 from tiercel.errors import RunError
-from tiercel.learner.proof import prove_where_needed
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import encode_prompt
-from tiercel.models.vision import VisionStore
-from tiercel.rollout.local import LocalSampler
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.proof import prove_where_needed
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recipe import is_run
-from tiercel.training.turns import Completer, open_dialogues
+from tiercel.training.grpo.sampling import Completer, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 
@@ -30,7 +30,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         )
     adapter: Path | None = arguments.adapter
     if is_run(path := Path(arguments.model)):
-        trained = trained_weights(path, recipe, Choice.of(arguments))
+        trained = trained_weights(path, recipe, CheckpointChoice.of(arguments))
         recipe, adapter = with_weights(recipe, trained), adapter or trained.adapter
     print(predict(recipe, arguments.prompt, arguments.image, adapter, arguments.max_new_tokens))
 

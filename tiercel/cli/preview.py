@@ -15,14 +15,14 @@ from tiercel.data.encoding import ExampleEncoder, prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.geometry import outline_of, to_pixels
-from tiercel.models.family import Family
-from tiercel.models.images import picture_image
-from tiercel.models.loading import load_family
-from tiercel.report.pictures import Outline
-from tiercel.report.preview import Piece, PreviewPicture, PreviewRow, render
+from tiercel.models.families.base import Family
+from tiercel.models.families.pictures import picture_image
+from tiercel.models.weights.loading import load_family
 from tiercel.rewards.boxes import is_proper
-from tiercel.training.turns import open_dialogues
+from tiercel.training.grpo.sampling import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
+from tiercel.web.report.pictures import Outline
+from tiercel.web.report.preview import PreviewPicture, PreviewRow, TokenPiece, render
 from tiercel.writing import write_text
 
 
@@ -88,9 +88,9 @@ def _preview_row(family: Family, see: Callable[[Row, int], list[Seen]], row: Row
         return PreviewRow(
             index=index, id=row.id, place=place, pieces=(), pictures=(), token_count=0, answer="", problem=str(error)
         )
-    text: list[Piece] = []
+    text: list[TokenPiece] = []
     for number, each in enumerate(seen):
-        text += [Piece(kind="given", text="\n\n[the rejected answer]\n")] if number else []
+        text += [TokenPiece(kind="given", text="\n\n[the rejected answer]\n")] if number else []
         text += pieces(family, each.ids_T, each.is_learnt_T, each.prompt.images)
     answer = row.answer if row.label is None else row.label
     return PreviewRow(
@@ -104,7 +104,9 @@ def _preview_row(family: Family, see: Callable[[Row, int], list[Seen]], row: Row
     )
 
 
-def pieces(family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[EncodedImage]) -> tuple[Piece, ...]:
+def pieces(
+    family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[EncodedImage]
+) -> tuple[TokenPiece, ...]:
     """Split tokens into pieces of text; the tokens of an image are one piece."""
     is_vision = family.is_placeholder(ids_T).tolist()
     kinds = [
@@ -112,17 +114,17 @@ def pieces(family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[
         for vision, learnt in zip(is_vision, is_learnt_T.tolist(), strict=True)
     ]
     left = [(number, count) for number, image in enumerate(images) for count in _runs(family, image)]
-    found: list[Piece] = []
+    found: list[TokenPiece] = []
     start = 0
     for kind, run in groupby(kinds):
         stop = start + len(list(run))
         if kind != "image":
             text = family.tokenizer.decode(ids_T[start:stop].tolist(), skip_special_tokens=False)
-            found.append(Piece(kind="learnt" if kind == "learnt" else "given", text=text))
+            found.append(TokenPiece(kind="learnt" if kind == "learnt" else "given", text=text))
         while kind == "image" and start < stop:  # images may stand side by side
             number, count = left.pop(0)
             what = "image" if images[number].plan.fps is None else "video"
-            found.append(Piece(kind="image", text=f"[{what}: {count} tokens]"))
+            found.append(TokenPiece(kind="image", text=f"[{what}: {count} tokens]"))
             start += count
         start = stop
     return tuple(found)

@@ -6,13 +6,13 @@ from pathlib import Path
 from tiercel.config import GrpoRecipe, Recipe, SftRecipe, detect_kind, load_recipe
 from tiercel.config.schema import Data, Deepspeed, Model, Train
 from tiercel.errors import RecipeError
-from tiercel.runs.adapters import started_from
+from tiercel.runs.adapters import starting_adapter
 from tiercel.runs.recipe import is_run, load_run_recipe, require_no_redaction
 
 
 def trained_recipe(arguments: Namespace) -> Recipe:
     """Read the recipe of a verb that trains."""
-    return started_from(load_recipe(arguments.command, arguments.recipe, arguments.overrides))
+    return starting_adapter(load_recipe(arguments.command, arguments.recipe, arguments.overrides))
 
 
 def file_recipe(arguments: Namespace) -> Recipe:
@@ -30,7 +30,7 @@ def checked_recipe(arguments: Namespace) -> Recipe:
 def planned_recipe(arguments: Namespace) -> Recipe:
     """Read a recipe whose rows need not be on this machine."""
     path, overrides = arguments.recipe, arguments.overrides
-    recipe = started_from(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False))
+    recipe = starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False))
     limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
     if given is not None and given > limit:
         raise RecipeError([f"--prompt-tokens: {given} given, above data.max_prompt_tokens ({limit})"], str(path))
@@ -97,7 +97,7 @@ def replayed_recipe(arguments: Namespace) -> Recipe:
 
 
 def _any_kind(path: Path, overrides: list[str]) -> Recipe:
-    return started_from(load_recipe(detect_kind(path, overrides), path, overrides))
+    return starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides))
 
 
 def _with_heldout(recipe: Recipe, target: Path) -> Recipe:

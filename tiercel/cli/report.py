@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from tiercel.report import write_report
+from tiercel.web.report import write_report
 
 
 def run(recipe: None, arguments: Namespace) -> None:

@@ -4,17 +4,83 @@ import json
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from tiercel.cli.comparison import print_comparison
-from tiercel.plurals import counted
-from tiercel.report.listing import Entry, listed
-from tiercel.report.numbers import NOTHING, duration
+from tiercel.errors import RunError
 from tiercel.runs.ending import State
-from tiercel.shortening import brief
+from tiercel.web.report.listing import ListedRun, listed
+from tiercel.web.report.numbers import NOTHING, duration, ends, short
+from tiercel.web.report.reading import Run, read_run
+from tiercel.web.report.verdict import headline
+from tiercel.web.view.compare import MOST_RUNS, compared_recipes, differing, flat, shared_charts
+from tiercel.wording import brief, counted
+
+_LONGEST_VALUE = 60  # characters
+Row = tuple[str, ...]
+
+
+def print_comparison(paths: Sequence[Path], *, as_json: bool) -> None:
+    """Print the verdicts of runs, what differs in their recipes and environments, and their numbers. Raises RunError
+    where one is no run, and where there are fewer than two or too many."""
+    if not 2 <= len(paths) <= MOST_RUNS:
+        raise RunError(f"--compare: {len(paths)} given; name from 2 to {MOST_RUNS} runs")
+    runs = [read_run(path) for path in paths]
+    names = list(map(str, paths))
+    recipes = _different(compared_recipes(runs))
+    environments = _different([flat(run.environment) for run in runs])
+    numbers = newest_numbers(runs)
+    verdicts = list(map(headline, runs))
+    if as_json:
+        found = {"runs": names, "verdicts": verdicts, "recipe": recipes, "environment": environments, "newest": numbers}
+        print(json.dumps(found, indent=1))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for name, verdict in zip(names, verdicts, strict=True):
+        console.print(Text(f"{name}: {verdict}"))
+    for title, values in (("recipe", recipes), ("environment", environments)):
+        rows = [(key, *map(_in_words, each)) for key, each in values.items()]
+        _print_table(console, (f"what differs in the {title}", *names), rows)
+    rows = [(title, *(NOTHING if value is None else short(value) for value in each)) for title, each in numbers.items()]
+    _print_table(console, ("newest (mean of the last steps)", *names), rows)
+
+
+def newest_numbers(runs: Sequence[Run]) -> dict[str, list[float | None]]:
+    """Return the newest value of each curve of the page, of each run: of training the mean of its last steps, of
+    held-out rows the last evaluation."""
+    found: dict[str, list[float | None]] = {}
+    for chart in shared_charts([(str(number), run) for number, run in enumerate(runs)]):
+        for series in chart.series:
+            is_held_out = series.style == "points"
+            title = f"{chart.title}, held out" if is_held_out else chart.title
+            values = found.setdefault(title, [None] * len(runs))
+            values[series.colour] = series.points[-1][1] if is_held_out else ends(series.points)[1]
+    return found
+
+
+def _different(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [each.get(key) for each in values] for key in differing(values)}
+
+
+def _in_words(value: Any) -> str:
+    return NOTHING if value is None else brief(str(value), _LONGEST_VALUE)
+
+
+def _print_table(console: Console, heads: Row, rows: Sequence[Row]) -> None:
+    console.print()
+    if not rows:
+        console.print(Text(f"{heads[0]}: nothing"))
+        return
+    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    for number, row in enumerate([heads, *rows]):
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
+        console.print(Text("  ".join(padded).rstrip(), style="dim" if number == 0 else ""))
+
 
 STYLES: dict[State, str] = {
     "running": "bold cyan",
@@ -56,7 +122,7 @@ def run(recipe: None, arguments: Namespace) -> None:
     console.print(_summary(entries))
 
 
-def _cells(entry: Entry, now: float) -> tuple[str, ...]:
+def _cells(entry: ListedRun, now: float) -> tuple[str, ...]:
     step = f"{entry.step:,}" + ("" if entry.steps is None else f" of {entry.steps:,}")
     score = NOTHING if entry.score is None else entry.score.text
     age = f"{duration(max(0.0, now - entry.changed))} ago"
@@ -78,6 +144,6 @@ def _first_line(reason: str) -> str:
     return brief(line, _LONGEST_REASON)
 
 
-def _summary(entries: list[Entry]) -> str:
+def _summary(entries: list[ListedRun]) -> str:
     counts = [(state, sum(entry.state == state for entry in entries)) for state in STYLES]
     return f"{counted(len(entries), 'run')}: " + ", ".join(f"{count} {state}" for state, count in counts if count)

@@ -7,9 +7,10 @@ from argparse import Namespace
 from tiercel.config import GrpoRecipe
 from tiercel.data.reading import read_run_rows
 from tiercel.errors import EnvironmentProblem
-from tiercel.models.loading import load_family
+from tiercel.models.weights.loading import load_family
 from tiercel.reliability.redaction import redact
-from tiercel.rollout.serving import (
+from tiercel.rollout.vllm.http import DEV_MODE, KEY_VARIABLE, servers_key
+from tiercel.rollout.vllm.serving import (
     arguments_here,
     new_key,
     served,
@@ -18,9 +19,8 @@ from tiercel.rollout.serving import (
     shell_line,
     watch,
 )
-from tiercel.rollout.vllm_http import DEV_MODE, KEY_VARIABLE, servers_key
-from tiercel.runs.stopping import StopRequest
-from tiercel.training.sampling import images_per_completion
+from tiercel.runs.ending import StopRequest
+from tiercel.training.grpo.sampling import images_per_completion
 
 
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:

@@ -10,27 +10,27 @@ from typing import Any
 from tiercel.config import Recipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import RunError
-from tiercel.report.verdict import HELD_OUT
 from tiercel.runs.checkpoints import FoundCheckpoint, is_better, list_checkpoints, newest_valid, of_step
 from tiercel.runs.directory import read_metrics
-from tiercel.runs.group_records import finite
-from tiercel.training.checkpointing import LOWEST_IS_BEST, OBJECTIVE
+from tiercel.runs.records import finite
+from tiercel.training.checkpoints import LOWEST_IS_BEST, OBJECTIVE
+from tiercel.web.report.verdict import HELD_OUT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class CheckpointChoice:
     """Which checkpoint of a run: the newest where neither is given."""
 
     step: int | None = None
     is_best: bool = False
 
     @classmethod
-    def of(cls, arguments: Namespace) -> "Choice":
+    def of(cls, arguments: Namespace) -> "CheckpointChoice":
         """Read the flags of a command."""
         return cls(step=arguments.checkpoint, is_best=arguments.best)
 
 
-NEWEST = Choice()
+NEWEST = CheckpointChoice()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Trained:
     state: Mapping[str, Any]
 
 
-def trained_weights(run: Path, recipe: BaseRecipe, choice: Choice = NEWEST) -> Trained:
+def trained_weights(run: Path, recipe: BaseRecipe, choice: CheckpointChoice = NEWEST) -> Trained:
     """Find the weights of a run. Raises RunError where it has no such checkpoint."""
     found = _found(run, recipe, choice)
     state = found.state.get(OBJECTIVE, {})
@@ -56,7 +56,7 @@ def with_weights(recipe: Recipe, trained: Trained) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": trained.model})})
 
 
-def _found(run: Path, recipe: BaseRecipe, choice: Choice) -> FoundCheckpoint:
+def _found(run: Path, recipe: BaseRecipe, choice: CheckpointChoice) -> FoundCheckpoint:
     folder = run / "checkpoints"
     if choice.is_best:
         metric, step, value = _best(run, recipe)

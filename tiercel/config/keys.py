@@ -12,17 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from tiercel.config.schema import (
-    DistillRecipe,
-    DpoRecipe,
-    GrpoRecipe,
-    Kind,
-    KtoRecipe,
-    Recipe,
-    RewardRecipe,
-    SftRecipe,
-)
-from tiercel.rewards.variants import OneReward
+from tiercel.config.schema import DistillRecipe, DpoRecipe, GrpoRecipe, Kind, KtoRecipe, Recipe, RewardRecipe, SftRecipe
+from tiercel.rewards.all import RewardByName
 from tiercel.sections import Section
 
 RECIPES: dict[Kind, type[Recipe]] = {
@@ -104,7 +95,7 @@ def _walk(section: type[Section], prefix: str) -> Iterator[Key]:
 
 
 def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
-    if isinstance(annotation, OneReward):
+    if isinstance(annotation, RewardByName):
         return annotation.section, False
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False

@@ -9,15 +9,15 @@ from typing import Any, Literal, TypeAlias, overload
 
 from pydantic import BaseModel, ValidationError
 
+from tiercel.config.conflicts.paths import path_problems
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, named, sections_never_null
-from tiercel.config.path_rules import path_problems
 from tiercel.config.problems import dotted, location_of, schema_problems
-from tiercel.config.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
 from tiercel.errors import RecipeError
-from tiercel.rewards.variants import without_nulls
+from tiercel.rewards.all import without_nulls
 from tiercel.sections import Keys, Problem, RuleError, shown
 
 RecipePath: TypeAlias = "str | PathLike[str]"

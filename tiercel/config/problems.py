@@ -7,20 +7,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tiercel.calls import is_call
-from tiercel.config.keys import (
-    ENTRY,
-    OWN_SECTIONS,
-    Key,
-    allowed_words,
-    declared_name,
-    keys_of,
-    named,
-    type_in_words,
-)
+from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, allowed_words, declared_name, keys_of, named, type_in_words
 from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
-from tiercel.rewards.builtin import BY_NAME, CALL, takers
-from tiercel.rewards.variants import TAGS, lowered
+from tiercel.rewards.all import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
 from tiercel.sections import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 

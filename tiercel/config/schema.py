@@ -8,15 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tiercel.algorithms.pair_section import Dpo, Kto, Ranking
+from tiercel.algorithms.preference_sections import Dpo, Kto, Ranking
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.sft import Sft
 from tiercel.algorithms.teacher import RowsTeacher, Teacher
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
-from tiercel.rewards.entry import Entry
-from tiercel.rewards.variants import OneReward
+from tiercel.rewards.all import RewardByName
+from tiercel.rewards.base import RewardEntry
 from tiercel.sections import (
     Fraction,
     NonNegativeFloat,
@@ -344,7 +344,7 @@ class GrpoRecipe(BaseRecipe):
 
     kind: ClassVar[Kind] = "grpo"
     purpose = "grpo"
-    rewards: Annotated[tuple[Annotated[Entry, OneReward()], ...], Field(min_length=1)]
+    rewards: Annotated[tuple[Annotated[RewardEntry, RewardByName()], ...], Field(min_length=1)]
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
 
@@ -373,7 +373,7 @@ class DistillRecipe(GrpoRecipe):
     measure."""
 
     kind = "distill"
-    rewards: tuple[Annotated[Entry, OneReward()], ...] = ()
+    rewards: tuple[Annotated[RewardEntry, RewardByName()], ...] = ()
     teacher: RowsTeacher
 
     @property

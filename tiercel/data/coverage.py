@@ -6,27 +6,27 @@ from difflib import get_close_matches
 
 from tiercel.data.reading import RunRows
 from tiercel.errors import DataError
-from tiercel.rewards.entry import ANSWER, Entry, TruthReward, column_text, is_meant
+from tiercel.rewards.base import ANSWER, RewardEntry, TruthReward, column_text, is_meant
 from tiercel.samples import column
-from tiercel.shortening import brief
 from tiercel.types import Row
+from tiercel.wording import brief
 
 _MOST_NAMED = 12  # columns or values in a message
 _ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # what right answers are often called
 
 
-def rows_with_reward(reward: Entry, rows: Sequence[Row]) -> int:
+def rows_with_reward(reward: RewardEntry, rows: Sequence[Row]) -> int:
     """Count the rows that a reward applies to, as far as the rows tell: your own function may still answer None."""
     return sum(_applies(reward, row) for row in rows)
 
 
-def _applies(reward: Entry, row: Row) -> bool:
+def _applies(reward: RewardEntry, row: Row) -> bool:
     if not is_meant(reward, row.columns):
         return False
     return not isinstance(reward, TruthReward) or reward.truth_of(row.answer, row.columns) is not None
 
 
-def run_coverage(rewards: Sequence[Entry], rows: RunRows) -> list[str]:
+def run_coverage(rewards: Sequence[RewardEntry], rows: RunRows) -> list[str]:
     """Say of each reward that does not apply to every row to how many it does. Raises DataError, with all of them, if
     one applies to no row that is trained on."""
     lines = reward_coverage(rewards, rows.train.rows, rows.train.file)
@@ -38,7 +38,7 @@ def run_coverage(rewards: Sequence[Entry], rows: RunRows) -> list[str]:
     return lines
 
 
-def reward_coverage(rewards: Sequence[Entry], rows: Sequence[Row], file: str) -> list[str]:
+def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: str) -> list[str]:
     """Do the same for the rows of one table."""
     lines: list[str] = []
     faults: list[str] = []
@@ -56,7 +56,7 @@ def reward_coverage(rewards: Sequence[Entry], rows: Sequence[Row], file: str) ->
     return lines
 
 
-def _reason(reward: Entry, rows: Sequence[Row]) -> str:
+def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
     where = reward.where
     meant = [row for row in rows if is_meant(reward, row.columns)]
     if where is not None and not meant:

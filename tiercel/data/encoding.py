@@ -6,14 +6,14 @@ from functools import partial
 from typing import TypeVar
 
 from tiercel.config.schema import BaseRecipe, Data, DistillRecipe, GrpoRecipe, OfflineRecipe, RewardRecipe
-from tiercel.data.images import decode
+from tiercel.data.formats.preferences import wanted_margin
+from tiercel.data.media.images import decode
+from tiercel.data.media.videos import VideoHeader, decode_video, open_video
 from tiercel.data.order import RowOrder
-from tiercel.data.preferences import wanted_margin
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import fill_prompt
-from tiercel.data.videos import VideoHeader, decode_video, open_video
 from tiercel.errors import DataError, RecipeError
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
 from tiercel.types import EncodedImage, EncodedPrompt, Example, ImagePlan, PixelLimits, Row, Size, VideoSource
 

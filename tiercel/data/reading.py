@@ -13,12 +13,11 @@ from typing import Any
 
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
-from tiercel.data.choice import chosen
-from tiercel.data.formats import default_id, detect_format, expanded, parse_record
+from tiercel.data.formats.columns import lacking, named, require_columns
+from tiercel.data.formats.converters import default_id, detect_format, expanded, parse_record
 from tiercel.data.hub import places_of_files
-from tiercel.data.images import open_header
-from tiercel.data.naming import lacking, named, require_columns
-from tiercel.data.order import RowOrder, clusters_of
+from tiercel.data.media.images import open_header
+from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.errors import DataError

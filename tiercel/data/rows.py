@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any, Literal
 
-from tiercel.data.embedded import embedded_picture
-from tiercel.data.images import ImageProblem, require_path, stray_problem
+from tiercel.data.media.embedded import embedded_picture
+from tiercel.data.media.images import ImageProblem, require_path, stray_problem
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
 from tiercel.samples import column
-from tiercel.shortening import brief
 from tiercel.types import (
     Box,
     BoxSpace,
@@ -31,6 +30,7 @@ from tiercel.types import (
     Size,
     VideoSource,
 )
+from tiercel.wording import brief
 
 Purpose = Literal["sft", "pairs", "labels", "grpo"]
 Role = Literal["system", "user", "assistant"]

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from tiercel.config.schema import Data
-from tiercel.data.images import ImageProblem, decode, open_header
+from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
 from tiercel.errors import DataError

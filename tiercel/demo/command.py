@@ -14,10 +14,10 @@ from tiercel.demo.questions import KINDS
 from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command, write_data
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.zoom import demo_zoom
-from tiercel.report import describe
 from tiercel.runs.directory import read_metrics
-from tiercel.runs.group_records import GroupRecord, groups_path
+from tiercel.runs.records import GroupRecord, groups_path
 from tiercel.training.evaluation import wilson
+from tiercel.web.report import describe
 
 START = Path(__file__).parent / "start"
 WARMUP = RowSet(name="warmup", count=1920, seed=1, slips=0.5)

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from tiercel.demo.scenes import SIDE, Box, dialogue, held_out, load_digit_images, paper, paste, save_picture, write_rows
-from tiercel.environments.tools import Picture, PictureTools
+from tiercel.environments.tools import PictureTools, SeenPicture
 from tiercel.types import ImagePlan
 
 REDUCTION = 7
@@ -76,7 +76,7 @@ def write_questions(directory: Path, name: str, count: int, seed: int, *, use_he
 def zoomed(scene: Image.Image, place: int) -> Image.Image:
     """Return what the tool shows of a place."""
     plan = ImagePlan(original_size=scene.size, processed_size=(SIDE, SIDE), grid=(), token_count=0)
-    tools = PictureTools([Picture(original=lambda: scene, plan=plan)], "resized_pixels")
+    tools = PictureTools([SeenPicture(original=lambda: scene, plan=plan)], "resized_pixels")
     return tools.zoom([float(v) for v in region(place)])
 
 

@@ -20,16 +20,16 @@ from tiercel.devices import driver_version
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
-from tiercel.models.hub import resolve
+from tiercel.models.weights.hub import resolve
 from tiercel.reliability.redaction import redact
-from tiercel.rewards.started import ByModel, RewardModel
+from tiercel.rewards.external import ByModel, RewardModel
 from tiercel.sections import shown
 
 SAMPLED_BYTES = 2**20  # read at each end of a file that is too large to read as a whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class RankFacts:
     """Holds what must be equal on all ranks, by names for messages. `node`: the machine. `hashes`: hashes of whole
     values, where `values` has them shortened and without secrets. Hashes are compared and never shown."""
 
@@ -48,14 +48,14 @@ def require_same_recipe(recipe: Recipe, ranks: Ranks) -> None:
 
 def require_same_files(recipe: Recipe, ranks: Ranks) -> None:
     """Compare devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
-    _require_equal(ranks.gather(Facts(node=_node(), values=ranks.together(lambda: facts(recipe)))))
+    _require_equal(ranks.gather(RankFacts(node=_node(), values=ranks.together(lambda: facts(recipe)))))
 
 
 def _node() -> str:
     return f"node {os.environ.get('GROUP_RANK', '0')}, {platform.node()}"
 
 
-def _require_equal(every: Sequence[Facts]) -> None:
+def _require_equal(every: Sequence[RankFacts]) -> None:
     """Raise on all ranks where facts differ. The first rank of every machine has the message, because a machine may
     show only the output of its own ranks."""
     lines = differences(every)
@@ -65,7 +65,7 @@ def _require_equal(every: Sequence[Facts]) -> None:
         raise ElsewhereError(0, EXIT_USER)
 
 
-def differences(facts_of_ranks: Sequence[Facts]) -> list[str]:
+def differences(facts_of_ranks: Sequence[RankFacts]) -> list[str]:
     """Write a line for each fact that differs. `facts_of_ranks` is in the order of the ranks."""
     nodes = [each.node for each in facts_of_ranks]
     lines = []
@@ -86,11 +86,11 @@ def program() -> dict[str, str]:
     return {"python": platform.python_version(), **installed_versions(), "tiercel's files": own}
 
 
-def recipe_facts(recipe: Recipe) -> Facts:
+def recipe_facts(recipe: Recipe) -> RankFacts:
     """Return every key of the recipe, with its value without secrets."""
     values = flatten(recipe)
     hashes = {key: hashlib.sha256(str(value).encode()).hexdigest() for key, value in values.items()}
-    return Facts(node=_node(), values={key: redact(shown(value)) for key, value in values.items()}, hashes=hashes)
+    return RankFacts(node=_node(), values={key: redact(shown(value)) for key, value in values.items()}, hashes=hashes)
 
 
 def facts(recipe: Recipe) -> dict[str, str]:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextGroup:
-    """Names the ranks that compute a pack together. Each has two chunks of its tokens (learner/context.py)."""
+    """Names the ranks that compute a pack together. Each has two chunks of its tokens (packing/context_parallel.py)."""
 
     place: int  # of this rank among them
     size: int  # W
@@ -51,7 +51,7 @@ def context_group(ranks: Ranks, size: int, device: torch.device) -> ContextGroup
 def exchanged(ranks: Ranks, context: ContextGroup, value: T) -> Sequence[T]:
     """Return the value of each rank of the group, in their order."""
     found: list[T] = []
-    with ranks.pulse.collective("exchange of what ranks compute together"):
+    with ranks.heartbeat.collective("exchange of what ranks compute together"):
         for place in range(context.size):
             # One after the other: a gather would make room for the largest value of all, once for each rank.
             slot = [value] if place == context.place else [None]

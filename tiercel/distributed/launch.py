@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from tiercel.distributed.deaths import describe_deaths, memory_kills
 from tiercel.distributed.notes import NOTES, noted_code, told_file
-from tiercel.distributed.oversight import Oversight
+from tiercel.distributed.oversight import RankWatcher
 from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, TrainingError
 
 
@@ -48,7 +48,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
         )
         kills = memory_kills()
         try:
-            with _signals_handed_on(Path(notes)), Oversight(Path(notes), processes, stall_timeout) as oversight:
+            with _signals_handed_on(Path(notes)), RankWatcher(Path(notes), processes, stall_timeout) as oversight:
                 elastic_launch(config, sys.executable)("-m", "tiercel", *arguments)
         except ChildFailedError as error:
             raise failure_of(oversight, error.failures, kills) from error
@@ -56,7 +56,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
             del os.environ[NOTES]
 
 
-def failure_of(oversight: Oversight, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
+def failure_of(oversight: RankWatcher, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
     """Make the error for ranks that failed. `failures`: those of torch, by rank. `kills`: the counts of `memory_kills`
     before the start. A rank that ended without a message, by a signal for example, is named, even if another rank has
     noted an error about it. A rank that the launcher ended is not."""

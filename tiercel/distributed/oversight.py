@@ -19,7 +19,7 @@ from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
 from tiercel.errors import EXIT_STALL
 from tiercel.messages import translated
 from tiercel.reliability.redaction import redact
-from tiercel.reliability.stall import Sign, stall_message
+from tiercel.reliability.stall import RankSignal, stall_message
 from tiercel.reliability.stall_files import SignFiles, process_state
 
 LOOK_SECONDS = 0.2
@@ -29,7 +29,7 @@ SECONDS_LOST = 3.0  # between two looks: then this process was suspended
 LAUNCHER_PATIENCE = 29.0  # seconds; torch's launcher kills ranks that have not ended half a minute after its signal
 
 
-class Oversight:
+class RankWatcher:
     """Watches the ranks while its context is open. `stall_timeout`: seconds without a sign of any rank that count as a
     stall."""
 
@@ -45,7 +45,7 @@ class Oversight:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="oversight", daemon=True)
 
-    def __enter__(self) -> "Oversight":
+    def __enter__(self) -> "RankWatcher":
         self._thread.start()
         return self
 
@@ -105,7 +105,7 @@ class Oversight:
     def _begin(self, process: int, rank: int) -> None:
         """Write the first sign of a new rank, which is valid until the rank writes its own."""
         self._seen.add(process)
-        sign = Sign(
+        sign = RankSignal(
             rank=rank,
             host=platform.node(),
             process=process,
@@ -119,7 +119,7 @@ class Oversight:
         if before is None or before.process != process:
             self.files.write(sign)
 
-    def _signs(self) -> list[Sign]:
+    def _signs(self) -> list[RankSignal]:
         """Read the signs of the ranks that are watched. A rank counts as silent for the age of its file, less the time
         that ranks have to report a stall themselves."""
         signs = []
@@ -130,7 +130,7 @@ class Oversight:
                 signs.append(sign.silent_for(silence, self.stall_timeout, process_state(sign)))
         return signs
 
-    def _speak(self, signs: Sequence[Sign]) -> None:
+    def _speak(self, signs: Sequence[RankSignal]) -> None:
         self.files.call_out(signs)
         note_code(EXIT_STALL)
         message = translated(redact(stall_message(signs, {}, self.notes)))

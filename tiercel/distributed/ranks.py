@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from tiercel.errors import EXIT_STALL, ElsewhereError, StallError, TiercelError
-from tiercel.reliability.pulse import Pulse
-from tiercel.reliability.stall import Sign, code_path, code_place, culprits
+from tiercel.reliability.heartbeat import Heartbeat
+from tiercel.reliability.stall import RankSignal, code_path, code_place, culprits
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
-    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -40,18 +40,18 @@ class Ranks:
     def gather(self, value: T, *, anywhere: bool = False) -> list[T]:
         """Return every rank's value, in the order of the ranks. Raises StallError where a rank is at another place in
         the code, so that its value is that of another collective. `anywhere`: do not check the places."""
-        if self.world_size == 1 or self.pulse.strike("collective"):
+        if self.world_size == 1 or self.heartbeat.maybe_fail("collective"):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
-        with self.pulse.collective(f"gather ({code_place(_calling_frame())})"):
+        with self.heartbeat.collective(f"gather ({code_place(_calling_frame())})"):
             dist.all_gather_object(found, (self._sign(), value))
         if not anywhere:
             _require_one_place(self.rank, [sign for sign, _ in found])
         return [value for _, value in found]
 
-    def _sign(self) -> Sign:
-        doing = self.pulse.doing
-        return Sign(
+    def _sign(self) -> RankSignal:
+        doing = self.heartbeat.activity
+        return RankSignal(
             rank=self.rank,
             phase=doing.phase,
             phases=doing.phases,
@@ -67,7 +67,7 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         found: list[Any] | None = [None] * self.world_size if self.is_first else None
-        with self.pulse.collective(f"gather to rank 0 ({code_place(_calling_frame())})"):
+        with self.heartbeat.collective(f"gather to rank 0 ({code_place(_calling_frame())})"):
             dist.gather_object(value, found)
         return found or []
 
@@ -132,7 +132,7 @@ class Ranks:
         if self.world_size == 1:
             return action()
         outcome = [self.together(lambda: action() if self.is_first else None)]
-        with self.pulse.collective(f"broadcast from rank 0 ({code_place(_calling_frame())})"):
+        with self.heartbeat.collective(f"broadcast from rank 0 ({code_place(_calling_frame())})"):
             dist.broadcast_object_list(outcome)
         return outcome[0]  # type: ignore[return-value]
 
@@ -144,20 +144,20 @@ class Ranks:
             if self.rank == sender == receiver:
                 received[number] = payloads[number]
             elif self.rank == sender:
-                with self.pulse.collective(f"send to rank {receiver}"):
+                with self.heartbeat.collective(f"send to rank {receiver}"):
                     dist.send_object_list([payloads[number]], dst=receiver)
             elif self.rank == receiver:
                 slot: list[Any] = [None]
-                with self.pulse.collective(f"receive from rank {sender}"):
+                with self.heartbeat.collective(f"receive from rank {sender}"):
                     dist.recv_object_list(slot, src=sender)
                 received[number] = slot[0]
         return received
 
     def add_up(self, tensor: torch.Tensor, what: str) -> None:
         """Sum the tensors of all ranks in place. `what`: a name for messages."""
-        if self.world_size == 1 or self.pulse.strike(what):
+        if self.world_size == 1 or self.heartbeat.maybe_fail(what):
             return
-        with self.pulse.collective(f"sum of {what} ({code_place(_calling_frame())})"):
+        with self.heartbeat.collective(f"sum of {what} ({code_place(_calling_frame())})"):
             dist.all_reduce(tensor)
             if tensor.is_cuda:  # NCCL's call returns at once; the rank waits for the others here
                 torch.cuda.current_stream().synchronize()
@@ -180,7 +180,7 @@ def _calling_frame() -> FrameType:
     return frame
 
 
-def _require_one_place(rank: int, signs: Sequence[Sign]) -> None:
+def _require_one_place(rank: int, signs: Sequence[RankSignal]) -> None:
     """Raise on all ranks where they meet in a collective at different places in the code: StallError on the first, and
     ElsewhereError on the others."""
     if all(sign.position == signs[0].position for sign in signs):
@@ -200,18 +200,18 @@ def _sum(values: Sequence[float]) -> float:
 
 
 @contextmanager
-def joined_ranks(timeout_seconds: float, pulse: Pulse) -> Iterator[Ranks]:
+def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks]:
     """Join the ranks that a launcher started; without a launcher this rank is alone. GPU tensors use NCCL, CPU tensors
     gloo. A collective fails where it waits longer than the timeout."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
-        yield Ranks(pulse=pulse)
+        yield Ranks(heartbeat=heartbeat)
         return
-    pulse.begin("join", 0)
+    heartbeat.begin("join", 0)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    with pulse.collective("joining the others"):
+    with heartbeat.collective("joining the others"):
         dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
-    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), pulse=pulse)
+    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
     dist.destroy_process_group()  # not after an error: the others may still be in a collective
 
 

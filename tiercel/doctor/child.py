@@ -25,7 +25,7 @@ _BOOTSTRAP = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class ChildExit:
     """How a process ended. `signal`: the name of the signal that killed it, None where it ended by itself;
     `last_error`: the last line that it wrote to its standard error."""
 
@@ -81,14 +81,14 @@ class Child:
         except queue.Empty:
             raise TimeoutError from None
 
-    def ending(self) -> Ending:
+    def ending(self) -> ChildExit:
         """Return how it ended, after its last line."""
         try:
             code = self._process.wait(_EXIT_WAIT)
         except subprocess.TimeoutExpired:
-            return Ending(exit_code=0, signal=None, last_error="its process closed its output and went on")
+            return ChildExit(exit_code=0, signal=None, last_error="its process closed its output and went on")
         name = _SIGNAL_NAMES.get(-code, f"signal {-code}") if code < 0 else None
-        return Ending(exit_code=code, signal=name, last_error=self.last_error())
+        return ChildExit(exit_code=code, signal=name, last_error=self.last_error())
 
     def last_error(self) -> str:
         """Return the last line that it has written to its standard error so far."""

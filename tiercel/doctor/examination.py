@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tiercel.doctor.collectives import collective_verdicts
 from tiercel.doctor.devices import device_verdicts
-from tiercel.doctor.extras import extra_verdicts
-from tiercel.doctor.imports import import_verdicts
+from tiercel.doctor.extras import extra_verdicts, import_verdicts
 from tiercel.doctor.machine import machine_verdicts
 from tiercel.doctor.packages import package_verdicts
 from tiercel.doctor.verdict import Verdict

@@ -13,7 +13,7 @@ from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from tiercel.errors import ModelError
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.samples import ToolCall
 
 # Of the parser, on what a model may write.

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tiercel.config.schema import Data, Reliability
-from tiercel.environments.answers import Answer, answer_of, harmless, with_observation
+from tiercel.environments.answers import EnvironmentAnswer, answer_of, harmless, with_observation
 from tiercel.environments.calls import CallReader, Malformed
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
-from tiercel.environments.setting import Setting
-from tiercel.environments.toolbox import Toolbox
-from tiercel.environments.tools import BUILT_IN, Picture, PictureTools, ToolProblem, use
+from tiercel.environments.setting import EnvironmentSetting
+from tiercel.environments.tools import BUILT_IN, PictureTools, SeenPicture, Toolbox, ToolProblem, use
 from tiercel.errors import DataError, RecipeError
-from tiercel.models.family import Family
-from tiercel.models.turns import encode_answer
-from tiercel.rollout.dialogue import Dialogue, Ending, Limits, Reply
+from tiercel.models.chat import encode_answer
+from tiercel.models.families.base import Family
+from tiercel.rewards.runtime.user import checked_reply, without_secrets_of
+from tiercel.rollout.dialogue import Dialogue, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
-from tiercel.scoring.user import checked_reply, without_secrets_of
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 
 THREADS = 64  # answers that are waited for at a time
@@ -45,7 +44,7 @@ class EnvironmentDialogues:
         self.limits = limits
         self._seed = seed
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
-        self._setting = Setting(
+        self._setting = EnvironmentSetting(
             toolbox=toolbox,
             family=family,
             data=data,
@@ -112,18 +111,18 @@ class _Result:
 class EnvironmentDialogue:
     """Answers the turns of one trajectory. Its requests run on threads, one after the other."""
 
-    def __init__(self, setting: Setting, threads: ThreadPoolExecutor, prompt: EncodedPrompt, seed: int):
+    def __init__(self, setting: EnvironmentSetting, threads: ThreadPoolExecutor, prompt: EncodedPrompt, seed: int):
         self._setting, self._threads, self._prompt, self._seed = setting, threads, prompt, seed
         self._process: EnvironmentProcess | None = None
-        self._pictures: list[Picture] = []
-        self._ending: Ending | None = None
+        self._pictures: list[SeenPicture] = []
+        self._ending: TrajectoryEnd | None = None
         self._begun = threads.submit(self._begin)
 
-    def answer(self, text: str, token_count: int) -> "Future[Reply]":
+    def answer(self, text: str, token_count: int) -> "Future[TurnReply]":
         """Answer a turn, as Dialogue says."""
         return self._threads.submit(self._reply, PolicyTurn(text=text, token_count=token_count))
 
-    def end(self) -> Ending:
+    def end(self) -> TrajectoryEnd:
         """End the trajectory, as Dialogue says."""
         self._begun.result()
         return self._finished()
@@ -131,7 +130,7 @@ class EnvironmentDialogue:
     def _begin(self) -> None:
         setting, prompt = self._setting, self._prompt
         with self._failing():
-            row = with_observation(prompt.row, Answer(content=""))
+            row = with_observation(prompt.row, EnvironmentAnswer(content=""))
             if setting.toolbox.code.exists:
                 self._process = setting.processes.take()
             if setting.toolbox.code.environment is not None:
@@ -140,9 +139,9 @@ class EnvironmentDialogue:
                 setting.require_observation(prompt, row, observation)
             self._see(row.visuals, prompt.images)
 
-    def _reply(self, turn: PolicyTurn) -> Reply:
+    def _reply(self, turn: PolicyTurn) -> TurnReply:
         self._begun.result()
-        reply = Reply(turn=turn, observation=None)
+        reply = TurnReply(turn=turn, observation=None)
         if self._ending is None:
             with self._failing():
                 reply = self._answered(turn)
@@ -150,10 +149,10 @@ class EnvironmentDialogue:
             self._finished()  # here, so that `end` need not wait
         return reply
 
-    def _answered(self, turn: PolicyTurn) -> Reply:
+    def _answered(self, turn: PolicyTurn) -> TurnReply:
         results = self._results(turn.text)
         if not results:
-            return Reply(turn=turn, observation=None)
+            return TurnReply(turn=turn, observation=None)
         images = [image for result in results for image in result.images]
         turn = replace(
             turn,
@@ -165,9 +164,9 @@ class EnvironmentDialogue:
             ),
         )
         if results[-1].is_done:
-            return Reply(turn=turn, observation=None)
+            return TurnReply(turn=turn, observation=None)
         observation = encode_answer(self._setting.family, [result.message for result in results], images)
-        return Reply(turn=turn, observation=observation)
+        return TurnReply(turn=turn, observation=observation)
 
     def _results(self, text: str) -> list[_Result]:
         """Make the calls of a turn; without a call, let the environment respond."""
@@ -195,7 +194,7 @@ class EnvironmentDialogue:
         reply = self._asked.ask("call", name=call.name, arguments=dict(call.arguments))
         if isinstance(error := reply.get("error"), str):
             return replace(self._refused(call, error), is_done=reply.get("is_done") is True)
-        return self._shown(call, answer_of(reply, self._setting.harmless) or Answer(content=""))
+        return self._shown(call, answer_of(reply, self._setting.harmless) or EnvironmentAnswer(content=""))
 
     def _by_built_in(self, call: ToolCall) -> _Result:
         space, row = self._setting.family.coordinate_space, self._prompt.row
@@ -205,12 +204,12 @@ class EnvironmentDialogue:
             image = self._setting.family.encode_image(picture, row.pixels)
         except (ToolProblem, DataError) as problem:
             return self._refused(call, problem)
-        self._pictures.append(Picture(original=lambda: picture, plan=image.plan))
+        self._pictures.append(SeenPicture(original=lambda: picture, plan=image.plan))
         label = call.arguments.get("label")
         text = f"image {len(self._pictures)}" + (f": {label}" if label else "")
         return _Result(call=call, content=f"{self._setting.harmless(text)}\n<image>", images=(image,))
 
-    def _shown(self, call: ToolCall | None, answer: Answer) -> _Result:
+    def _shown(self, call: ToolCall | None, answer: EnvironmentAnswer) -> _Result:
         """Take an answer of the user's code. Raises DataError for its pictures."""
         images = self._setting.encode_pictures(self._prompt.row, answer.pictures)
         self._see(answer.pictures, images)
@@ -220,7 +219,7 @@ class EnvironmentDialogue:
         """Let the built-in tools see pictures that the policy sees."""
         row = self._prompt.row
         self._pictures += [
-            Picture(original=partial(self._setting.original, row, source), plan=image.plan)
+            SeenPicture(original=partial(self._setting.original, row, source), plan=image.plan)
             for source, image in zip(sources, images, strict=True)
         ]
 
@@ -228,7 +227,7 @@ class EnvironmentDialogue:
         """Tell the policy why a call has no result."""
         return _Result(call=replace(call, failure=str(problem)), content=self._setting.harmless(f"error: {problem}"))
 
-    def _finished(self) -> Ending:
+    def _finished(self) -> TrajectoryEnd:
         """Take the environment's reward and give its process back, once."""
         if self._ending is None:
             with self._failing():
@@ -238,7 +237,7 @@ class EnvironmentDialogue:
                     if failure is not None:
                         raise EnvironmentFailure(failure)
                     outcome = RewardValue(value=value)
-                self._ending = Ending(outcome=outcome)
+                self._ending = TrajectoryEnd(outcome=outcome)
                 if self._process is not None:
                     self._setting.processes.give_back(self._process)
         assert self._ending is not None
@@ -257,6 +256,6 @@ class EnvironmentDialogue:
         except (EnvironmentFailure, DataError) as error:
             row = self._prompt.row
             text = f"{self._setting.toolbox.code.name}, row {row.id}: {error}"
-            self._ending = Ending(outcome=None, failure=without_secrets_of(row.columns, text))
+            self._ending = TrajectoryEnd(outcome=None, failure=without_secrets_of(row.columns, text))
             if self._process is not None:
                 self._setting.processes.end(self._process)

@@ -9,8 +9,7 @@ from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.environments.worker import LARGEST_PICTURES
-from tiercel.scoring.process import Job, UserProcess
-from tiercel.scoring.replies import FOREIGN_REPLY
+from tiercel.sandbox.process import FOREIGN_REPLY, ProcessJob, UserProcess
 
 WORKER = "tiercel.environments.worker:run"
 
@@ -47,7 +46,7 @@ class EnvironmentProcess:
         EnvironmentProblem where no process can be started."""
         self._timeout, self._number = limits.reward_timeout, 0
         longest = 2 * LARGEST_PICTURES  # base64 and a text are less
-        job = Job(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest)
+        job = ProcessJob(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest)
         self._process = UserProcess(job, limits)
         try:
             if (problem := self._process.load()) is not None:

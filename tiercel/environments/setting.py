@@ -1,36 +1,79 @@
 """What all trajectories of a run share: the tools, the model's family, the processes of the user's code."""
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import Generic, TypeVar
 
 from PIL import Image
 
 from tiercel.config.schema import Data
 from tiercel.data.encoding import prompt_encoder
-from tiercel.data.images import decode
-from tiercel.environments.answers import Answer, answer_of, reset_fields
+from tiercel.data.media.images import decode
+from tiercel.environments.answers import EnvironmentAnswer, answer_of, reset_fields
 from tiercel.environments.calls import CallReader
-from tiercel.environments.kept import Kept
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
-from tiercel.environments.toolbox import Toolbox
-from tiercel.environments.tools import ToolProblem
-from tiercel.models.family import Family
+from tiercel.environments.tools import Toolbox, ToolProblem
+from tiercel.models.families.base import Family
 from tiercel.models.prompts import with_boxes
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Row, VideoSource
+
+Thing = TypeVar("Thing")
+
+
+class SharedCache(Generic[Thing]):
+    """Keeps what was asked for last, up to a number of bytes. Threads that ask for the same at a time wait for the one
+    that makes it. The newest is kept whatever its size."""
+
+    def __init__(self, limit_bytes: int, size_of: Callable[[Thing], int]):
+        self._limit, self._size_of = limit_bytes, size_of
+        self._lock = Lock()
+        self._things: OrderedDict[Hashable, Future[Thing]] = OrderedDict()  # least recently used first
+        self._sizes: dict[Hashable, int] = {}  # bytes, of those that are made
+
+    def get(self, key: Hashable, make: Callable[[], Thing]) -> Thing:
+        """Return what is kept for `key`, or make it. Raises what `make` does; then nothing is kept."""
+        with self._lock:
+            if is_new := key not in self._things:
+                self._things[key] = Future()
+            self._things.move_to_end(key)
+            thing = self._things[key]
+        if is_new:
+            self._make(key, thing, make)
+        return thing.result()
+
+    def _make(self, key: Hashable, thing: "Future[Thing]", make: Callable[[], Thing]) -> None:
+        try:
+            made = make()
+        except BaseException as error:
+            with self._lock:
+                del self._things[key]
+            thing.set_exception(error)
+            return
+        thing.set_result(made)
+        with self._lock:
+            self._sizes[key] = self._size_of(made)
+            for oldest in [each for each in self._things if each in self._sizes and each != key]:
+                if sum(self._sizes.values()) <= self._limit:
+                    break
+                del self._things[oldest], self._sizes[oldest]
+
 
 KEPT_BYTES = 256 * 2**20  # of pictures in their own sizes, and of pictures as the policy sees them
 
 
-def _originals() -> Kept[Image.Image]:
-    return Kept(KEPT_BYTES, lambda picture: 3 * picture.width * picture.height)
+def _originals() -> SharedCache[Image.Image]:
+    return SharedCache(KEPT_BYTES, lambda picture: 3 * picture.width * picture.height)
 
 
-def _seen() -> Kept[EncodedImage]:
-    return Kept(KEPT_BYTES, lambda picture: sum(view.numel() for view in picture.views))
+def _seen() -> SharedCache[EncodedImage]:
+    return SharedCache(KEPT_BYTES, lambda picture: sum(view.numel() for view in picture.views))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class EnvironmentSetting:
     """Holds what the trajectories of a run share."""
 
     toolbox: Toolbox
@@ -39,13 +82,13 @@ class Setting:
     processes: Processes
     reader: CallReader | None  # None: there are no tools
     harmless: Callable[[str], str]  # as answers.harmless
-    originals: Kept[Image.Image] = field(default_factory=_originals)
-    seen: Kept[EncodedImage] = field(default_factory=_seen)
+    originals: SharedCache[Image.Image] = field(default_factory=_originals)
+    seen: SharedCache[EncodedImage] = field(default_factory=_seen)
 
-    def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> Answer:
+    def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> EnvironmentAnswer:
         """Begin a trajectory in a process. Raises EnvironmentFailure."""
         answer = answer_of(process.ask("reset", row=reset_fields(row), seed=seed), self.harmless)
-        return Answer(content="") if answer is None else answer
+        return EnvironmentAnswer(content="") if answer is None else answer
 
     def encode(self, row: Row, index: int) -> EncodedPrompt:
         """Encode a prompt as the loader does. Raises DataError."""
@@ -68,7 +111,7 @@ class Setting:
         roots, limit = row.image_roots, self.data.max_image_pixels
         return self.originals.get((roots, source), lambda: decode(source, roots, limit))
 
-    def require_observation(self, prompt: EncodedPrompt, row: Row, observation: Answer) -> None:
+    def require_observation(self, prompt: EncodedPrompt, row: Row, observation: EnvironmentAnswer) -> None:
         """Raise EnvironmentFailure where a prompt does not end with an observation, as `row` does; DataError where it
         cannot have it."""
         images = self.encode_pictures(row, observation.pictures)

@@ -1,15 +1,22 @@
 """The built-in tools: they cut from the original pictures, in the coordinates in which the model writes boxes."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Annotated, Any
 
 from PIL import Image, ImageDraw
 from pydantic import Field, FiniteFloat, ValidationError, validate_call
+from transformers.utils import get_json_schema
 
+from tiercel.config.schema import Reliability
+from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, UserCode
+from tiercel.errors import RecipeError
 from tiercel.geometry import from_original, to_original
-from tiercel.models.images import resized
+from tiercel.models.families.pictures import resized
+from tiercel.sandbox.process import START_TIMEOUT
 from tiercel.types import Box, CoordinateSpace, ImagePlan
 
 MARK_COLOUR = (255, 0, 0)
@@ -25,7 +32,7 @@ class ToolProblem(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class SeenPicture:
     """Holds a picture that the policy saw. `original` decodes it in its own size; it raises DataError, or ToolProblem
     for a video."""
 
@@ -38,7 +45,7 @@ class PictureTools:
     """Answers with pictures of one trajectory. Each public method is a tool, whose hints and docstring make its schema.
     Raises ToolProblem, and DataError where the original cannot be read."""
 
-    pictures: Sequence[Picture]
+    pictures: Sequence[SeenPicture]
     space: CoordinateSpace
 
     def zoom(self, box: BoxArgument, label: str = "", image: int = 1) -> Image.Image:
@@ -83,7 +90,7 @@ class PictureTools:
         ImageDraw.Draw(marked).ellipse(around, outline=MARK_COLOUR, width=outline)
         return marked
 
-    def _picture(self, number: int) -> Picture:
+    def _picture(self, number: int) -> SeenPicture:
         if not 1 <= number <= len(self.pictures):
             raise ToolProblem(f"there is no image {number}; there are {len(self.pictures)}")
         return self.pictures[number - 1]
@@ -114,3 +121,49 @@ def use(name: str, tools: PictureTools, arguments: Mapping[str, Any]) -> Image.I
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise ToolProblem("; ".join(wrong)) from error
+
+
+ADVICE = "a tool has type hints and a Google-style docstring that describes it and each argument (docs/environments.md)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toolbox:
+    """Holds what the policy can call, and what the environment can do besides."""
+
+    code: UserCode
+    schemas: tuple[Mapping[str, Any], ...]  # of all tools, as chat templates take them
+    responds: bool = False  # the environment answers turns without tool calls
+    gives_reward: bool = False  # the environment has a reward of its own
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name the tools."""
+        return tuple(schema["function"]["name"] for schema in self.schemas)
+
+
+def load_toolbox(environment: str | None, tools: Sequence[str], reliability: Reliability) -> Toolbox:
+    """Find the tools of `rollout.environment` and `rollout.tools`: the user's code is imported in a process, and
+    described there. Raises RecipeError with all that is wrong."""
+    code = UserCode(environment=environment, functions=tuple(name for name in tools if name not in BUILT_IN))
+    key = "rollout.tools" if environment is None else "rollout.environment"
+    try:
+        found = _description(code, reliability) if code.exists else {}
+    except EnvironmentFailure as failure:
+        raise RecipeError([f"{key}: {failure}"]) from failure
+    schemas = [get_json_schema(getattr(PictureTools, name)) for name in tools if name in BUILT_IN]
+    toolbox = Toolbox(
+        code=code,
+        schemas=(*schemas, *found.get("schemas", ())),
+        responds=found.get("responds", False),
+        gives_reward=found.get("gives_reward", False),
+    )
+    problems = [f"{problem}; {ADVICE}" for problem in found.get("problems", ())]
+    problems += [f"two tools have the name {name}" for name, count in Counter(toolbox.names).items() if count > 1]
+    if problems:
+        raise RecipeError([f"{key}: {problem}" for problem in problems])
+    return toolbox
+
+
+def _description(code: UserCode, reliability: Reliability) -> Mapping[str, Any]:
+    with closing(EnvironmentProcess(code, reliability)) as process:
+        return process.ask("describe", seconds=START_TIMEOUT)  # it imports transformers

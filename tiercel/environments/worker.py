@@ -1,6 +1,6 @@
 """The process of one trajectory: it holds the user's environment and tools, and answers one request after the other.
 
-Forked by scoring/supervisor.py. Pictures leave it as files in base64. Imports no torch unless the user's code does, but
+Forked by sandbox/supervisor.py. Pictures leave it as files in base64. Imports no torch unless the user's code does, but
 where it is asked to describe the tools: their schemas are made by transformers.
 """
 
@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 from tiercel.calls import CannotLoad, load_module
-from tiercel.scoring.worker import Handle, Reply, checked_value, failure_text, load_named, serve
+from tiercel.rewards.runtime.worker import Handle, Reply, checked_value, failure_text, load_named, serve
 
 LONGEST_TEXT = 1 << 20  # characters of an answer
 LARGEST_PICTURES = 64 << 20  # bytes of an answer's pictures
@@ -21,7 +21,7 @@ MODULE_PREFIX = "tiercel_environment"
 NO_TOOLS = ("reset", "get_reward", "respond")
 
 
-class WrongAnswer(ValueError):
+class UnusableAnswer(ValueError):
     """Raised where the answer of the user's code cannot be handed to the policy."""
 
 
@@ -61,7 +61,7 @@ class Host:
         """Answer a request, whatever the user's code does."""
         try:
             fields = getattr(self, request["ask"])(**request["fields"])
-        except WrongAnswer as error:
+        except UnusableAnswer as error:
             fields = {"failure": str(error)}
         except BaseException as error:  # whatever the user's code raises
             fields = {"failure": failure_text(error)}
@@ -127,10 +127,10 @@ def _parts(value: Any) -> list[dict[str, str]]:
     parts = [_part(part) for part in given]
     texts = sum(len(part.get("text", "")) for part in parts)
     if texts > LONGEST_TEXT:
-        raise WrongAnswer(f"answered a text of {texts:,} characters; at most {LONGEST_TEXT:,} are taken")
+        raise UnusableAnswer(f"answered a text of {texts:,} characters; at most {LONGEST_TEXT:,} are taken")
     pictures = sum(len(part.get("image", "")) for part in parts) * 3 // 4
     if pictures > LARGEST_PICTURES:
-        raise WrongAnswer(f"answered pictures of {pictures:,} bytes; at most {LARGEST_PICTURES:,} are taken")
+        raise UnusableAnswer(f"answered pictures of {pictures:,} bytes; at most {LARGEST_PICTURES:,} are taken")
     return parts
 
 
@@ -141,7 +141,7 @@ def _kind(value: Any) -> str:
 def _part(part: Mapping[str, Any]) -> dict[str, str]:
     kind = part["type"]
     if kind not in ("text", "image") or kind not in part:
-        raise WrongAnswer(
+        raise UnusableAnswer(
             f"answered a part with the type {kind!r} and the keys {sorted(map(str, part))}; a part is "
             '{"type": "text", "text": ...} or {"type": "image", "image": ...}'
         )
@@ -154,7 +154,9 @@ def _file(picture: Any) -> bytes:
     if isinstance(picture, bytes):
         return picture
     if _kind(picture) != "image":
-        raise WrongAnswer(f"answered a {type(picture).__name__} as a picture; give a PIL image, or the bytes of a file")
+        raise UnusableAnswer(
+            f"answered a {type(picture).__name__} as a picture; give a PIL image, or the bytes of a file"
+        )
     stream = io.BytesIO()
     picture.save(stream, "PNG", compress_level=1)
     return stream.getvalue()

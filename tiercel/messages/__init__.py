@@ -54,7 +54,7 @@ def table(chosen: str) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _Translation:
     """A translation, and how many letters of the text the tables have."""
 
     text: str
@@ -91,7 +91,7 @@ class _Translator:
     def __init__(self, messages: Mapping[str, str]):
         self._whole: dict[str, str] = {}
         self._templates: list[_Template] = []
-        self._seen: dict[str, _Found | None] = {}
+        self._seen: dict[str, _Translation | None] = {}
         for text, other in messages.items():
             names = tuple(FIELD.findall(text))
             if names:
@@ -119,21 +119,21 @@ class _Translator:
             return line.replace(bare, f"{opening.text}\uff1a")
         return line if found is None else line.replace(bare, found.text)
 
-    def _phrase(self, text: str) -> _Found | None:
+    def _phrase(self, text: str) -> _Translation | None:
         """Translate a message, what stands after `key: `, or the parts of a list."""
         if text not in self._seen:
             ways = [self._message(text), self._after_key(text), *(self._list(text, each) for each in _SEPARATORS)]
             self._seen[text] = max(filter(None, ways), key=lambda found: found.known, default=None)
         return self._seen[text]
 
-    def _after_key(self, text: str) -> _Found | None:
+    def _after_key(self, text: str) -> _Translation | None:
         match = _KEY.fullmatch(text)
         rest = None if match is None or " " not in match["rest"] else self._phrase(match["rest"])
         if match is None or rest is None:
             return None
-        return _Found(text=f"{match['key']}: {rest.text}", known=rest.known + 2)
+        return _Translation(text=f"{match['key']}: {rest.text}", known=rest.known + 2)
 
-    def _list(self, text: str, separator: str) -> _Found | None:
+    def _list(self, text: str, separator: str) -> _Translation | None:
         """Translate the parts of a list. The others are names or values: a part of several words that is no message
         leaves the whole as it is, and so do single words, of which a list of keys may have some."""
         parts = text.split(separator)
@@ -146,12 +146,12 @@ class _Translator:
         texts = [part if each is None else each.text for each, part in zip(found, parts, strict=True)]
         known = sum(each.known for each in found if each is not None)
         known += len(separator) * sum(one is not None and other is not None for one, other in pairwise(found))
-        return _Found(text=_SEPARATORS[separator].join(texts), known=known)
+        return _Translation(text=_SEPARATORS[separator].join(texts), known=known)
 
-    def _message(self, text: str) -> _Found | None:
+    def _message(self, text: str) -> _Translation | None:
         """Translate one message."""
         if (found := self._whole.get(text)) is not None:
-            return _Found(text=found, known=len(text))
+            return _Translation(text=found, known=len(text))
         ways = [
             filled
             for template in self._templates
@@ -162,7 +162,7 @@ class _Translator:
             ways.append(noun)
         return max(ways, key=lambda found: found.known, default=None)
 
-    def _filled(self, template: _Template, fields: Mapping[str, str]) -> _Found | None:
+    def _filled(self, template: _Template, fields: Mapping[str, str]) -> _Translation | None:
         """Put the fields into a template, each translated where it is a message itself."""
         text, *pieces = FIELD.split(template.other)
         known = template.length
@@ -171,13 +171,13 @@ class _Translator:
             if NUMBER in name and not _NUMBER.fullmatch(value):
                 return None
             if "\n" in value or text.endswith("\n"):  # lines, which keep their indentation
-                meant = _Found(text=self.text(value), known=0)
+                meant = _Translation(text=self.text(value), known=0)
             else:
                 is_told = " " in value.strip() or ALSO_WORDS in name  # other single words are names or values
-                meant = (self._phrase(value.strip()) if is_told else None) or _Found(text=_names(value), known=0)
+                meant = (self._phrase(value.strip()) if is_told else None) or _Translation(text=_names(value), known=0)
             text = _joined(_joined(text, meant.text), piece)
             known += meant.known
-        return _Found(text=text, known=known)
+        return _Translation(text=text, known=known)
 
 
 def _names(value: str) -> str:

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, Quantization, RewardRecipe
 from tiercel.errors import ModelError
-from tiercel.models.adapters import read_adapter
-from tiercel.models.experts import gate_names
-from tiercel.models.family import Family, HuggingFaceModel
-from tiercel.models.loading import DTYPES, load_family, load_weights, named_few, read_tensors, require_finite
-from tiercel.models.loftq import start_at_rounding
-from tiercel.models.quantized import is_quantized, settle
-from tiercel.models.targets import adaptable_names, adapted_names, adapter_targets, expression_of
-from tiercel.models.value_head import NAME as VALUE_HEAD
-from tiercel.models.value_head import add_value_head
+from tiercel.models.families.base import Family, HuggingFaceModel
+from tiercel.models.layers.experts import gate_names
+from tiercel.models.layers.quantized import is_quantized, settle
+from tiercel.models.layers.value_head import NAME as VALUE_HEAD
+from tiercel.models.layers.value_head import add_value_head
+from tiercel.models.weights.adapters import read_adapter, start_at_rounding
+from tiercel.models.weights.loading import DTYPES, load_family, load_weights, named_few, read_tensors, require_finite
+from tiercel.models.weights.targets import adaptable_names, adapted_names, adapter_targets, expression_of
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter

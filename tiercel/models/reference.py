@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tiercel.algorithms.kl import Kl
 from tiercel.errors import ModelError
-from tiercel.models.loading import read_tensors
 from tiercel.models.policy import REFERENCE, Policy
+from tiercel.models.weights.loading import read_tensors
 
 FILE = "reference.safetensors"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.rules import rule_problems
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.yaml_text import render
 from tiercel.planning.machine import Machine
@@ -23,7 +23,7 @@ COMPLETION, PROMPT, PIXELS = "rollout.max_new_tokens", "data.max_prompt_tokens",
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class RecipeChange:
     """A key to write. Bytes of a rank's peak and seconds of a step are those before it minus those with it."""
 
     key: str
@@ -48,7 +48,7 @@ class Fit:
 
     recipe: Recipe
     option: Option
-    changes: tuple[Change, ...]
+    changes: tuple[RecipeChange, ...]
 
     @property
     def text(self) -> str:
@@ -124,7 +124,7 @@ def _with(recipe: Recipe, changes: Changes) -> Subject:
     return study(with_changes(recipe, changes), None)
 
 
-def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option) -> Iterator[Change]:
+def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option) -> Iterator[RecipeChange]:
     """Compare the recipe after each change with the one before it, in microbatches as large as asked for."""
 
     def judge(count: int) -> Option:
@@ -135,7 +135,7 @@ def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option)
     for number, (key, value) in enumerate(changes.items(), start=1):
         after = judge(number) if number < len(changes) else fitting
         seconds = sum(before.seconds.values()) - sum(after.seconds.values())
-        yield Change(
+        yield RecipeChange(
             key=key,
             before=value_at(recipe, key),
             after=value,

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from tiercel.config.reward_rules import reward_models
+from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.schema import BaseRecipe, Learner
 from tiercel.errors import ModelError
-from tiercel.learner.forms import chosen_form
-from tiercel.models.attention import route_attention
-from tiercel.models.hub import CONFIG, resolve
-from tiercel.models.loading import DTYPES
-from tiercel.models.memory_errors import weight_bytes
+from tiercel.models.layers.attention import route_attention
 from tiercel.models.policy import WHOLE_FILE, Policy
+from tiercel.models.weights.hub import CONFIG, resolve
+from tiercel.models.weights.loading import DTYPES
+from tiercel.models.weights.memory_errors import weight_bytes
+from tiercel.packing.forms import chosen_form
 from tiercel.planning.probe import (
     Composition,
     LiveBytes,
@@ -29,7 +29,7 @@ from tiercel.planning.probe import (
     younger_garbage,
 )
 from tiercel.planning.sizes import bare_family, with_layers
-from tiercel.rewards.started import RewardModel
+from tiercel.rewards.external import RewardModel
 
 PROBED_LAYERS = 2  # enough: without gradients a layer's buffers are freed before the next layer
 

@@ -11,13 +11,13 @@ from tiercel.config.engines import EngineKind
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
-from tiercel.learner.block_mask import BLOCK
-from tiercel.models.loading import DTYPES
 from tiercel.models.policy import weights_dtype
+from tiercel.models.weights.loading import DTYPES
+from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.planning.frozen_models import FrozenBytes
 from tiercel.planning.probe import LinearBytes, VisionBytes
 from tiercel.planning.sizes import ModelSizes
-from tiercel.rollout.local import KEPT_BYTES, TOKENS_IN_FLIGHT
+from tiercel.rollout.local.engine import KEPT_BYTES, TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = {32: 8, 8: 2 + 8 / 256}  # AdamW's two moments by their bits; in 8 bits with a scale for 256

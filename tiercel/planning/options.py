@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tiercel.config.rules import rule_problems
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
-from tiercel.learner.forms import chosen_form
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
+from tiercel.packing.forms import chosen_form
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
 from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout

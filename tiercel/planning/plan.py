@@ -15,7 +15,7 @@ ENOUGH_ROWS = 16  # completions that a vLLM engine should hold at once before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class MemoryPlan:
     """All options, the one to take, and the change to make where none fits."""
 
     machine: Machine
@@ -48,7 +48,7 @@ class Plan:
         }
 
 
-def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None) -> Plan:
+def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None) -> MemoryPlan:
     """Judge every strategy that the recipe and the number of ranks admit."""
     subject = study(recipe, prompt_tokens)
     measured = measure(subject)
@@ -64,7 +64,7 @@ def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None
         reason = f"which fits into {room:.0f} GB"
     else:
         reason = f"the least communication of what fits into {room:.0f} GB"
-    return Plan(
+    return MemoryPlan(
         machine=machine,
         sizes=subject.sizes,
         tokens=subject.asked_tokens or (chosen or min(options, key=lambda each: each.memory.peak)).tokens,

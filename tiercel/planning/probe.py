@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.distributed.optimizer import build_optimizer
-from tiercel.learner.batch import prompt_of_no_row
-from tiercel.learner.head import GPU_TILE
-from tiercel.learner.layout import Continuation, PackedTokens, PackItem, pack
-from tiercel.learner.learner import Learner
-from tiercel.learner.recurrence import PackedForm
-from tiercel.models.attention import route_attention, sights_of
-from tiercel.models.family import Family
+from tiercel.distributed.strategies.optimizer import build_optimizer
+from tiercel.models.families.base import Family
+from tiercel.models.layers.attention import route_attention, sights_of
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
+from tiercel.packing.batch import prompt_of_no_row
+from tiercel.packing.forms import PackedForm
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
+from tiercel.packing.logprobs import GPU_TILE
 from tiercel.planning.sizes import with_layers, without_files
 
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
@@ -209,7 +209,7 @@ def fill_with_fakes(model: nn.Module) -> None:
                 held[name] = made[id(tensor)]
 
 
-class ProbedLearner(Learner):
+class ProbedLearner(PackedPolicy):
     """A learner whose layouts are computed on real tensors, because their code reads numbers."""
 
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.parts import keeps_start
-from tiercel.config.rules import rule_problems
 from tiercel.config.schema import Checkpointing, GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.planning.machine import Machine

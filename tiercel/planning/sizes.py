@@ -12,12 +12,12 @@ from transformers import AutoConfig
 
 from tiercel.config.schema import BaseRecipe, Model, Quantization
 from tiercel.errors import ModelError
-from tiercel.models.attention import heads_of
-from tiercel.models.family import Checkpoint, Family, HuggingFaceModel
-from tiercel.models.hub import CONFIG, resolve
-from tiercel.models.loading import family_class
+from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.layers.attention import heads_of
+from tiercel.models.layers.quantized import STORED_BYTES, quantizable, stored_quantization
 from tiercel.models.policy import make_trainable, weights_dtype
-from tiercel.models.quantized import STORED_BYTES, quantizable, stored_quantization
+from tiercel.models.weights.hub import CONFIG, resolve
+from tiercel.models.weights.loading import family_class
 
 DELTA = "linear_attention"  # the kind of a delta net's layer in config.json
 

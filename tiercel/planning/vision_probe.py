@@ -15,9 +15,9 @@ from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tiercel.config.schema import BaseRecipe
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
+from tiercel.models.layers.tower_attention import route_tower
 from tiercel.models.policy import Policy
-from tiercel.models.tower_attention import route_tower
 from tiercel.planning.probe import LinearBytes, LiveBytes, VisionBytes, empty_policy, fill_with_fakes, younger_garbage
 from tiercel.types import EncodedImage
 

@@ -8,11 +8,11 @@ T = TypeVar("T")
 class Faults:
     """Faults by site: a phase of a step, or a name that a call below gives. Here none is planned."""
 
-    def strike(self, site: str, step: int, rank: int) -> bool:
+    def maybe_fail(self, site: str, step: int, rank: int) -> bool:
         """Perform the fault that is planned for this moment. True where the caller must skip its next action."""
         return False
 
-    def spoil(self, value: T, site: str, step: int, rank: int) -> T:
+    def maybe_corrupt(self, value: T, site: str, step: int, rank: int) -> T:
         """Return the value, a number or a tensor, or what is planned for it."""
         return value
 

@@ -6,13 +6,17 @@ A secret is replaced by `[redacted NAME]` in text, and by `redacted` in a URL, w
 import json
 import os
 import re
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
 from tiercel.secret_names import CREDENTIALS, PARAMETER, SHORTEST_SECRET, is_secret_name
-from tiercel.shortening import CUT
+from tiercel.wording import CUT
 
 _SHORTEST_LINE = 16  # characters, of a secret with several lines, such as a private key
 
@@ -164,3 +168,21 @@ def _written(text: str) -> tuple[str, ...]:
 
 def _redacted_parameter(found: re.Match[str]) -> str:
     return f"{found['name']}=redacted" if is_secret_name(found["name"]) else found[0]
+
+
+def redact_tracebacks() -> None:
+    """Print every traceback that ends this process, or one of its threads, without secrets from now on."""
+    sys.excepthook = _print_traceback
+    threading.excepthook = _print_thread_traceback
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(redact("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="", flush=True)
+
+
+def _print_thread_traceback(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_type is SystemExit or ended.exc_value is None:
+        return
+    name = ended.thread.name if ended.thread is not None else "unknown"
+    print(f"Exception in thread {name}:", file=sys.stderr)
+    _print_traceback(ended.exc_type, ended.exc_value, ended.exc_traceback)

@@ -25,7 +25,7 @@ START = ("launch", "import", "join", "agree", "download", "rows")  # phases befo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
+class RankSignal:
     """The last report of a rank on itself."""
 
     rank: int
@@ -62,14 +62,14 @@ class Sign:
         rows = f", rows {', '.join(self.rows)}" if self.rows else ""
         return f"phase {self.phase} of {'the start' if self.phase in START else f'step {self.step}'}{rows}"
 
-    def silent_for(self, seconds: float, limit: float, state: str) -> "Sign":
+    def silent_for(self, seconds: float, limit: float, state: str) -> "RankSignal":
         """Return the sign as it counts after `seconds` without a new one; beyond the limit the rank is gone."""
         limit *= PATIENCE_AT_WORK if state in AT_WORK else 1
         silent = replace(self, is_silent=True, quiet_seconds=self.quiet_seconds + seconds, state=state)
         return replace(silent, is_gone=True, limit_seconds=limit) if seconds >= limit else silent
 
 
-def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
+def is_stalled(rank: int, signs: Sequence[RankSignal]) -> bool:
     """Whether this rank should end the run: it has worked by itself beyond its limit; or it has waited beyond its limit
     and no other rank makes progress; or another rank is gone."""
     own = signs[rank]
@@ -80,7 +80,7 @@ def is_stalled(rank: int, signs: Sequence[Sign]) -> bool:
     return own.waits_in is None or all(sign.is_over or sign.is_silent for sign in signs)
 
 
-def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
+def culprits(signs: Sequence[RankSignal]) -> tuple[RankSignal, ...]:
     """Return the ranks that hold up the others. The first rule that applies decides:
 
     1. ranks that give no sign any more, unless they were last waiting while another rank works beyond its limit;
@@ -111,7 +111,7 @@ def culprits(signs: Sequence[Sign]) -> tuple[Sign, ...]:
     return tuple(sign for sign in signs if (sign.position == first) == bool(working))
 
 
-def stall_message(signs: Sequence[Sign], stacks: Mapping[int, str], directory: Path) -> str:
+def stall_message(signs: Sequence[RankSignal], stacks: Mapping[int, str], directory: Path) -> str:
     """Write the message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
     guilty = culprits(signs)
     if not guilty and len(signs) > 1:
@@ -136,7 +136,7 @@ def stall_message(signs: Sequence[Sign], stacks: Mapping[int, str], directory: P
     return "\n".join([*lines, *_advice(stacks, directory)])
 
 
-def _everyone_waits(signs: Sequence[Sign]) -> str:
+def _everyone_waits(signs: Sequence[RankSignal]) -> str:
     sign = max(signs, key=lambda sign: sign.quiet_seconds)
     return (
         f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, "
@@ -153,7 +153,7 @@ def _advice(stacks: Mapping[int, str], directory: Path) -> list[str]:
     ]
 
 
-def _line(sign: Sign, world_size: int) -> str:
+def _line(sign: RankSignal, world_size: int) -> str:
     where = f" ({sign.host}, process {sign.process})" if sign.host else ""
     if sign.is_silent:
         state = STATES.get(sign.state) or "it ended, was stopped, or is in code that holds the interpreter"
@@ -167,7 +167,7 @@ def _line(sign: Sign, world_size: int) -> str:
     return f"  rank {sign.rank}{where} is in {sign.place}{_meaning(sign)}{holding}"
 
 
-def _meaning(sign: Sign) -> str:
+def _meaning(sign: RankSignal) -> str:
     return ", before tiercel's own first line" if sign.phase == "launch" else ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tiercel.regular_files import LARGEST_JSON, make_directory, open_new, read_json, read_text, write_new
 from tiercel.reliability.redaction import redact_values
-from tiercel.reliability.stall import Sign
+from tiercel.reliability.stall import RankSignal
 
 HAS_STACKS = "has_stacks"
 CALL = "stalled"  # the file that a rank writes when it has found a stall
@@ -27,7 +27,7 @@ class SignFiles:
         self.directory = directory
         self.world_size = world_size
 
-    def write(self, sign: Sign, *, has_stacks: bool = False) -> None:
+    def write(self, sign: RankSignal, *, has_stacks: bool = False) -> None:
         """Write a rank's sign. Where that fails, as on a full disk, the run goes on: the file's time is changed, so
         that the others see that the rank is alive."""
         file = self._file(sign.rank)
@@ -40,7 +40,7 @@ class SignFiles:
             with suppress(OSError):
                 os.utime(file)
 
-    def read(self) -> list[Sign | None]:
+    def read(self) -> list[RankSignal | None]:
         """Read the signs by rank; None where there is none."""
         return [self._read(rank)[0] for rank in range(self.world_size)]
 
@@ -50,7 +50,9 @@ class SignFiles:
             return self._file(rank).stat().st_mtime
         return None
 
-    def changed_since(self, before: Sequence[Sign | None], *, now: float, began: float, limit: float) -> list[Sign]:
+    def changed_since(
+        self, before: Sequence[RankSignal | None], *, now: float, began: float, limit: float
+    ) -> list[RankSignal]:
         """Return the signs by rank. A rank that wrote nothing new is silent, since its last sign or since `began`.
         `now` and `began` are of the file system's clock; `limit`: seconds of silence that are a stall."""
         signs = []
@@ -60,15 +62,17 @@ class SignFiles:
                 signs.append(new)
                 continue
             since = max(began, self.moment(rank) or began)
-            last = new or Sign(rank=rank, phase="launch", phases=0, step=0, quiet_seconds=0.0, limit_seconds=limit)
+            last = new or RankSignal(
+                rank=rank, phase="launch", phases=0, step=0, quiet_seconds=0.0, limit_seconds=limit
+            )
             signs.append(last.silent_for(max(0.0, now - since), limit, process_state(last)))
         return signs
 
-    def have_stacks(self, signs: Sequence[Sign]) -> bool:
+    def have_stacks(self, signs: Sequence[RankSignal]) -> bool:
         """Whether all ranks that can write have written their stacks."""
         return all(sign.is_silent or self._read(sign.rank)[1] for sign in signs)
 
-    def call_out(self, signs: Sequence[Sign]) -> Sequence[Sign]:
+    def call_out(self, signs: Sequence[RankSignal]) -> Sequence[RankSignal]:
         """Tell all ranks that the run has stalled, with the signs that show it. Returns the signs that all ranks use:
         those of the first rank that called out."""
         draft = self.directory / f"{CALL}.{os.getpid()}.tmp"
@@ -79,7 +83,7 @@ class SignFiles:
             draft.unlink()
         return self.called_out() or signs
 
-    def called_out(self) -> Sequence[Sign] | None:
+    def called_out(self) -> Sequence[RankSignal] | None:
         """Return the signs of the rank that called out; None where none has."""
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             return [_sign(fields) for fields in read_json(self._call)]
@@ -105,7 +109,7 @@ class SignFiles:
     def _file(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.json"
 
-    def _read(self, rank: int) -> tuple[Sign | None, bool]:
+    def _read(self, rank: int) -> tuple[RankSignal | None, bool]:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             fields = read_json(self._file(rank))
             has_stacks = fields.pop(HAS_STACKS)
@@ -113,12 +117,12 @@ class SignFiles:
         return None, False
 
 
-def _sign(fields: dict[str, Any]) -> Sign:
+def _sign(fields: dict[str, Any]) -> RankSignal:
     path = tuple((file, line) for file, line in fields["path"])
-    return Sign(**{**fields, "rows": tuple(fields["rows"]), "path": path})
+    return RankSignal(**{**fields, "rows": tuple(fields["rows"]), "path": path})
 
 
-def show_sign(file: Path, sign: Sign) -> None:
+def show_sign(file: Path, sign: RankSignal) -> None:
     """Write a sign to a file of the run directory, for people. Where that fails the run goes on."""
     temporary = file.with_suffix(".tmp")
     with suppress(OSError):
@@ -127,7 +131,7 @@ def show_sign(file: Path, sign: Sign) -> None:
         temporary.replace(file)
 
 
-def process_state(sign: Sign) -> str:
+def process_state(sign: RankSignal) -> str:
     """Return the state of the process that gave a sign, as /proc's letter; an empty text where the process is on
     another machine or the state is not known."""
     if sign.host != platform.node() or not sign.process:

@@ -21,11 +21,11 @@ from pathlib import Path
 from tiercel.errors import EXIT_STALL
 from tiercel.messages import translated
 from tiercel.regular_files import LARGEST_JSON, open_to_append, read_text, write_new
-from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.reliability.stall import Sign, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
+from tiercel.reliability.stall import RankSignal, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
 from tiercel.reliability.stall_files import SignFiles, read_stack, show_sign, stack_name, write_stacks
-from tiercel.reliability.work import Work
+from tiercel.reliability.work import WorkMonitor
 
 SLOWEST_LOOK = 0.5  # seconds
 LOOKS_PER_LIMIT = 20
@@ -50,7 +50,7 @@ class Watchdog:
     gets the exit code and does not return.
     """
 
-    pulse: Pulse
+    heartbeat: Heartbeat
     directory: Path
     files: SignFiles
     limits: Mapping[str, float]
@@ -61,10 +61,10 @@ class Watchdog:
         look = min(SLOWEST_LOOK, min(self.limits.values()) / LOOKS_PER_LIMIT)
         self.look_seconds = look * max(1.0, self.files.world_size / RANKS_OF_A_LOOK)
         self._looks_between_pulses = max(1, round(SECONDS_BETWEEN_PULSES / self.look_seconds))
-        self._next_rank = (self.pulse.rank + 1) % self.files.world_size
+        self._next_rank = (self.heartbeat.rank + 1) % self.files.world_size
         self._has_met_next = False
         self._began = 0.0  # when this process began or was resumed, by the file system's clock
-        self._work = Work()
+        self._work = WorkMonitor()
         self._main = threading.get_ident()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -72,8 +72,8 @@ class Watchdog:
         self._has_stacks = False
 
     def __enter__(self) -> "Watchdog":
-        self.pulse.beat()
-        self.files.forget(self.pulse.rank)
+        self.heartbeat.beat()
+        self.files.forget(self.heartbeat.rank)
         self._look()  # before anything can hold the interpreter
         self._began = self._now() - self.age
         self._thread.start()
@@ -82,7 +82,7 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
-        self.files.leave(self.pulse.rank)
+        self.files.leave(self.heartbeat.rank)
 
     def limit(self, phase: str) -> float:
         """Return the seconds that a phase may be without progress."""
@@ -104,7 +104,7 @@ class Watchdog:
         is_over = self._stopped.wait(self.look_seconds)
         lost = time.monotonic() - started - self.look_seconds
         if lost > max(self.look_seconds, min(LONGEST_SILENCE, self.limits[ANY_PHASE] / 8)):
-            self.pulse.moment = min(self.pulse.moment + lost, time.monotonic())
+            self.heartbeat.moment = min(self.heartbeat.moment + lost, time.monotonic())
             self._work.moment = min(self._work.moment + lost, time.monotonic())
             self._work.progress = min(self._work.progress + lost, time.monotonic())
         if lost > LONGEST_SILENCE:  # perhaps all ranks were suspended, and resume one after the other
@@ -124,7 +124,7 @@ class Watchdog:
     def _next_is_silent(self) -> bool:
         """Whether the next rank has written nothing for longer than any phase allows. A rank whose file existed and is
         gone has ended by itself. Each rank watches one other, so the cost does not grow with their number."""
-        if self._next_rank == self.pulse.rank:
+        if self._next_rank == self.heartbeat.rank:
             return False
         moment = self.files.moment(self._next_rank)
         self._has_met_next |= moment is not None
@@ -134,25 +134,25 @@ class Watchdog:
 
     def _now(self) -> float:
         """Return the file system's time, just after this rank wrote its sign: clocks of machines differ."""
-        return self.files.moment(self.pulse.rank) or time.time()
+        return self.files.moment(self.heartbeat.rank) or time.time()
 
     def _arm(self) -> None:
         """Have faulthandler write the stacks to stderr where even this thread cannot run, because something holds the
         interpreter. The process goes on, because one that a scheduler stopped looks the same; other ranks end it."""
-        longest = self.limit(self.pulse.doing.phase) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
+        longest = self.limit(self.heartbeat.activity.phase) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
         faulthandler.dump_traceback_later(longest, file=STDERR)
 
-    def _look(self) -> Sign:
+    def _look(self) -> RankSignal:
         """Return what this rank does now, and write it for the others."""
         self._looks += 1
-        doing = self.pulse.doing
+        doing = self.heartbeat.activity
         frame = sys._current_frames().get(self._main)
         waits_in, path = doing.collective or waiting_place(frame), code_path(frame)
         is_inside = is_inside_torch(frame)
         del frame  # it would keep the local variables of its functions alive
         quiet, limit = self._quiet_and_limit(doing.phase)
-        sign = Sign(
-            rank=self.pulse.rank,
+        sign = RankSignal(
+            rank=self.heartbeat.rank,
             host=platform.node(),
             process=os.getpid(),
             phase=doing.phase,
@@ -167,23 +167,23 @@ class Watchdog:
             looks=self._looks,
         )
         self.files.write(sign, has_stacks=self._has_stacks)
-        if (file := self.pulse.file) is not None and self._looks % self._looks_between_pulses == 0:
+        if (file := self.heartbeat.file) is not None and self._looks % self._looks_between_pulses == 0:
             show_sign(file, sign)
-            if self.pulse.file is None:  # the run was closed meanwhile
+            if self.heartbeat.file is None:  # the run was closed meanwhile
                 file.unlink(missing_ok=True)
         return sign
 
     def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
         """Return the seconds without progress, and the limit. In a phase that reports no progress, imports and reading
         are progress, and while the process works at all the phase has its own limit."""
-        quiet, idle = self.pulse.quiet_seconds, self._work.idle_seconds()
+        quiet, idle = self.heartbeat.quiet_seconds, self._work.idle_seconds()
         if phase not in SHOWN_BY_WORK:
             return quiet, self.limit(phase)
         if idle >= self.limits[ANY_PHASE]:
             return min(quiet, idle), self.limits[ANY_PHASE]
         return min(quiet, time.monotonic() - self._work.progress), self.limit(phase)
 
-    def _signs_of_all(self) -> list[Sign]:
+    def _signs_of_all(self) -> list[RankSignal]:
         """Return the signs by rank. A rank whose sign does not change meanwhile is silent."""
         before, started = self.files.read(), time.monotonic()
         silence = max(LOOKS_BETWEEN_SIGNS * self.look_seconds, min(LONGEST_SILENCE, min(self.limits.values()) / 20))
@@ -196,18 +196,18 @@ class Watchdog:
         signs[own.rank] = own
         return signs
 
-    def _end(self, signs: Sequence[Sign]) -> None:
+    def _end(self, signs: Sequence[RankSignal]) -> None:
         """Write the stacks, print one message on one rank, and exit. A file that cannot be written must not prevent the
         rest."""
         started = time.time()
-        stall = self.directory / "stall" / f"step-{self.pulse.doing.step:06d}"
+        stall = self.directory / "stall" / f"step-{self.heartbeat.activity.step:06d}"
         message_file = stall / "message.txt"
         try:
             with suppress(OSError):
-                write_stacks(stall, self.pulse.rank)
+                write_stacks(stall, self.heartbeat.rank)
             self._has_stacks = True
             self._look()
-            if self.pulse.rank == next((sign.rank for sign in signs if not sign.is_silent), None):
+            if self.heartbeat.rank == next((sign.rank for sign in signs if not sign.is_silent), None):
                 self._await(lambda: self.files.have_stacks(signs), SECONDS_FOR_STACKS)
                 self._speak(signs, stall, message_file, started)
             else:
@@ -220,7 +220,7 @@ class Watchdog:
             self._stopped.set()
             self.end(EXIT_STALL)
 
-    def _speak(self, signs: Sequence[Sign], stall: Path, message_file: Path, started: float) -> None:
+    def _speak(self, signs: Sequence[RankSignal], stall: Path, message_file: Path, started: float) -> None:
         stacks = {
             sign.rank: read_stack(stall, sign.rank)
             for sign in signs

@@ -14,7 +14,7 @@ OWN_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Used:
+class ResourceUse:
     """The resources that all threads except the calling one have used so far."""
 
     processor_seconds: float
@@ -22,7 +22,7 @@ class Used:
     modules: int  # imported
 
     @classmethod
-    def now(cls) -> "Used":
+    def now(cls) -> "ResourceUse":
         every = resource.getrusage(resource.RUSAGE_SELF)
         counted = [(every, 1)] if OWN_THREAD is None else [(every, 1), (resource.getrusage(OWN_THREAD), -1)]
         return cls(
@@ -41,12 +41,12 @@ def process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-class Work:
+class WorkMonitor:
     """Whether the process works. Always asked by the same thread. Only activity in two looks one after the other counts
     as work, because a hanging process also reads or computes for a moment."""
 
     def __init__(self) -> None:
-        self._used = Used.now()
+        self._used = ResourceUse.now()
         self._reads = self._computes = False  # at the last look
         # `moment`: of the last work; `progress`: of the last import or reading.
         self._looked = self.moment = self.progress = time.monotonic()
@@ -57,7 +57,7 @@ class Work:
         seconds = now - self._looked
         if seconds < SHORTEST_SPAN:
             return now - self.moment
-        used, before = Used.now(), self._used
+        used, before = ResourceUse.now(), self._used
         reads = used.input_output - before.input_output > LEAST_READS * seconds
         computes = reads or used.processor_seconds - before.processor_seconds > LEAST_SHARE * seconds
         if used.modules > before.modules or (reads and self._reads):

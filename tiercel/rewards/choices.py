@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiercel.rewards.characters import unadorned
-from tiercel.rewards.settling import Place, agreed, answer_places, box_places, is_denied
+from tiercel.rewards.settling import AnswerSpan, agreed, answer_places, box_places, is_denied
 
 LETTERS = tuple(string.ascii_uppercase)
 
@@ -50,7 +50,7 @@ _SENTENCE = re.compile(r"[.!?](?=\s)|[\n。\uff01\uff1f]")
 
 
 @dataclass(frozen=True, slots=True)
-class Mention:
+class ChoiceMention:
     """Choices that a text names together; `choice` is None where they differ."""
 
     start: int
@@ -82,7 +82,7 @@ def parse_choice(text: str, choices: Sequence[str] = LETTERS) -> str | None:
     return agreed(text, evidence) if evidence else _at_end(text, mentions)
 
 
-def _inside(text: str, place: Place, spelt: "_Spelt", choices: Sequence[str]) -> Iterator[str | None]:
+def _inside(text: str, place: AnswerSpan, spelt: "_Spelt", choices: Sequence[str]) -> Iterator[str | None]:
     """Read the choice in a box, if it names one."""
     inside = text[place.start : place.end]
     if spelt.whole(inside)[0] or spelt.mentions(inside):
@@ -128,7 +128,7 @@ class _Spelt:
         before = lead.match(text, position)
         return None if before is None else self.any_case.match(text, before.end())
 
-    def mentions(self, text: str) -> list[Mention]:
+    def mentions(self, text: str) -> list[ChoiceMention]:
         """Find what names a choice and is not denied, and join those that are named together."""
         groups: list[list[tuple[int, int, str]]] = []
         for match in self.mention.finditer(text):
@@ -143,7 +143,7 @@ class _Spelt:
         return list(_asserted(text, groups))
 
 
-def _asserted(text: str, groups: list[list[tuple[int, int, str]]]) -> Iterator[Mention]:
+def _asserted(text: str, groups: list[list[tuple[int, int, str]]]) -> Iterator[ChoiceMention]:
     """Leave out what is denied: the first of a group by the words before it, the last by those after it, all of it
     where these are joined by "or" or spoken of as several."""
     for group in groups:
@@ -164,10 +164,10 @@ def _asserted(text: str, groups: list[list[tuple[int, int, str]]]) -> Iterator[M
             start, end = names[0][0], names[-1][1]
             is_chosen = bool(_CHOSEN_BEFORE.search(text[max(0, start - 40) : start]) or _CHOSEN_AFTER.match(text, end))
             distinct = {choice for _, _, choice in names}
-            yield Mention(start, end, names[0][2] if len(distinct) == 1 else None, is_chosen)
+            yield ChoiceMention(start, end, names[0][2] if len(distinct) == 1 else None, is_chosen)
 
 
-def _evidence(text: str, mentions: Sequence[Mention], spelt: _Spelt) -> Iterator[tuple[Place, str | None]]:
+def _evidence(text: str, mentions: Sequence[ChoiceMention], spelt: _Spelt) -> Iterator[tuple[AnswerSpan, str | None]]:
     """Find where the text says which choice it takes."""
     places = answer_places(text)
     for place in places:
@@ -175,25 +175,27 @@ def _evidence(text: str, mentions: Sequence[Mention], spelt: _Spelt) -> Iterator
             yield found
     for mention in mentions:
         if mention.is_chosen:
-            yield Place(mention.start, mention.end), mention.choice
+            yield AnswerSpan(mention.start, mention.end), mention.choice
     lines = [line for line in re.finditer(r"[^\n]*\S[^\n]*", text)]
     for line in {lines[0], lines[-1]} if lines else ():
         is_choice, choice = spelt.whole(line.group())
         if is_choice:
-            yield Place(line.start(), line.end()), choice
+            yield AnswerSpan(line.start(), line.end()), choice
     labels = [mention for mention in mentions if _is_label(text, mention, places)]
     if labels and len({label.choice for label in labels}) == 1 and _LINE.fullmatch(text, 0, labels[0].start):
-        yield Place(labels[0].start, labels[0].end), labels[0].choice
+        yield AnswerSpan(labels[0].start, labels[0].end), labels[0].choice
 
 
-def _is_label(text: str, mention: Mention, places: Sequence[Place]) -> bool:
+def _is_label(text: str, mention: ChoiceMention, places: Sequence[AnswerSpan]) -> bool:
     """Say whether a mention stands before an option's text, as in "B. the dog"."""
     begins = mention.start == 0 or text[mention.start - 1] in " \n\t([{*"
     is_answer = any(place.start <= mention.start <= place.start + _NEAR for place in places)
     return begins and not is_answer and _MARK.match(text, mention.end) is not None
 
 
-def _answer(text: str, place: Place, mentions: Sequence[Mention], spelt: _Spelt) -> tuple[Place, str | None] | None:
+def _answer(
+    text: str, place: AnswerSpan, mentions: Sequence[ChoiceMention], spelt: _Spelt
+) -> tuple[AnswerSpan, str | None] | None:
     """Read the choice that follows "the answer is", or the only one of that sentence."""
     lead = _LEAD.match(text, place.start, place.end)
     begin = place.start if lead is None else lead.end()
@@ -212,7 +214,7 @@ def _answer(text: str, place: Place, mentions: Sequence[Mention], spelt: _Spelt)
     return place, inside[0].choice if len({mention.choice for mention in inside}) == 1 else None
 
 
-def _at_end(text: str, mentions: Sequence[Mention]) -> str | None:
+def _at_end(text: str, mentions: Sequence[ChoiceMention]) -> str | None:
     """Return the choice with which a text ends, where its last sentence weighs no other."""
     if not mentions or not re.compile(_CLOSE).fullmatch(text, mentions[-1].end):
         return None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from tiercel.rewards.answers import extract_answer, parse_box, parse_boxes, parse_point
+from tiercel.rewards.base import TruthReward
 from tiercel.rewards.boxes import ciou, giou, iou, to_original
-from tiercel.rewards.entry import TruthReward
 from tiercel.rewards.truths import Truth
 from tiercel.samples import Box, Sample
 from tiercel.sections import Fraction

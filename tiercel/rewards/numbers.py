@@ -83,7 +83,7 @@ _SENTENCE = re.compile(r"[.!?](?=\s|\Z)|[\n。！？]")
 
 
 @dataclass(frozen=True, slots=True)
-class Mention:
+class NumberMention:
     """What may be a number; `value` is None where it cannot be read as a whole."""
 
     start: int
@@ -119,7 +119,7 @@ def sure_number(text: str) -> Fraction | None:
     return parse_number(text) if len(values) == 1 else None
 
 
-def _number_at(span: str) -> Mention | None:
+def _number_at(span: str) -> NumberMention | None:
     """Read the number with which a span begins, else the last of its first sentence with one."""
     mentions = _mentions(span)
     if not mentions:
@@ -128,12 +128,12 @@ def _number_at(span: str) -> Mention | None:
     if first.value is not None and lead is not None and first.start <= lead.end():
         both = [*mentions[:2], *mentions[:1]][:2]  # itself, where no other follows
         joined = _are_joined(span[first.end : both[1].start]) and both[1].value != first.value
-        return Mention(first.start, first.end, None if joined else first.value)
+        return NumberMention(first.start, first.end, None if joined else first.value)
     ends = (found.start() for found in _SENTENCE.finditer(span) if found.start() >= first.end)
     return _last(span[: next(ends, len(span))])
 
 
-def _last(text: str) -> Mention | None:
+def _last(text: str) -> NumberMention | None:
     """Return the last number of a text, without a value where the text joins another to it."""
     mentions = _mentions(text)
     if not mentions:
@@ -145,7 +145,7 @@ def _last(text: str) -> Mention | None:
         is_total = _TOTAL.match(text, last.end) or _TOTALS.search(between)
         is_other = previous.value != last.value and not is_total
         if is_formula or between.isspace() or (is_other and _are_joined(between)):
-            return Mention(last.start, last.end, None)
+            return NumberMention(last.start, last.end, None)
     return last
 
 
@@ -156,9 +156,9 @@ def _are_joined(between: str) -> bool:
     return not any(letter.isalpha() for letter in between) and _EQUATES.search(between) is None
 
 
-def _mentions(text: str) -> list[Mention]:
+def _mentions(text: str) -> list[NumberMention]:
     """Find everything that may be a number and is not denied."""
-    found: list[Mention] = []
+    found: list[NumberMention] = []
     for match in _MENTION.finditer(text):
         before = text[max(0, match.start() - 16) : match.start()]
         is_bare = match["formula"] is None and not before.endswith("$") and text[match.start()] in "-+.0123456789"
@@ -171,7 +171,9 @@ def _mentions(text: str) -> list[Mention]:
             end = match.end() if scale is None else scale.end()
             value = None if _OPERATES.match(text, end) else _value(match, before)
             found.append(
-                Mention(match.start(), end, value if value is None or scale is None else value * _SCALES[scale[1]])
+                NumberMention(
+                    match.start(), end, value if value is None or scale is None else value * _SCALES[scale[1]]
+                )
             )
     return found
 

@@ -24,7 +24,7 @@ _DENIED_BEFORE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AnswerSpan:
     """The span of a text in which an answer stands."""
 
     start: int
@@ -38,7 +38,7 @@ def boxes(text: str) -> list[str]:
     return [text[place.start : place.end] for place in box_places(text)]
 
 
-def box_places(text: str) -> Iterator[Place]:
+def box_places(text: str) -> Iterator[AnswerSpan]:
     """Find the inside of each box."""
     position = 0
     while (found := _BOX.search(text, position)) is not None:
@@ -46,19 +46,19 @@ def box_places(text: str) -> Iterator[Place]:
         for brace in re.compile(r"[{}]").finditer(text, found.end()):
             depth += 1 if brace.group() == "{" else -1
             if depth == 0:
-                yield Place(found.end(), brace.start())
+                yield AnswerSpan(found.end(), brace.start())
                 position = brace.end()
                 break
         else:
             return
 
 
-def answer_places(text: str) -> list[Place]:
+def answer_places(text: str) -> list[AnswerSpan]:
     """Find what follows each "answer is", "answer:", 答案是, ####, up to the next of them."""
     found = list(_ANSWER.finditer(text))
     ends = [*(each.start() for each in found), len(text)][1:]
     return [
-        Place(
+        AnswerSpan(
             each.end(),
             end,
             is_final=each["strong"] is not None,
@@ -73,7 +73,7 @@ def is_denied(text: str, start: int) -> bool:
     return _DENIED_BEFORE.search(text[max(0, start - 40) : start]) is not None
 
 
-def agreed(text: str, said: Sequence[tuple[Place, Value]]) -> Value | None:
+def agreed(text: str, said: Sequence[tuple[AnswerSpan, Value]]) -> Value | None:
     """Return the one value that all places say; of two, the last where the text takes the first back, or says that
     the last is final; else None."""
     last, value = said[-1]

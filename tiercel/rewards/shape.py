@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from tiercel.rewards.entry import Entry, Reward
+from tiercel.rewards.base import Reward, RewardEntry
 from tiercel.samples import Sample
 from tiercel.sections import Keys, PositiveInt, Problems, regex_fault, shown
 
@@ -33,7 +33,7 @@ class Format(Reward):
     """Regular expression the whole completion must match, alone or after what the chat template opened; null asks for
     <answer>...</answer> at the end."""
 
-    def problems(self, before: Sequence[Entry]) -> Problems:
+    def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.pattern is not None and (fault := regex_fault(self.pattern)) is not None:
             yield Keys("pattern").problem(f"{shown(self.pattern)} is no regular expression: {fault}")
 
@@ -69,7 +69,7 @@ class Length(Reward):
         return min(1.0, max(0.0, 2.0 - sample.token_count / self.max_tokens))
 
 
-class Cosine(Entry):
+class Cosine(RewardEntry):
     """a half cosine up to `max_tokens`: from 1 to 0.5 for a right completion, from -0.5 to 0 for a wrong one, by the
     first reward before it in the list that tells right from wrong (Yeo et al. 2025)"""
 
@@ -78,7 +78,7 @@ class Cosine(Entry):
     max_tokens: PositiveInt
     """The number of tokens at which its curve ends, such as rollout.max_new_tokens."""
 
-    def problems(self, before: Sequence[Entry]) -> Problems:
+    def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if not any(entry.right_from is not None for entry in before):
             yield Keys("name").problem(
                 "cosine given, but no reward before it tells right from wrong; put one before it, such as exact, "
@@ -104,7 +104,7 @@ class SoftOverlong(Reward):
     buffer: PositiveInt
     """The number of tokens before max_tokens over which it falls from 0 to -1."""
 
-    def problems(self, before: Sequence[Entry]) -> Problems:
+    def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.buffer > self.max_tokens:
             yield Keys("buffer", "max_tokens").problem(
                 f"{self.buffer} given, above max_tokens ({self.max_tokens}); even an empty completion would lose"

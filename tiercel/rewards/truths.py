@@ -16,7 +16,7 @@ from tiercel.rewards.answers import LARGEST_COORDINATE, extract_answer, parse_bo
 from tiercel.rewards.boxes import is_proper
 from tiercel.rewards.numbers import sure_number
 from tiercel.samples import Box, Sample, SampleImage
-from tiercel.shortening import brief
+from tiercel.wording import brief
 
 IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image, or as data.boxes says"
 

@@ -22,7 +22,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class TurnReply:
     """Holds what came back after a turn. `observation`: None where the trajectory has ended."""
 
     turn: PolicyTurn
@@ -30,7 +30,7 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class TrajectoryEnd:
     """Holds what is known of a trajectory when it has ended."""
 
     outcome: RewardValue | None  # the environment's own reward; None where it gives none
@@ -40,11 +40,11 @@ class Ending:
 class Dialogue(Protocol):
     """Answers the turns of one trajectory, one after the other."""
 
-    def answer(self, text: str, token_count: int) -> "Future[Reply]":
+    def answer(self, text: str, token_count: int) -> "Future[TurnReply]":
         """Take what the policy wrote in a turn, without its end token. Never called before the last answer came, and
         not after one without an observation."""
 
-    def end(self) -> Ending:
+    def end(self) -> TrajectoryEnd:
         """End the trajectory: take the environment's reward, and set the environment free. Called once."""
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tiercel.devices import moved
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.rollout.sampler import SamplingParams
 
 ELEMENTS_IN_CACHE = 2**17

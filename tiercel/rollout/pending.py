@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import RunError
-from tiercel.models.loading import read_tensors
+from tiercel.models.weights.loading import read_tensors
 from tiercel.regular_files import LARGEST_FILE, read_json, require_regular
 from tiercel.samples import decode_turn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, RewardValue, Trajectory

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from tiercel.models.family import Family
-from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, Reply
+from tiercel.models.families.base import Family
+from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TurnReply
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.samples import PolicyTurn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Trajectory
@@ -64,7 +64,7 @@ class TrajectoryBuilder:
 
     def add_turn(
         self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_truncated: bool
-    ) -> Future[Reply] | None:
+    ) -> Future[TurnReply] | None:
         """Add what the policy wrote in a turn. Returns what the reply will be; None: the turn was truncated, which ends
         the trajectory."""
         self._add(token_ids, logprobs, is_sampled=True)
@@ -75,7 +75,7 @@ class TrajectoryBuilder:
             return None
         return self.dialogue.answer(self.text, len(token_ids))
 
-    def add_reply(self, reply: Reply) -> bool:
+    def add_reply(self, reply: TurnReply) -> bool:
         """Add what came back after a turn. Returns whether another turn follows. Where the turns have run out, or no
         room is left for a token after the observation, the observation is dropped and the trajectory is truncated."""
         self.turns.append(reply.turn)

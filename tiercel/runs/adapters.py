@@ -19,7 +19,7 @@ AnyRecipe = TypeVar("AnyRecipe", bound=BaseRecipe)
 _tell = partial(print, file=sys.stderr)
 
 
-def started_from(recipe: AnyRecipe) -> AnyRecipe:
+def starting_adapter(recipe: AnyRecipe) -> AnyRecipe:
     """Return the recipe with an adapter's directory as lora.init where it names a run. Raises RecipeError where that
     run has no adapter."""
     lora = recipe.lora

@@ -20,27 +20,25 @@ from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RecipeError, RunError
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.regular_files import open_to_append, read_text
-from tiercel.reliability.pulse import PULSES
+from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.anew import MARK, clear, has_no_step, is_begun
 from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, set_aside
-from tiercel.runs.ending import LOCK, told_ending
+from tiercel.runs.ending import LOCK, recorded_ending
 from tiercel.runs.files import json_line, write_atomically
-from tiercel.runs.group_records import Folder, groups_path
 from tiercel.runs.holding import Hold
+from tiercel.runs.identity import changed_files, changes, digests, is_rounded, may_differ
+from tiercel.runs.identity import identity as identity_of
 from tiercel.runs.index import append_entry, cut_index, written_entry
 from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
-from tiercel.runs.named_files import changed_files, digests
-from tiercel.runs.named_files import identity as identity_of
 from tiercel.runs.pictures import PictureWriter
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.recording import gathered_groups, group_record, images_of
-from tiercel.runs.sameness import changes, is_rounded, may_differ
-from tiercel.runs.token_records import GroupTokens, tokens_path
-from tiercel.shortening import brief
+from tiercel.runs.records import Folder, GroupTokens, groups_path, tokens_path
 from tiercel.types import EncodedImage, ScoredGroup
+from tiercel.wording import brief
 from tiercel.writing import GO_ON, reading, writing
 
 RUN = "run"  # in env.json and in a checkpoint's state: the run's identity
@@ -50,10 +48,18 @@ WITHOUT_LOCKS = (
     "so start no second one"
 )
 FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")
-LATER = ("journal", "policies", "nonfinite", "profiles", "trackers", "stall", PULSES)  # folders, where they are needed
+LATER = (
+    "journal",
+    "policies",
+    "nonfinite",
+    "profiles",
+    "trackers",
+    "stall",
+    HEARTBEATS,
+)  # folders, where they are needed
 STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
 # Files that a run may leave where it ends before it has written config.yaml.
-BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", PULSES), ".signs-"
+BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS), ".signs-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class RunDirectory:
         """Write a step's file of rollouts/ or evaluations/, and each image once. Returns the groups of all ranks to the
         first rank, in the global order and without pixels; an empty list to the others."""
         for group in scored:
-            self.ranks.pulse.beat()
+            self.ranks.heartbeat.beat()
             for image in images_of(group.group):
                 self.save_image(image)
         everyone = gathered_groups(self.ranks, scored, advantages)
@@ -165,7 +171,7 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
 
         changed, identity = ranks.on_first(opened)
         ranks.together(lambda: _require_seen(path))
-        with ranks.pulse.shown_in(path / PULSES / f"rank-{ranks.rank}.json"):
+        with ranks.heartbeat.shown_in(path / HEARTBEATS / f"rank-{ranks.rank}.json"):
             run = RunDirectory(path=path, ranks=ranks, changed=changed, hold=hold, identity=identity)
             try:
                 yield run
@@ -198,7 +204,7 @@ def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], s
                 clear(path)
             identity = _begin(recipe, path)
             os.utime(path / LOCK, follow_symlinks=False)  # when the last process began
-        with told_ending(path):
+        with recorded_ending(path):
             yield hold, (*told, *((ANEW,) if changed is None else changed)), identity
             hold.require()
     finally:
@@ -242,7 +248,7 @@ def _begin(recipe: Recipe, path: Path) -> str | None:
     write_atomically(path / "config.yaml", text)
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
-    for file in (path / PULSES).glob("rank-*.json"):  # of ranks that were killed
+    for file in (path / HEARTBEATS).glob("rank-*.json"):  # of ranks that were killed
         file.unlink(missing_ok=True)
     identity = _identity_of(path)
     if not any((path / "checkpoints").iterdir()):  # a run that begins anew

@@ -4,16 +4,18 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from tiercel.errors import EXIT_DONE, EXIT_STALL, EXIT_TERMINATED, TakenError, TiercelError
 from tiercel.regular_files import read_text
-from tiercel.reliability.pulse import PULSES
+from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact
 from tiercel.runs.files import write_atomically
 from tiercel.writing import GO_ON, writing
@@ -27,7 +29,7 @@ State = Literal["running", "done", "stopped", "stalled", "failed", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class RunEnding:
     """The state of a run, and what stopped it."""
 
     state: State
@@ -35,7 +37,7 @@ class Ending:
 
 
 @contextmanager
-def told_ending(run: Path) -> Iterator[None]:
+def recorded_ending(run: Path) -> Iterator[None]:
     """Write inside `run` how the block ended. A process that is killed leaves no file behind."""
     with writing(run / FILE, GO_ON):
         (run / FILE).unlink(missing_ok=True)
@@ -57,26 +59,26 @@ def _write(run: Path, code: int, text: str) -> None:
     write_atomically(run / FILE, json.dumps({"exit_code": code, "reason": redact(text)}))
 
 
-def ending_of(run: Path) -> Ending:
+def ending_of(run: Path) -> RunEnding:
     """Tell the state of a run directory. Raises OSError where it cannot be read."""
     if is_held(run / LOCK) or _has_fresh_sign(run):
-        return Ending(state="running")
+        return RunEnding(state="running")
     silent = "its process ended without a word: it was killed, or the machine went down"
     if os.path.lexists(run / FILE):
         silent = f"{FILE} does not say how its process ended: it was killed, or something else wrote the file"
         with suppress(ValueError, LookupError, TypeError, RecursionError):
             end = json.loads(read_text(run / FILE, LARGEST_MESSAGE))
-            return Ending(state=_state(end["exit_code"]), reason=str(end["reason"]))
+            return RunEnding(state=_state(end["exit_code"]), reason=str(end["reason"]))
     messages = sorted((run / "stall").glob("step-*/message.txt"), key=lambda file: file.lstat().st_mtime)
     lock = run / LOCK
     if messages and (not lock.exists() or messages[-1].lstat().st_mtime >= lock.stat().st_mtime):
-        return Ending(state="stalled", reason=read_text(messages[-1], LARGEST_MESSAGE))
-    return Ending(state="killed", reason=silent)
+        return RunEnding(state="stalled", reason=read_text(messages[-1], LARGEST_MESSAGE))
+    return RunEnding(state="killed", reason=silent)
 
 
 def _has_fresh_sign(run: Path) -> bool:
     """Tell whether a rank has just shown what it does: where locks do not reach other machines, this does."""
-    times = [file.lstat().st_mtime for file in (run / PULSES).glob("rank-*.json")]
+    times = [file.lstat().st_mtime for file in (run / HEARTBEATS).glob("rank-*.json")]
     return bool(times) and time.time() - max(times) < SILENT_SECONDS
 
 
@@ -101,3 +103,26 @@ def is_held(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+class StopRequest:
+    """A request to stop, set by the first signal; a context manager that restores the earlier handlers at its end."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_set:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.is_set = True

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tiercel.errors import RunError, TakenError
 from tiercel.regular_files import read_regular
-from tiercel.reliability.pulse import PULSES
+from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs.ending import FILE as END
 from tiercel.runs.ending import LOCK, NO_LOCKS
 from tiercel.writing import GO_ON, writing
@@ -52,7 +52,7 @@ class Hold:
 
     def __init__(self, path: Path):
         self._path = path
-        self._file = path / PULSES / WRITER
+        self._file = path / HEARTBEATS / WRITER
         self._lock = -1
         self._has_locks = True
         self._other: Writer | None = None  # that has taken the directory
@@ -72,7 +72,7 @@ class Hold:
         OSError."""
         self._lock_file()
         self._require_none_alive()
-        (self._path / PULSES).mkdir(exist_ok=True)
+        (self._path / HEARTBEATS).mkdir(exist_ok=True)
         self._show()
         self._beating.start()
         return self._has_locks

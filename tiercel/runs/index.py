@@ -13,8 +13,8 @@ from typing import Any
 
 from tiercel.regular_files import lines_of, open_to_append
 from tiercel.runs.files import json_line
-from tiercel.runs.group_records import Folder, finite, groups_path
 from tiercel.runs.json_lines import cut_lines, is_up_to
+from tiercel.runs.records import Folder, finite, groups_path
 
 FILE = "index.jsonl"
 DECIMALS = 4

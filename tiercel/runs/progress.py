@@ -3,11 +3,13 @@
 import os
 import statistics
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -120,3 +122,30 @@ def slow_phase(row: Mapping[str, float]) -> str:
     whole = phases.pop("step", 0.0)
     name, seconds = max(phases.items(), key=lambda phase: phase[1], default=("", 0.0))
     return f" ({name} {seconds / whole:.0%})" if whole > 0 and seconds >= SLOW * whole else ""
+
+
+T = TypeVar("T")
+MOMENT_SECONDS = 2.0
+
+
+@contextmanager
+def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
+    """Say `what` where the work inside takes longer than `moment` seconds. `say` is called in another thread, never
+    after the work has ended."""
+    timer = threading.Timer(moment, say, [f"{what} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@contextmanager
+def entered(context: AbstractContextManager[T], say: Callable[[str], None], what: str) -> Iterator[T]:
+    """Enter a context whose start may take long, and stay in it; `what` is said where it does."""
+    with ExitStack() as stack:
+        with waiting(say, what):
+            value = stack.enter_context(context)
+        yield value

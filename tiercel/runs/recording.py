@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from tiercel.distributed.ranks import Ranks
-from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord, finite
+from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord, finite
 from tiercel.types import Completion, CoordinateSpace, EncodedImage, Group, ScoredGroup, Trajectory
 
 

@@ -14,11 +14,11 @@ from tiercel.errors import RunError
 from tiercel.regular_files import LARGEST_JSON, make_directory, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.files import write_atomically
-from tiercel.runs.group_records import finite, groups_path
+from tiercel.runs.records import finite, groups_path
 from tiercel.trackers.pictures import rollout_pictures
 from tiercel.trackers.swanlab import SwanLab
 from tiercel.trackers.tensorboard import TensorBoard
-from tiercel.trackers.tracker import Picture, Place, Tracker
+from tiercel.trackers.tracker import TrackedPicture, Tracker, TrackerPlace
 from tiercel.trackers.trackio import Trackio
 from tiercel.trackers.wandb import Wandb
 
@@ -26,7 +26,7 @@ FOLDER = "trackers"  # of the run directory
 PATIENCE = 30.0  # seconds of one call; a tracker that takes longer delays every step
 
 # The names are also the names of the trackers' packages.
-TRACKERS: dict[TrackerName, Callable[[Place], Tracker]] = {
+TRACKERS: dict[TrackerName, Callable[[TrackerPlace], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "trackio": Trackio,
@@ -45,7 +45,7 @@ class Trackers:
         self._last_step = last_step
         self._working: dict[str, Tracker] = {}
 
-    def open(self, name: TrackerName, place: Place, kept: Sequence[Mapping[str, Any]]) -> None:
+    def open(self, name: TrackerName, place: TrackerPlace, kept: Sequence[Mapping[str, Any]]) -> None:
         """Open a tracker. `kept`: the rows of metrics.jsonl that the run resumes from; they are sent to a tracker that
         does not have them."""
         is_new = not place.directory.exists()
@@ -77,7 +77,7 @@ class Trackers:
             if name in self._working:
                 self._attempt(name, partial(_hand_over, self._working[name], step, metrics, pictures), PATIENCE)
 
-    def _pictures(self, row: Mapping[str, Any]) -> list[Picture]:
+    def _pictures(self, row: Mapping[str, Any]) -> list[TrackedPicture]:
         """Return pictures of the step's rollouts where they are due: at an evaluation, else at a checkpoint."""
         step = row["step"]
         is_due = step % self._pictures_every == 0 or step == self._last_step or any(k.startswith("eval/") for k in row)
@@ -106,7 +106,7 @@ class Trackers:
         self._say(f"trackers: {name} is off from here on: {reason}; the run goes on, metrics.jsonl has every row")
 
 
-def _hand_over(tracker: Tracker, step: int, metrics: Mapping[str, float], pictures: Sequence[Picture]) -> None:
+def _hand_over(tracker: Tracker, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
     tracker.row(step, metrics)
     if pictures:
         tracker.images(step, pictures)
@@ -134,10 +134,12 @@ def open_trackers(
         yield trackers
 
 
-def place_of(recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept: Sequence[Mapping[str, Any]]) -> Place:
+def place_of(
+    recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept: Sequence[Mapping[str, Any]]
+) -> TrackerPlace:
     """Make a tracker's place: the run is named after its directory, the project after the directory above."""
     path = run.absolute()
-    return Place(
+    return TrackerPlace(
         directory=path / FOLDER / name,
         project=_plain(path.parent.name),
         name=_plain(path.name),

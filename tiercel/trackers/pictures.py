@@ -6,12 +6,12 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from tiercel.reliability.redaction import redact
-from tiercel.report.numbers import evenly_spaced
-from tiercel.report.pictures import answer_image, has_boxes, opened, predicted_box, true_box
-from tiercel.report.reading import group_file
-from tiercel.runs.group_records import CompletionRecord, GroupRecord, ImageRecord, groups_path
+from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
-from tiercel.trackers.tracker import Picture
+from tiercel.trackers.tracker import TrackedPicture
+from tiercel.web.report.numbers import evenly_spaced
+from tiercel.web.report.pictures import answer_image, has_boxes, opened, predicted_box, true_box
+from tiercel.web.report.reading import group_file
 
 MOST = 4
 LONGEST_SIDE = 512  # pixels
@@ -19,14 +19,14 @@ LONGEST_TEXT = 300  # characters of a prompt, and of a completion
 TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, which colour-blind people can tell apart
 
 
-def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[Picture]:
+def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[TrackedPicture]:
     """Make pictures of the first completions of at most `most` prompts that have an image, spread over the step. The
     true box is green, the completion's red. Raises RunError or OSError where a file cannot be read."""
     groups = [group for group in group_file(groups_path(run, "rollouts", step), step).groups if group.images]
     return [_picture(run / "images", groups[index]) for index in evenly_spaced(len(groups), most)]
 
 
-def _picture(folder: Path, group: GroupRecord) -> Picture:
+def _picture(folder: Path, group: GroupRecord) -> TrackedPicture:
     record, completion = group.images[answer_image(group)], group.completions[0]
     with opened(folder / f"{record.sha256}.png") as stored:
         image = stored.convert("RGB")
@@ -34,7 +34,7 @@ def _picture(folder: Path, group: GroupRecord) -> Picture:
     if has_boxes(group):
         boxes = [(true_box(group), TRUE), (predicted_box(group, completion).box, PREDICTED)]
         _draw(image, record, [(box, colour) for box, colour in boxes if box is not None])
-    return Picture(image=image, caption=caption(group, completion))
+    return TrackedPicture(image=image, caption=caption(group, completion))
 
 
 def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tuple[int, int, int]]]) -> None:

@@ -3,14 +3,14 @@
 import os
 import signal
 
-from tiercel.trackers.tracker import OfPackage, Place
+from tiercel.trackers.tracker import OfPackage, TrackerPlace
 
 
 class SwanLab(OfPackage):
     """A SwanLab run. A run of the same id is continued; of a step that is sent twice the service keeps the first value.
     Offline, each process writes its own directory, which must hold all rows."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: TrackerPlace):
         import swanlab
 
         self._image = swanlab.Image

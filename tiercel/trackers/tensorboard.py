@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiercel.config.yaml_text import render
-from tiercel.trackers.tracker import Picture, Place
+from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
 
 
 class TensorBoard:
@@ -15,7 +15,7 @@ class TensorBoard:
 
     needs_earlier = False
 
-    def __init__(self, place: Place):
+    def __init__(self, place: TrackerPlace):
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -33,7 +33,7 @@ class TensorBoard:
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step=step, summary=self._summary(values))
 
-    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
         values = []
         for number, picture in enumerate(pictures):
             file = io.BytesIO()

@@ -9,7 +9,7 @@ from PIL.Image import Image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class TrackedPicture:
     """A prompt's picture with one of its completions."""
 
     image: Image
@@ -17,7 +17,7 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class TrackerPlace:
     """Where a tracker writes, and the names that it gives the run."""
 
     directory: Path  # trackers/NAME of the run directory; it exists
@@ -37,14 +37,14 @@ class OfPackage:
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
         self._run.log(by_key(pictures, self._image), step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-def by_key(pictures: Sequence[Picture], make: Callable[..., Any]) -> dict[str, Any]:
+def by_key(pictures: Sequence[TrackedPicture], make: Callable[..., Any]) -> dict[str, Any]:
     """Make a tracker's own pictures, each with its key: trackers would show a list at the size of its first picture."""
     return {f"rollouts/{number}": make(each.image, caption=each.caption) for number, each in enumerate(pictures)}
 
@@ -59,7 +59,7 @@ class Tracker(Protocol):
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row of metrics.jsonl, numbers only."""
 
-    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
         """Take pictures of a few of the step's rollouts."""
 
     def close(self) -> None:

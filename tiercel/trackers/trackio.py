@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tiercel.trackers.tracker import OfPackage, Place
+from tiercel.trackers.tracker import OfPackage, TrackerPlace
 
 OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
 
@@ -14,7 +14,7 @@ class Trackio(OfPackage):
     """A trackio run. trackio appends rows and replaces none, so a local run that resumes is written again from its
     first row, and a remote one is continued."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: TrackerPlace):
         os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
         import trackio
 
@@ -32,7 +32,7 @@ class Trackio(OfPackage):
         )
 
 
-def _delete(api: Callable[[], Any], place: Place) -> None:
+def _delete(api: Callable[[], Any], place: TrackerPlace) -> None:
     """Delete what an earlier process of this run tracked."""
     with suppress(ValueError):  # no such project: TRACKIO_DIR has changed
         for run in api().runs(place.project):

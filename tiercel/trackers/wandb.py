@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from tiercel.trackers.tracker import OfPackage, Picture, Place, by_key
+from tiercel.trackers.tracker import OfPackage, TrackedPicture, TrackerPlace, by_key
 
 STEP = "step"  # the axis of the charts: wandb's own counter never goes back, but the steps of a resumed run do
 # wandb reads these when it is first used. log.txt has the console's lines, and env.json the versions.
@@ -14,7 +14,7 @@ class Wandb(OfPackage):
     """A wandb run. A run of the same id is continued. Offline, each process writes its own directory, and synchronising
     a later one replaces the earlier one, so each must hold all rows."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: TrackerPlace):
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         import wandb
@@ -37,5 +37,5 @@ class Wandb(OfPackage):
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({STEP: step, **metrics})
 
-    def images(self, step: int, pictures: Sequence[Picture]) -> None:
+    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
         self._run.log({STEP: step, **by_key(pictures, self._image)})

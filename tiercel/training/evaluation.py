@@ -12,17 +12,17 @@ from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
+from tiercel.rewards.runtime.metrics import reward_statistics
+from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.sampler import greedy_params
+from tiercel.runs.progress import waiting
 from tiercel.runs.recording import gathered_groups
-from tiercel.runs.waiting import waiting
-from tiercel.scoring.metrics import reward_statistics
-from tiercel.scoring.scorer import Scorer
-from tiercel.training.rollouts import Rollouts
+from tiercel.training.grpo.rollouts import Rollouts
+from tiercel.training.grpo.sampling import Completer
 from tiercel.training.session import Session
 from tiercel.training.step_rows import next_batch
 from tiercel.training.trainer import Trainer
-from tiercel.training.turns import Completer
 from tiercel.types import Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
@@ -81,7 +81,7 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
     if table is None:
         return {}
     started = time.perf_counter()
-    ranks.pulse.begin("evaluation", step)
+    ranks.heartbeat.begin("evaluation", step)
     completer, family = rollouts.completer, trainer.family
     with waiting(session.say, "scoring the held-out rows"), completer.sampler.awake():
         scored, rejected = heldout_groups(completer, family, rollouts.recipe, rollouts.scorer, ranks, table)
@@ -139,7 +139,7 @@ def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
 
 def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
     """Read the rows of data.eval; None where the recipe has none. Raises DataError where too many cannot be used."""
-    table = ranks.together(lambda: read_heldout_rows(recipe.data, recipe.purpose, ranks.pulse.beat))
+    table = ranks.together(lambda: read_heldout_rows(recipe.data, recipe.purpose, ranks.heartbeat.beat))
     if table is not None:
         ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
         require_readable(recipe, table)

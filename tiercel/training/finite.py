@@ -23,8 +23,8 @@ from tiercel.algorithms import LossInput, policy_loss
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError, TrainingError
-from tiercel.learner.batch import PolicyBatch
-from tiercel.models.saving import save_adapter
+from tiercel.models.weights.saving import save_adapter
+from tiercel.packing.batch import PolicyBatch
 from tiercel.regular_files import make_directory, open_new, open_regular, remove
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.directory import RunDirectory
@@ -52,7 +52,7 @@ class TracedPart:
 
 
 @dataclass(slots=True)
-class Trace:
+class UpdateTrace:
     """What an update computed on this rank, from which the rows at fault are found. Nothing of it is read before."""
 
     parts: list[TracedPart] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Trace:
         return list(dict.fromkeys(row for rows in found for row in rows))
 
 
-def non_finite(trainer: Trainer, loss: float, norm: float, trace: Trace) -> NonFiniteError:
+def non_finite(trainer: Trainer, loss: float, norm: float, trace: UpdateTrace) -> NonFiniteError:
     """Make the error for all ranks, which call this together. The loss and the norm are those of all ranks."""
     of_loss = not math.isfinite(loss)
     places = trace.places_at_fault(of_loss=of_loss)
@@ -201,7 +201,7 @@ class FiniteGuard:
     ) -> T | None:
         """Make the update; None where it is left out. `kept` gives the microbatches at fault on this rank as a file's
         bytes; `keep` writes, on the first rank, what else there is to keep. Raises NonFiniteError."""
-        step = trainer.ranks.pulse.doing.step
+        step = trainer.ranks.heartbeat.activity.step
         try:
             return update()
         except NonFiniteError as error:

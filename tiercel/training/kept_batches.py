@@ -16,14 +16,14 @@ from torch import Tensor
 
 from tiercel.algorithms import Totals
 from tiercel.errors import RunError
-from tiercel.learner.batch import CompletionName, PolicyBatch, PolicyUnit
-from tiercel.learner.divergence import TeacherTokens
-from tiercel.learner.layout import GroupSpans, PackedTokens, PrefixLayout
+from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
+from tiercel.packing.divergence import TeacherTokens
+from tiercel.packing.layout import GroupSpans, PackedTokens, PrefixLayout
 from tiercel.regular_files import require_regular
 from tiercel.reliability.redaction import redact_values
 from tiercel.training.finite import MICROBATCHES
-from tiercel.training.objectives import Plan
-from tiercel.training.passes import Known
+from tiercel.training.grpo.reference_passes import PrecomputedValues
+from tiercel.training.offline.objectives import UpdateInputs
 from tiercel.types import EncodedImage, ImagePlan
 from tiercel.writing import NOT_OURS
 
@@ -35,7 +35,7 @@ class KeptUnit:
     """Microbatches that are run together, with what was known of each before the update."""
 
     unit: PolicyUnit
-    known: tuple[Known, ...]
+    known: tuple[PrecomputedValues, ...]
 
     def of_rows(self) -> Iterator[tuple[str, "KeptUnit"]]:
         """Yield each row by itself, with its id."""
@@ -70,12 +70,23 @@ class KeptPlan:
         return dict(zip(self.indices, self.matched, strict=True)) if self.matched else {}
 
 
-_KINDS: tuple[type, ...] = (KeptUnit, PolicyUnit, PolicyBatch, Known, CompletionName, Totals, TeacherTokens, KeptPlan)
+_KINDS: tuple[type, ...] = (
+    KeptUnit,
+    PolicyUnit,
+    PolicyBatch,
+    PrecomputedValues,
+    CompletionName,
+    Totals,
+    TeacherTokens,
+    KeptPlan,
+)
 _KINDS += (PackedTokens, PrefixLayout, GroupSpans, EncodedImage, ImagePlan)
 CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
-def kept_units(units: Sequence[PolicyUnit], known: Sequence[Sequence[Known]], places: Sequence[int] | None) -> bytes:
+def kept_units(
+    units: Sequence[PolicyUnit], known: Sequence[Sequence[PrecomputedValues]], places: Sequence[int] | None
+) -> bytes:
     """Write the units that have one of these microbatches, counted over all units; b"" where none has."""
     kept, start = [], 0
     for unit, each in zip(units, known, strict=True):
@@ -87,7 +98,7 @@ def kept_units(units: Sequence[PolicyUnit], known: Sequence[Sequence[Known]], pl
     return _written(kept)
 
 
-def kept_plan(plan: Plan, state: Mapping[str, float], places: Sequence[int] | None) -> bytes:
+def kept_plan(plan: UpdateInputs, state: Mapping[str, float], places: Sequence[int] | None) -> bytes:
     """Write what a plan knows of its examples, which the step's rows do not tell."""
     own = [example.prompt.index for bundle in plan.made for example in bundle.examples]
     indices = tuple(index for index in own if index in plan.reference)
@@ -129,12 +140,12 @@ def _on(kept: KeptUnit | KeptPlan, device: torch.device) -> KeptUnit | KeptPlan:
     return replace(kept, known=tuple(_changed(each, lambda value_N: value_N.to(device)) for each in kept.known))
 
 
-def _changed(known: Known, change: Any) -> Known:
+def _changed(known: PrecomputedValues, change: Any) -> PrecomputedValues:
     tensors = {each.name: getattr(known, each.name) for each in fields(known)}
-    return Known(**{name: None if value is None else change(value) for name, value in tensors.items()})
+    return PrecomputedValues(**{name: None if value is None else change(value) for name, value in tensors.items()})
 
 
-def _one_group(batch: PolicyBatch, known: Known, number: int) -> KeptUnit:
+def _one_group(batch: PolicyBatch, known: PrecomputedValues, number: int) -> KeptUnit:
     """Cut a prompt with its completions out of a microbatch."""
     packed, groups = batch.packed, batch.packed.layout.groups
     first = sum(len(group.completions) for group in groups[:number])

@@ -1,20 +1,101 @@
 """What metrics.jsonl says of a step beside its loss and its rewards."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
+from torch import nn
 
 from tiercel.algorithms import advantage_of
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.learner.layout import PackItem
+from tiercel.models.layers.attention import heads_of, sights_of
+from tiercel.models.layers.experts import ExpertLayer, mixtures
+from tiercel.models.policy import Policy
+from tiercel.packing.forms import packed_length
+from tiercel.packing.layout import PackItem
 from tiercel.planning.devices import known_device
-from tiercel.scoring.metrics import reward_statistics
-from tiercel.training.forward import Passes
-from tiercel.training.operations import update_operations
+from tiercel.rewards.runtime.metrics import reward_statistics
+from tiercel.training.policy_passes import Passes
 from tiercel.types import Completion, ScoredGroup
+
+ATTENTION_PRODUCTS = 6
+
+
+def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> float:
+    """Count the operations of one forward and backward pass over prompts with their continuations."""
+    config = policy.family.checkpoint.config.get_text_config()
+    per_pair = _per_pair(config)
+    per_token = sum(
+        _per_token(module)
+        for name, module in policy.family.language_model(policy.model).named_modules()
+        if isinstance(module, nn.Linear)
+        and name.rpartition(".")[2] != policy.reference_adapter
+        and ".experts." not in name  # adapters there are added to the weights, once for each pass
+    )
+    per_token += sum(_of_experts(mixture, config) for mixture in mixtures(policy.model))
+    per_scored = _per_token(policy.model.get_output_embeddings())
+    operations = 0.0
+    for item in items:
+        operations += per_token * packed_length(item, form) + per_scored * _scored(item)
+        operations += sum(each * seen_pairs(item, form, window) for window, each in per_pair.items())
+    return operations
+
+
+def _per_pair(config: Any) -> Mapping[int | None, int]:
+    """Count the operations of attention for a pair of tokens in all layers with the same window. `config`: of the
+    decoder."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    sights = sights_of(config)
+    per_pair: Counter[int | None] = Counter()
+    for heads, kind in zip(heads_of(config), kinds, strict=False):
+        if kind in sights:  # a delta net has none
+            per_pair[sights[kind].window] += 2 * ATTENTION_PRODUCTS * config.num_attention_heads * heads.size
+    return per_pair
+
+
+def _per_token(linear: nn.Linear) -> int:
+    """Count by shapes that the module remembers, because a sharded weight is smaller."""
+    products = 3 if linear.weight.requires_grad else 2
+    return 2 * products * linear.in_features * linear.out_features
+
+
+def _of_experts(mixture: ExpertLayer, config: Any) -> int:
+    """Count the three products of each expert that a token uses, and the router's. `config`: of the decoder."""
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    products = 3 if any(parameter.requires_grad for parameter in mixture.block.experts.parameters()) else 2
+    chosen = 3 * products * config.num_experts_per_tok * width
+    return 2 * config.hidden_size * (chosen + 2 * mixture.router.num_experts)
+
+
+def seen_pairs(item: PackItem, form: str, window: int | None = None) -> int:
+    """Count the pairs of a token with one that it sees, itself included. `window`: how many it sees at most."""
+    prompt, lengths = len(item.prompt.token_ids_P), [len(each.token_ids_L) for each in item.continuations]
+    return (repeated_pairs if form == "repeated" else group_pairs)(prompt, lengths, window)
+
+
+def _scored(item: PackItem) -> int:
+    return sum(int(each.is_scored_L.sum()) for each in item.continuations)
+
+
+def causal_pairs(length: int, window: int | None = None) -> int:
+    """Count the pairs of one causal row."""
+    near = length if window is None else min(length, window)  # tokens that see all before them
+    return near * (near + 1) // 2 + (length - near) * near
+
+
+def group_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
+    """Count the pairs of a group whose prompt is computed once."""
+    of_prompt = causal_pairs(prompt_length, window)
+    rows = repeated_pairs(prompt_length, completion_lengths, window)
+    return rows - (len(completion_lengths) - 1) * of_prompt
+
+
+def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
+    """Count the pairs of a group whose prompt is computed with every completion."""
+    return sum(causal_pairs(prompt_length + length, window) for length in completion_lengths)
 
 
 def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:

@@ -14,18 +14,17 @@ from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
-from tiercel.models.saving import restore_adapter
+from tiercel.models.weights.saving import restore_adapter
 from tiercel.regular_files import read_json
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
-from tiercel.training.budget import kept_tokens
-from tiercel.training.build import build_trainer
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
+from tiercel.training.grpo.minibatches import bundled
 from tiercel.training.kept_batches import KeptPlan, read_kept
-from tiercel.training.minibatches import bundled
-from tiercel.training.objectives import objective_of
+from tiercel.training.offline.objectives import objective_of
 from tiercel.training.session import run_length, set_up_numerics
-from tiercel.training.trainer import Trainer
+from tiercel.training.strategy_choice import kept_tokens
+from tiercel.training.trainer import Trainer, build_trainer
 from tiercel.training.update import Contribution, example_contributions, policy_contributions
 from tiercel.types import EncodedImage, Example
 from tiercel.writing import NOT_OURS, reading

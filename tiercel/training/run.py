@@ -9,34 +9,36 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from tiercel.config import GrpoRecipe, OfflineRecipe
+from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.loading import require_sound
-from tiercel.config.reward_rules import reward_models
 from tiercel.config.schema import BaseRecipe, Recipe, Source
 from tiercel.config.tracker_packages import require_packages
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.errors import TrainingError
-from tiercel.models.loading import resolve
-from tiercel.models.memory_errors import first_line, is_out_of_memory
-from tiercel.reliability.pulse import Pulse
-from tiercel.report import write_report
+from tiercel.models.weights.loading import resolve
+from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.directory import RunDirectory, open_run
 from tiercel.training.watching import phase_limits
+from tiercel.web.report import write_report
 
 COLLECTIVE_PATIENCE = 2
 AnyRecipe = TypeVar("AnyRecipe", OfflineRecipe, GrpoRecipe)
 
 
-def run_recipe(train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe, pulse: Pulse) -> Path | None:
+def run_recipe(
+    train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe, heartbeat: Heartbeat
+) -> Path | None:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
-    and return its path; None but on the first rank. `pulse`: this process's, which is watched. Raises TrainingError
+    and return its path; None but on the first rank. `heartbeat`: this process's, which is watched. Raises TrainingError
     where memory runs out, and RecipeError for a recipe that a file could not hold."""
     require_sound(recipe)
-    with launched_ranks(recipe, pulse) as ranks, ready_run(recipe, ranks) as run:
+    with launched_ranks(recipe, heartbeat) as ranks, ready_run(recipe, ranks) as run:
         fetch(recipe, ranks)
-        pulse.begin("rows", 0)
+        heartbeat.begin("rows", 0)
         train(recipe, run)
-        pulse.begin("report", pulse.doing.step)
+        heartbeat.begin("report", heartbeat.activity.step)
         report = ranks.on_first(partial(_reported, run))
         return report if ranks.is_first else None
 
@@ -50,7 +52,7 @@ def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
     """Download what the recipe names on a hub; this shows its own progress and may take hours."""
     for source in checkpoints_of(recipe):
         if not Path(source.path).expanduser().is_dir():
-            ranks.pulse.begin("download", 0)
+            ranks.heartbeat.begin("download", 0)
         ranks.together(partial(resolve, source))
 
 
@@ -69,15 +71,15 @@ def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
 
 
 @contextmanager
-def launched_ranks(recipe: Recipe, pulse: Pulse) -> Iterator[Ranks]:
+def launched_ranks(recipe: Recipe, heartbeat: Heartbeat) -> Iterator[Ranks]:
     """Join the ranks that a launcher started, once they agree; their failures are told in plain words."""
     limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
-    with plain_failures(recipe), joined_ranks(limit, pulse) as ranks:
+    with plain_failures(recipe), joined_ranks(limit, heartbeat) as ranks:
         if ranks.world_size > 1:
-            pulse.begin("agree", 0)
+            heartbeat.begin("agree", 0)
             require_same_recipe(recipe, ranks)
             fetch(recipe, ranks)
-            pulse.begin("agree", 0)
+            heartbeat.begin("agree", 0)
             require_same_files(recipe, ranks)
         yield ranks
 

@@ -14,18 +14,27 @@ from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief
-from tiercel.learner.batch import AdvantageGroup
-from tiercel.learner.divergence import TeacherTokens
-from tiercel.learner.layout import Continuation
-from tiercel.models.family import Family
-from tiercel.models.loading import load_family
+from tiercel.models.families.base import Family
+from tiercel.models.weights.loading import load_family
+from tiercel.packing.batch import AdvantageGroup
+from tiercel.packing.divergence import TeacherTokens
+from tiercel.packing.layout import Continuation
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.vllm_common import ROUNDING, UNKNOWN, require_same_prompt
-from tiercel.rollout.vllm_http import GENERATE, SHORT_ANSWER, Needs, Nonsense, ServerFault, VllmServer, servers_key
-from tiercel.rollout.vllm_protocol import WordLogprob
-from tiercel.rollout.vllm_retries import NONSENSE, Faults
-from tiercel.rollout.vllm_routes import TokenRoute
-from tiercel.rollout.vllm_server import together
+from tiercel.rollout.vllm.http import (
+    GENERATE,
+    NONSENSE,
+    SHORT_ANSWER,
+    InvalidAnswer,
+    ServerFault,
+    ServerFaults,
+    ServerRequirements,
+    VllmServer,
+    servers_key,
+)
+from tiercel.rollout.vllm.protocol import WordLogprob
+from tiercel.rollout.vllm.requests import ROUNDING, UNKNOWN, require_same_prompt
+from tiercel.rollout.vllm.routes import TokenRoute
+from tiercel.rollout.vllm.server import together
 from tiercel.types import EncodedPrompt
 
 REQUESTS_IN_FLIGHT = 16  # of one rank; an answer may have megabytes
@@ -41,7 +50,7 @@ class ServedTeacher:
     section: Teacher
     key: str  # the section's
     family: Family
-    needs: Needs
+    needs: ServerRequirements
     rollout: Rollout  # whose patience and time limit hold here too
     ranks: Ranks
     distribution: ClassVar[None] = None  # it tells no states
@@ -84,9 +93,9 @@ class ServedTeacher:
 
     async def _patiently(self, server: VllmServer, whole: EncodedPrompt, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask until there is a good answer. A server that has failed may have been started again with another model."""
-        faults = Faults()
+        faults = ServerFaults()
         while True:
-            self.ranks.pulse.beat()
+            self.ranks.heartbeat.beat()
             try:
                 if faults.in_a_row:
                     await server.fitting(self.needs)
@@ -117,7 +126,9 @@ class ServedTeacher:
         require_same_prompt(self.family, whole, answer.prompt_token_ids, server.url)
         if answer.model != model or len(answer.prompt_logprobs) != len(whole.token_ids_P):
             came = f"{len(answer.prompt_logprobs)} places of {brief(answer.model)} came"
-            raise Nonsense(f"{GENERATE}: prompt_logprobs: {came}; {len(whole.token_ids_P)} of {model} were asked for")
+            raise InvalidAnswer(
+                f"{GENERATE}: prompt_logprobs: {came}; {len(whole.token_ids_P)} of {model} were asked for"
+            )
         return self._read(answer.prompt_logprobs, told, whole, continuation)
 
     def _read(
@@ -136,9 +147,9 @@ class ServedTeacher:
             logprobs = {word: entry.logprob for word, entry in (answers[place] or {}).items()}
             sane = all(UNKNOWN < value <= ROUNDING for value in logprobs.values())
             if not sane or sum(map(math.exp, logprobs.values())) > 1 + ROUNDING or len(logprobs) < told:
-                raise Nonsense(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came, no {told} logprobs")
+                raise InvalidAnswer(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came, no {told} logprobs")
             if token not in logprobs or max(logprobs) >= self.family.vocabulary_size:
-                raise Nonsense(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came for token {token}")
+                raise InvalidAnswer(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came for token {token}")
             own = logprobs[token]
             lost = sum(math.exp(logprobs.pop(word)) for word in self._excluded if word in logprobs)
             shift = math.log1p(-min(lost, 1 - ROUNDING))
@@ -180,7 +191,7 @@ def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> S
     chosen, rollout = recipe_of_teacher(recipe, section), recipe.rollout
     family = load_family(chosen.model, chosen.data.template, chosen.data.coordinates)
     key = recipe.teacher_key
-    needs = Needs(
+    needs = ServerRequirements(
         model_names=(section.path, family.checkpoint.path),
         row_tokens=recipe.data.max_prompt_tokens + rollout.longest + PARAMS.max_new_tokens,
         key=f"{key}.path",

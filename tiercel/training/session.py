@@ -19,21 +19,20 @@ from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.directory import RunDirectory, resume_point
+from tiercel.runs.ending import StopRequest
 from tiercel.runs.json_lines import Rows
-from tiercel.runs.progress import Progress
-from tiercel.runs.stopping import StopRequest
-from tiercel.runs.waiting import waiting
+from tiercel.runs.progress import Progress, waiting
 from tiercel.trackers.opening import Trackers, open_trackers
-from tiercel.training.checkpointing import OBJECTIVE, Checkpoints
+from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
-from tiercel.training.run_rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Length:
+class RunLength:
     """How long the run is: steps, and the global index before which it stops (None: no end but the steps)."""
 
     steps: int
@@ -47,7 +46,7 @@ class Session:
     recipe: BaseRecipe
     run: RunDirectory
     read: RunRows
-    length: Length
+    length: RunLength
     found: FoundCheckpoint | None
     checkpoints: Checkpoints
     guard: FiniteGuard
@@ -198,13 +197,13 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
     torch.use_deterministic_algorithms(recipe.train.deterministic)
 
 
-def run_length(recipe: BaseRecipe, row_count: int) -> Length:
+def run_length(recipe: BaseRecipe, row_count: int) -> RunLength:
     """Compute the length from the steps that are given, or from the epochs."""
     if recipe.train.steps is not None:
-        return Length(steps=recipe.train.steps, end=None)
+        return RunLength(steps=recipe.train.steps, end=None)
     assert recipe.train.epochs is not None
     size = recipe.optim.prompts_per_step
-    return Length(
+    return RunLength(
         steps=steps_of_epochs(recipe.train.epochs, row_count, size),
         end=prompts_of_epochs(recipe.train.epochs, row_count),
     )

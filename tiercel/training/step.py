@@ -8,18 +8,18 @@ import torch
 from torch.profiler import record_function
 
 from tiercel.data.loader import StepBatch
-from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.heartbeat import Heartbeat
 
 
 class Step:
     """The step that follows `number` updates. The watchdog hears of each phase as it begins."""
 
-    def __init__(self, number: int, pulse: Pulse):
+    def __init__(self, number: int, heartbeat: Heartbeat):
         self.number = number
         self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
         self.upcoming: Sequence[Sequence] = ()  # prompts of later steps, of each one, whose sampling begins now
         self.row: dict[str, float] = {}  # of metrics.jsonl
-        self._pulse = pulse
+        self._pulse = heartbeat
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
@@ -49,7 +49,7 @@ class Step:
         self._seconds[name] = self._seconds.get(name, 0.0) + _now() - started
 
     @contextmanager
-    def aside(self, name: str) -> Iterator[None]:
+    def untimed_phase(self, name: str) -> Iterator[None]:
         """Begin a phase that does not count into the step's seconds."""
         self._pulse.begin(name, self.number, self.row_ids)
         started = time.perf_counter()

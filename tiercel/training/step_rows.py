@@ -48,7 +48,7 @@ class StepRows(Generic[Encoded]):
         session = self._session
         following = deque[StepBatch[Encoded]]()
         for number in range(session.start, session.length.steps):
-            step = Step(number, session.ranks.pulse)
+            step = Step(number, session.ranks.heartbeat)
             with step.phase("data"):
                 step.batch = following.popleft() if following else next_batch(self._loader, session.ranks)
                 more = min(ahead - len(following), self._loader.steps_left)
@@ -85,7 +85,7 @@ class StepRows(Generic[Encoded]):
 def next_batch(loader: StepLoader[Encoded], ranks: Ranks) -> StepBatch[Encoded]:
     """Take the loader's next step: this rank's rows, and the rejected rows of all ranks."""
     batch = ranks.together(lambda: next(loader))
-    ranks.pulse.beat()
+    ranks.heartbeat.beat()
     return _with_all_rejected(batch, ranks)
 
 

@@ -1,5 +1,6 @@
 """Which strategy a run takes, and in microbatches of how many tokens; and why."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +11,20 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
 from tiercel.doctor.machine import free_memory
-from tiercel.errors import EnvironmentProblem
+from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.planning.devices import DEVICES
 from tiercel.planning.machine import Machine, memory_here
-from tiercel.planning.plan import Plan, gathering_problem, make_plan
+from tiercel.planning.plan import MemoryPlan, gathering_problem, make_plan
+from tiercel.regular_files import read_json
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.files import write_atomically
+from tiercel.writing import GO_ON, writing
 
 BUDGET = "learner.max_tokens_per_microbatch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class StrategyChoice:
     """How a run divides its work."""
 
     strategy: str
@@ -27,7 +32,9 @@ class Choice:
     reasons: tuple[str, ...] = ()  # for the log
 
 
-def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> Choice:
+def chosen_strategy(
+    recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]
+) -> StrategyChoice:
     """Choose the strategy and the microbatches to run. What is `auto` is taken from the plan; GPUs are planned for
     whether there is one or several. Raises EnvironmentProblem where the recipe's strategy does not go with the ranks,
     or where the plan finds nothing that fits."""
@@ -44,7 +51,7 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device, say:
     elif device.type == "cpu":
         strategy = "single"
     if strategy != "auto" and tokens != "auto":
-        return Choice(strategy=strategy, tokens=tokens)
+        return StrategyChoice(strategy=strategy, tokens=tokens)
     asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": strategy})})
     choice = ranks.on_first(lambda: _planned(asked, ranks, device))
     for reason in choice.reasons:
@@ -68,7 +75,7 @@ def rank_memory_bytes(device: torch.device) -> int:
     return memory_here() // _ranks_here()
 
 
-def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> Choice:
+def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> StrategyChoice:
     """Take from the plan what the recipe leaves to it. On CPUs the memory is an equal share of what is free."""
     assert isinstance(recipe, Recipe)
     memory = rank_memory_bytes(device) if device.type == "cuda" else free_memory() // _ranks_here()
@@ -81,10 +88,10 @@ def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> Choice:
         reasons.append(f"train.strategy: {plan.chosen}, {plan.reason}")
     if recipe.learner.max_tokens_per_microbatch == "auto":
         reasons.append(f"{BUDGET}: auto takes {plan.tokens:,} tokens; up to {option.largest_tokens:,} fit into {room}")
-    return Choice(strategy=plan.chosen, tokens=plan.tokens, reasons=tuple(reasons))
+    return StrategyChoice(strategy=plan.chosen, tokens=plan.tokens, reasons=tuple(reasons))
 
 
-def _nothing_fits(recipe: Recipe, plan: Plan) -> str:
+def _nothing_fits(recipe: Recipe, plan: MemoryPlan) -> str:
     """Write what does not fit, and what would."""
     room = f"{plan.machine.memory_bytes / 1e9:.0f} GB on {plan.machine.ranks} ranks"
     change = f"; this fits: {plan.change}" if plan.change else ""
@@ -110,3 +117,41 @@ def _machine(ranks: Ranks, device: torch.device, memory: int) -> Machine:
 
 def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+FILE, KEY = "chosen.json", "learner.max_tokens_per_microbatch"
+
+
+def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
+    """Read what this run took before; None in a new run, and where the recipe has a number. Raises RunError for a file
+    that is not as it was written."""
+    file = run.path / FILE
+
+    def read() -> int | None:
+        if recipe.learner.max_tokens_per_microbatch != "auto" or not os.path.lexists(file):
+            return None
+        try:
+            return int(read_json(file)[KEY])
+        except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+            raise RunError(f"{file} does not say {KEY}: {error}; write the number from log.txt there") from error
+
+    return run.ranks.on_first(read)
+
+
+def keep_tokens(recipe: BaseRecipe, run: RunDirectory, tokens: int) -> None:
+    """Write what a run took, where the recipe does not have it."""
+    if recipe.learner.max_tokens_per_microbatch != "auto":
+        return
+    file = run.path / FILE
+
+    def write() -> None:
+        with writing(file, GO_ON):
+            write_atomically(file, json.dumps({KEY: tokens}))
+
+    run.ranks.on_first(write)
+
+
+def with_tokens(recipe: BaseRecipe, tokens: int) -> BaseRecipe:
+    """Return the recipe with this number of tokens."""
+    learner = recipe.learner.model_copy(update={"max_tokens_per_microbatch": tokens})
+    return recipe.model_copy(update={"learner": learner})

@@ -6,11 +6,11 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import training_device
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import ModelError
-from tiercel.learner.proof import prove_where_needed
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.models.policy import load_for_inference
-from tiercel.runs.waiting import waiting
-from tiercel.training.learners import Say, passes_for_inference
+from tiercel.packing.proof import prove_where_needed
+from tiercel.runs.progress import waiting
+from tiercel.training.policy_passes import Say, passes_for_inference
 from tiercel.training.served_teacher import ServedTeacher, open_served, recipe_of_teacher
 from tiercel.training.teaching import LocalTeacher, Teaching, require_same_words, teacher_encoder
 

@@ -19,14 +19,14 @@ from tiercel.data.rows import fill_prompt
 from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError, ModelError
-from tiercel.learner.batch import AdvantageGroup, PolicyBatch
-from tiercel.learner.divergence import Target, TeacherTokens
-from tiercel.learner.head import TokenScores
-from tiercel.learner.layout import PackItem
-from tiercel.models.family import Family
+from tiercel.models.families.base import Family
 from tiercel.models.prompts import completion_positions
+from tiercel.packing.batch import AdvantageGroup, PolicyBatch
+from tiercel.packing.divergence import Target, TeacherTokens
+from tiercel.packing.layout import PackItem
+from tiercel.packing.logprobs import TokenScores
 from tiercel.reliability.redaction import without_secrets
-from tiercel.training.forward import NO_TOTALS, Passes
+from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.served_teacher import ServedTeacher
 from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
@@ -93,7 +93,7 @@ class Teaching:
     encode: Encode | None  # of the teacher's own prompts; None: it is asked exactly what the policy is
     ranks: Ranks
 
-    def taught(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
+    def with_teacher_terms(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
         """Add what the teacher says of every completion. Raises DataError for a prompt that it cannot take."""
         asked = self.ranks.together(lambda: [self._asked(group) for group in groups])
         parts = iter(self.told_by.tokens(asked))

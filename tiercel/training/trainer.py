@@ -4,16 +4,35 @@ N scored tokens of a microbatch.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from tiercel.algorithms.kl import Kl, KlTerm
-from tiercel.distributed.strategy import Strategy
-from tiercel.learner.batch import AdvantageGroup, PolicyUnit
-from tiercel.models.reference import move_reference
-from tiercel.training.forward import Passes
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.devices import training_device
+from tiercel.distributed.context import context_group
+from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.distributed.strategies.base import Strategy, build_strategy
+from tiercel.distributed.strategies.shard_files import saved_moments
+from tiercel.distributed.strategies.sharded import mesh_of
+from tiercel.models.policy import Policy, build_policy, starting_weights
+from tiercel.models.reference import move_reference, restore_reference
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.memory_errors import weight_bytes
+from tiercel.models.weights.saving import restore_adapter
+from tiercel.packing.batch import AdvantageGroup, PolicyUnit
+from tiercel.packing.compiling import require_compilable
+from tiercel.packing.proof import prove_where_needed
+from tiercel.runs.checkpoints import FoundCheckpoint
+from tiercel.runs.progress import waiting
+from tiercel.training.policy_passes import Passes, Say, learning_temperature, new_learner
+from tiercel.training.strategy_choice import chosen_strategy, with_tokens
+from tiercel.training.teachers import open_teacher
 from tiercel.training.teaching import Teaching
 
 
@@ -44,10 +63,73 @@ class Trainer(Passes):
         finally:
             self.learner.eval()
 
-    def taught(self, groups: Sequence[AdvantageGroup]) -> Sequence[AdvantageGroup]:
+    def with_teacher_terms(self, groups: Sequence[AdvantageGroup]) -> Sequence[AdvantageGroup]:
         """Add what the teacher says of every completion, where there is one. All ranks call it."""
-        return groups if self.teacher is None else self.teacher.taught(groups)
+        return groups if self.teacher is None else self.teacher.with_teacher_terms(groups)
 
     def move_reference(self, kl: Kl, step: int) -> None:
         """Let a reference that moves follow the policy after `step` updates, where that is due."""
         move_reference(self.policy, kl, step)
+
+
+def build_trainer(
+    recipe: BaseRecipe,
+    found: FoundCheckpoint | None = None,
+    say: Say = lambda text: None,
+    ranks: Ranks = ALONE,
+    tokens: int | None = None,
+) -> Trainer:
+    """Load or restore all that is trained. `say` hears what was chosen; `tokens`: of a microbatch, where the run has
+    chosen them before (budget.py)."""
+    device = training_device()
+    ranks.heartbeat.begin("load", found.step if found else 0)
+    weights = found.path / "model" if found and recipe.lora is None else None
+    choice = chosen_strategy(recipe if tokens is None else with_tokens(recipe, tokens), ranks, device, say)
+    kind = STRATEGY_KINDS[choice.strategy]
+    require_compilable(recipe, kind)
+
+    def load_and_wrap() -> tuple[Policy, Strategy]:
+        policy = build_policy(recipe, device, weights, stays_on_cpu=kind.shards_model)
+        prove_where_needed(policy, say)
+        start = starting_weights(policy, recipe, weights)
+        if found is not None and policy.peft is not None:
+            restore_adapter(policy, found.path / "adapter")
+            restore_reference(policy, found.path)
+        learner = new_learner(policy, recipe, device, say, kind, context)
+        return policy, build_strategy(kind.name, recipe, ranks, policy, learner, start)
+
+    context = context_group(ranks, recipe.train.context_parallel, device)
+    if kind.loads_in_turns:
+        mesh_of(recipe, ranks, device)  # its process groups, which all ranks make at once
+    with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
+        # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
+        policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
+    if found is not None:
+        strategy.restore(saved_moments(found.path), found.state["loss_scaler"])
+    trainer = Trainer(
+        policy=policy,
+        learner=strategy.learner,
+        vision=VisionStore(policy, recipe.model.vision_cache_bytes),
+        ranks=ranks,
+        passes_are_private=strategy.passes_are_private and context is None,
+        context=context,
+        temperature=learning_temperature(recipe),
+        max_tokens=choice.tokens,
+        strategy=strategy,
+        max_grad_norm=recipe.optim.max_grad_norm,
+        kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
+        teacher=open_teacher(recipe, policy.family, say, ranks) if isinstance(recipe, GrpoRecipe) else None,
+    )
+    trainer.learner.eval()
+    if not strategy.passes_are_private:
+        # FSDP2 takes the module that is called first for the root; the sampler must not be the one to call.
+        with torch.no_grad():
+            trainer.learner(trainer.empty_pass().packed, None, trainer.temperature)
+    return trainer
+
+
+def _size_of(checkpoint: Path) -> str:
+    """Write the size of a local checkpoint's weights for a message."""
+    with suppress(OSError):  # who loads them says it
+        return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
+    return ""

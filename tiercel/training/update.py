@@ -17,23 +17,23 @@ from tiercel.algorithms.correction import drift_sums, is_near_policy
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.errors import TrainingError
-from tiercel.learner.batch import CompletionName, PolicyBatch, PolicyUnit
-from tiercel.learner.head import TokenScores
-from tiercel.learner.prefix import PrefixPass
-from tiercel.training.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
+from tiercel.packing.attention.prefix import PrefixPass
+from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
+from tiercel.packing.logprobs import TokenScores
 from tiercel.training.finite import (
-    Trace,
     TracedPart,
+    UpdateTrace,
     faulty_examples,
     faulty_rows,
     gradient_size,
     non_finite,
     without_graph,
 )
-from tiercel.training.forward import ExamplePass
-from tiercel.training.minibatches import Minibatch
-from tiercel.training.objectives import Objective, Plan
-from tiercel.training.passes import Known
+from tiercel.training.grpo.engine_gap import LARGEST_GAP, gap_counts, gap_limits, require_near
+from tiercel.training.grpo.minibatches import Minibatch
+from tiercel.training.grpo.reference_passes import PrecomputedValues
+from tiercel.training.offline.objectives import Objective, UpdateInputs
+from tiercel.training.policy_passes import ExamplePass
 from tiercel.training.trainer import Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
@@ -95,25 +95,25 @@ class Contribution:
 
 
 def policy_update(
-    trainer: Trainer, minibatch: Minibatch, known: Sequence[Sequence[Known]], recipe: GrpoRecipe
+    trainer: Trainer, minibatch: Minibatch, known: Sequence[Sequence[PrecomputedValues]], recipe: GrpoRecipe
 ) -> Update:
     """Make one update by a policy-gradient loss; `known` per unit and microbatch. Raises NonFiniteError, and
     TrainingError where the engine has gone wrong."""
     units = minibatch.units
     passes = [policy_contributions(trainer, unit, each, recipe) for unit, each in zip(units, known, strict=True)]
-    accept = partial(require_near, recipe, trainer.ranks.pulse.doing.step)
+    accept = partial(require_near, recipe, trainer.ranks.heartbeat.activity.step)
     with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
         return _apply(trainer, passes, minibatch.totals.tokens, accept)
 
 
 def policy_contributions(
-    trainer: Trainer, unit: PolicyUnit, known: Sequence[Known], recipe: GrpoRecipe
+    trainer: Trainer, unit: PolicyUnit, known: Sequence[PrecomputedValues], recipe: GrpoRecipe
 ) -> Iterator[Contribution]:
     """Yield what each microbatch of a unit adds to the loss. Take its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
     with opened_prefix(trainer, unit) as prefix:
         for batch, each in zip(unit.batches, known, strict=True):
-            trainer.ranks.pulse.work_on(batch.prompt_ids)
+            trainer.ranks.heartbeat.work_on(batch.prompt_ids)
             with trainer.training_mode():
                 features_KH = trainer.vision.features(batch.packed.images, with_gradient=True)
                 target = None if trainer.teacher is None else trainer.teacher.target(batch)
@@ -124,7 +124,7 @@ def policy_contributions(
 
 
 def _policy_contribution(
-    batch: PolicyBatch, scores: TokenScores, known: Known, trainer: Trainer, recipe: GrpoRecipe
+    batch: PolicyBatch, scores: TokenScores, known: PrecomputedValues, trainer: Trainer, recipe: GrpoRecipe
 ) -> Contribution:
     algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
     kl, teacher = trainer.kl, None if trainer.teacher is None else trainer.teacher.term(batch, scores)
@@ -230,7 +230,7 @@ def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[PrefixPass | N
     prefix.backward()
 
 
-def example_update(trainer: Trainer, objective: Objective, plan: Plan) -> Update:
+def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -> Update:
     """Make one update from a step's examples. Raises NonFiniteError."""
     passes = trainer.example_passes(plan.made)
     with trainer.vision.update([each.packed.images for each in passes]):
@@ -238,11 +238,11 @@ def example_update(trainer: Trainer, objective: Objective, plan: Plan) -> Update
 
 
 def example_contributions(
-    trainer: Trainer, objective: Objective, each: ExamplePass, plan: Plan
+    trainer: Trainer, objective: Objective, each: ExamplePass, plan: UpdateInputs
 ) -> Iterator[Contribution]:
     """Yield what a pass adds to the loss."""
     packed, rows = each.packed, each.row_ids
-    trainer.ranks.pulse.work_on(rows)
+    trainer.ranks.heartbeat.work_on(rows)
     with trainer.training_mode():
         features_KH = trainer.vision.features(packed.images, with_gradient=True)
         scores = trainer.learner(packed, features_KH, trainer.temperature, asked=objective.asked(each))
@@ -276,15 +276,15 @@ def _apply(
     on all ranks alike, where the passes must not be learnt from."""
     strategy = trainer.strategy
     strategy.zero_gradients()
-    pulse, first = trainer.ranks.pulse, next(iter(trainer.policy.trained_parameters().values()))
-    if pulse.spoil(1.0, "weights") != 1.0:
+    heartbeat, first = trainer.ranks.heartbeat, next(iter(trainer.policy.trained_parameters().values()))
+    if heartbeat.maybe_corrupt(1.0, "weights") != 1.0:
         first.data.mul_(math.nan)
-    sums, trace, parameters = _Sums(), Trace(), list(trainer.policy.trained_parameters().values())
+    sums, trace, parameters = _Sums(), UpdateTrace(), list(trainer.policy.trained_parameters().values())
     seen: list[TokensSeen] = []
     for number, contributions in enumerate(passes):
         for part in contributions:
-            loss = pulse.spoil(part.loss, "loss")
-            strategy.backward(pulse.spoil(loss, "gradient"), is_last=number + 1 == len(passes))
+            loss = heartbeat.maybe_corrupt(part.loss, "loss")
+            strategy.backward(heartbeat.maybe_corrupt(loss, "gradient"), is_last=number + 1 == len(passes))
             size = gradient_size(parameters)
             trace.parts.append(
                 TracedPart(row_ids=part.row_ids, loss=loss.detach(), faulty_rows=part.faulty_rows, size=size)

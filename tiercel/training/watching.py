@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.distributed.notes import note_code, signs_directory
-from tiercel.reliability.pulse import Pulse
+from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.stall_files import NOWHERE, SignFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.reliability.work import process_age
@@ -18,7 +18,7 @@ DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 
 
 @contextmanager
-def watched(recipe: BaseRecipe, command: str) -> Iterator[Pulse]:
+def watched(recipe: BaseRecipe, command: str) -> Iterator[Heartbeat]:
     """Ends this process, with exit code 4, where it makes no progress, or another rank does not; `command` names the
     ranks that belong together. Yields what the process is to say of its progress."""
 
@@ -26,10 +26,10 @@ def watched(recipe: BaseRecipe, command: str) -> Iterator[Pulse]:
         note_code(code)
         os._exit(code)
 
-    pulse = Pulse(int(os.environ.get("RANK", "0")))
+    heartbeat = Heartbeat(int(os.environ.get("RANK", "0")))
     files = SignFiles(_directory(recipe, command), int(os.environ.get("WORLD_SIZE", "1")))
-    with Watchdog(pulse, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end):
-        yield pulse
+    with Watchdog(heartbeat, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end):
+        yield heartbeat
 
 
 def _directory(recipe: BaseRecipe, command: str) -> Path:

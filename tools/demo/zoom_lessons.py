@@ -7,16 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tiercel.demo.scenes import SIDE
-from tiercel.demo.zoom_scenes import (
-    CENTRES,
-    QUESTION,
-    dialogue,
-    region,
-    save_picture,
-    scenes,
-    write_rows,
-    zoomed,
-)
+from tiercel.demo.zoom_scenes import CENTRES, QUESTION, dialogue, region, save_picture, scenes, write_rows, zoomed
 
 WHERE = "<image>Where is the ring?"
 # As the start's chat template writes them.

@@ -8,9 +8,8 @@ from tiercel.algorithms.advantages import ADVANTAGES
 from tiercel.algorithms.correction import Correction
 from tiercel.algorithms.f_divergences import F_DIVERGENCES
 from tiercel.algorithms.kl import KL_ESTIMATORS, Kl
-from tiercel.algorithms.losses import LOSSES
-from tiercel.algorithms.normalisers import NORMALISERS
-from tiercel.algorithms.pairs import PAIR_LOSSES
+from tiercel.algorithms.losses import LOSSES, NORMALISERS
+from tiercel.algorithms.preference import PAIR_LOSSES
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.sft import TOKEN_LOSSES

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from tiercel.models.family import Family
-from tiercel.models.generic import AnyImageText
-from tiercel.models.loading import FAMILIES, PROVED
-from tiercel.models.text_only import TextOnly
+from tiercel.models.families.base import Family
+from tiercel.models.families.generic import AnyImageText
+from tiercel.models.families.text_only import TextOnly
+from tiercel.models.weights.loading import FAMILIES, PROVED
 from tiercel.types import CoordinateSpace
 from tools.docs.recipe import Say
 from tools.docs.tables import write_table

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from tiercel.config.keys import ENTRY, RECIPES, Key, every_key, type_in_words
-from tiercel.rewards.builtin import BY_NAME, CALL, OPTIONS
+from tiercel.rewards.all import BY_NAME, CALL, OPTIONS
 from tiercel.sections import shown
 
 Say = Callable[[str], str]  # a text in the language of the page

@@ -1,0 +1,64 @@
+"""Prompts, continuations and scored groups made by hand, without a model."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tests.tiny_models import make_row
+from tiercel.models.prompts import completion_positions
+from tiercel.packing.batch import AdvantageGroup, advantage_groups
+from tiercel.packing.layout import Continuation, PackItem
+from tiercel.types import Completion, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
+
+
+def prompt(ids: Sequence[int], index: int = 0) -> EncodedPrompt:
+    """A text-only prompt with plain positions; its row is `row-{index}`."""
+    return EncodedPrompt(
+        row=make_row(f"row-{index}", "Hello", 0),
+        index=index,
+        text="",
+        token_ids_P=torch.tensor(ids),
+        positions_DP=torch.arange(len(ids))[None],
+        images=(),
+    )
+
+
+def continuation(of: EncodedPrompt, ids: Sequence[int], scored: Sequence[bool] | None = None) -> Continuation:
+    return Continuation(
+        token_ids_L=torch.tensor(ids),
+        positions_DL=completion_positions(of.positions_DP, len(ids)),
+        is_scored_L=torch.tensor(scored or [True] * len(ids)),
+    )
+
+
+def item(prompt_length: int, *lengths: int, index: int = 0) -> PackItem:
+    """A prompt and completions of these lengths; the ids do not matter."""
+    start = prompt(range(prompt_length), index)
+    return PackItem(prompt=start, continuations=tuple(continuation(start, range(length)) for length in lengths))
+
+
+def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], float | None]]) -> ScoredGroup:
+    """Completions by their ids and totals. The logprobs that the engine reported count down from -1."""
+    made = []
+    for ids, total in completions:
+        completion = Completion(
+            token_ids_L=torch.tensor(ids),
+            logprobs_L=-1.0 - torch.arange(len(ids)),
+            text="",
+            is_truncated=False,
+            seed=0,
+        )
+        made.append(ScoredCompletion(completion=completion, rewards={}, total=total, is_correct=None))
+    group = Group(prompt=of, completions=tuple(each.completion for each in made), policy_version=0)
+    return ScoredGroup(group=group, completions=tuple(made))
+
+
+def learnable_groups(scored: Sequence[ScoredGroup]) -> list[AdvantageGroup]:
+    """With group-normalised advantages over the completions that have a total; equal ones get 0."""
+    advantages: list[list[float | None]] = []
+    for group in scored:
+        totals = torch.tensor([each.total for each in group.completions if each.total is not None])
+        spread = totals - totals.mean()
+        normal = iter((spread / (totals.std() + 1e-4) if totals.std() > 0 else 0 * spread).tolist())
+        advantages.append([None if each.total is None else next(normal) for each in group.completions])
+    return advantage_groups(scored, advantages)

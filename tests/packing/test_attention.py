@@ -1,0 +1,125 @@
+"""The split form against one dense attention with a mask, on random ragged layouts."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tiercel.models.layers.attention import Layer
+from tiercel.models.layers.sight import FULL, Sight
+from tiercel.packing.attention.forms import SplitAttention, split_plan
+from tiercel.packing.layout import GroupSpans, PrefixLayout
+
+CPU = torch.device("cpu")
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
+
+
+def layout_of(*groups: tuple[int, ...], picture_spans: tuple[tuple[int, int], ...] = ()) -> PrefixLayout:
+    """Groups by the lengths of their prompt and completions."""
+    spans, start = [], 0
+    for prompt, *completions in groups:
+        bounds = [start, start + prompt]
+        for length in completions:
+            bounds.append(bounds[-1] + length)
+        pairs = list(itertools.pairwise(bounds))
+        spans.append(GroupSpans(prompt=pairs[0], completions=tuple(pairs[1:])))
+        start = bounds[-1]
+    return PrefixLayout(groups=tuple(spans), length=start, picture_spans=picture_spans)
+
+
+LAYOUTS = {
+    "one": layout_of((5, 3)),
+    "prompt alone": layout_of((7,)),
+    "single tokens": layout_of((1, 1, 1), (1, 1)),
+    "ragged": layout_of((9, 1, 17, 4, 40), (3, 2, 2, 2), (30,), (21, 33, 5, 6, 7, 1)),
+    "even": layout_of((12, 8, 8, 8), (12, 8, 8, 8)),
+    "conversations": layout_of((4, 9), (13, 2), (6, 30)),
+    "pictures": layout_of((9, 1, 17, 4, 40), (12, 2, 2, 2), picture_spans=((2, 7), (71, 73), (74, 82))),
+    "a picture in a later turn": layout_of((4, 9), (6, 30), picture_spans=((1, 3), (5, 9), (20, 45))),
+}
+SIGHTS = {
+    "full": FULL,
+    "causal": Sight(whole_pictures=False),
+    **{f"window of {window}": Sight(window=window) for window in (1, 2, 7, 20, 64)},
+    "causal window": Sight(window=5, whole_pictures=False),
+}
+LAYER = Layer(index=0, scale=0.3)
+
+
+def inputs_of(layout: PrefixLayout, dtype: torch.dtype = torch.float32, first_query: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(layout.length)
+    shapes = [(HEADS, layout.length - first_query), (KEY_HEADS, layout.length), (KEY_HEADS, layout.length)]
+    return [
+        torch.randn(1, length, heads, SIZE, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
+        for heads, length in shapes
+    ]
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, first_query: int = 0, sight=FULL) -> Tensor:
+    mask = layout.dense_mask(CPU, sight, layout.after(first_query))
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+
+
+def output_and_gradients(compute, inputs: list[Tensor]) -> list[Tensor]:
+    output = compute(*inputs)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_split_equals_a_dense_mask_forward_and_backward(name, sight):
+    layout = LAYOUTS[name]
+    inputs = inputs_of(layout)
+    attend, layer = SplitAttention(layout, CPU), replace(LAYER, sight=sight)
+    found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), inputs)
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
+@pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (1, 1, 1), (5, 7)])
+def test_completions_over_keys_of_an_earlier_pass(lengths, sight):
+    layout, first = layout_of(lengths), lengths[0]
+    inputs = inputs_of(layout, first_query=first)
+    attend, layer = SplitAttention(layout, CPU, layout.after(first)), replace(LAYER, sight=sight)
+    found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, first, sight), inputs)
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("sight", (FULL, Sight(window=7)))
+def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is(sight):
+    layout = LAYOUTS["ragged"]
+    inputs = inputs_of(layout, torch.bfloat16)
+    exact_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), exact_inputs)
+    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), inputs)
+    attend, layer = SplitAttention(layout, CPU), replace(LAYER, sight=sight)
+    found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
+    for mine, other, right in zip(found, plain, exact, strict=True):
+        assert relative(mine, right) <= 1.2 * relative(other, right)
+
+
+def test_a_plan_by_hand():
+    plan = split_plan(layout_of((4, 2, 3, 8), (2,)), CPU)
+    blocks = [(block.queries, block.keys, block.is_causal) for block in plan.blocks]
+    assert blocks == [((0, 4), (0, 4), True), ((4, 17), (0, 4), False), ((17, 19), (17, 19), True)]
+    # 3 is more than 1.25 times 2, and 8 more than 1.25 times 3
+    assert [bucket.places_RL.tolist() for bucket in plan.buckets] == [
+        [[4, 5]],
+        [[6, 7, 8]],
+        [[9, 10, 11, 12, 13, 14, 15, 16]],
+    ]
+    (bucket,) = split_plan(layout_of((4, 4, 5)), CPU).buckets
+    assert bucket.places_RL.tolist() == [[4, 5, 6, 7, 7], [8, 9, 10, 11, 12]]
+    assert bucket.valid.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]

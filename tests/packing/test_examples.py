@@ -1,0 +1,214 @@
+"""Answers that share the beginning of their prompts: where they are cut, and what a pair computes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.models.test_families import huggingface_inputs
+from tests.packing.items import prompt
+from tests.packing.test_trajectories import SHOWN
+from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
+from tiercel.algorithms.completions import lasts, lengths, sums
+from tiercel.algorithms.preference import PAIR_LOSSES, PairInput, ranking_losses
+from tiercel.algorithms.preference_sections import Dpo
+from tiercel.models.layers.value_head import add_value_head
+from tiercel.models.prompts import completion_positions
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.examples import all_items, bundles, conversation_item, shared_item
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import pack
+from tiercel.types import EncodedConversation, EncodedImage, Example, ImagePlan
+
+PICTURE = 9  # the token that stands for a picture
+
+
+def is_vision(ids):
+    return ids == PICTURE
+
+
+def conversation(asked, answer, index=0, pictures=""):
+    """A prompt of these ids, an answer of which all is scored; one picture for each letter."""
+    plan = ImagePlan(original_size=(8, 8), processed_size=(8, 8), grid=(1, 1, 1), token_count=1)
+    images = tuple(EncodedImage(sha256=name, plan=plan, views=()) for name in pictures)
+    start = replace(prompt(asked, index), images=images)
+    return EncodedConversation(
+        prompt=start,
+        token_ids_L=torch.tensor(answer),
+        positions_DL=completion_positions(start.positions_DP, len(answer)),
+        is_scored_L=torch.ones(len(answer), dtype=torch.bool),
+    )
+
+
+def ids(item):
+    return item.prompt.token_ids_P.tolist(), [each.token_ids_L.tolist() for each in item.continuations]
+
+
+def test_a_pair_has_its_prompt_once():
+    pair = [conversation([1, 9, 2], answer, pictures="a") for answer in ([5, 6], [5, 7, 8])]
+    item = shared_item(pair, is_vision)
+    assert ids(item) == ([1, 9, 2], [[5, 6], [5, 7, 8]])
+    assert [each.positions_DL.tolist() for each in item.continuations] == [[[3, 4]], [[3, 4, 5]]]
+    assert [image.sha256 for image in item.images] == ["a"]
+
+
+def test_questions_of_one_picture_share_it_and_what_they_do_not_share_is_not_scored():
+    rows = [conversation([1, 9, 2, 3], [5], 0, "a"), conversation([1, 9, 4], [6, 7], 1, "a")]
+    item = shared_item(rows, is_vision)
+    assert ids(item) == ([1, 9], [[2, 3, 5], [4, 6, 7]])
+    assert [each.is_scored_L.tolist() for each in item.continuations] == [[False, False, True], [False, True, True]]
+    assert pack([item]).targets_N.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("asked", "pictures"),
+    (
+        (([1, 9, 2], [1, 9, 2]), ("a", "b")),  # another picture
+        (([1, 2, 9], [1, 3, 9]), ("a", "a")),  # the picture comes after what differs
+        (([1, 2], [3, 2]), ("", "")),  # nothing in common
+        (([1, 9, 2], [1, 2]), ("a", "")),
+    ),
+)
+def test_what_cannot_be_shared_stays_apart(asked, pictures):
+    pair = [conversation(each, [5], 0, names) for each, names in zip(asked, pictures, strict=True)]
+    assert shared_item(pair, is_vision) is None
+    (bundle,) = bundles([Example(conversations=tuple(pair))], is_vision, "dense", 100)
+    assert [ids(item)[0] for item in bundle.items] == list(asked)
+
+
+def test_neighbours_share_up_to_the_budget():
+    questions = [Example(conversations=(conversation([1, 9, n], [n], n, "a"),)) for n in (2, 3, 4)]
+    other = Example(conversations=(conversation([1, 9, 5], [5], 5, "b"),))
+    rows = [*questions, other]
+    apart = bundles(rows, is_vision, "dense", 100)
+    assert [bundle.length("dense") for bundle in apart] == [4, 4, 4, 4]
+    together = bundles(rows, is_vision, "dense", 100, share_rows=True)
+    assert [[example.prompt.index for example in bundle.examples] for bundle in together] == [[2, 3, 4], [5]]
+    assert [bundle.length("dense") for bundle in together] == [8, 4]
+    assert [bundle.length("dense") for bundle in bundles(rows, is_vision, "dense", 7, share_rows=True)] == [6, 4, 4]
+    repeated = bundles(rows, is_vision, "repeated", 100, share_rows=True)
+    assert [len(bundle.examples) for bundle in repeated] == [1, 1, 1, 1]  # it would not have fewer tokens
+
+
+def test_pairs_of_long_questions_are_not_grouped():
+    def pair(asked, index):
+        return Example(conversations=tuple(conversation([1, 9, *asked], [n], index, "a") for n in (5, 6)))
+
+    short, long = [2], [2, 2, 2, 2]
+    assert len(bundles([pair([3], 0), pair(short, 1)], is_vision, "dense", 99, share_rows=True)) == 2
+    # Apart 2 + 1 + 2 tokens each, together 2 + 4 * 2.
+    assert len(bundles([pair([3, *long], 0), pair(long, 1)], is_vision, "dense", 99, share_rows=True)) == 2
+
+
+def random_pairs(family, seed):
+    """Of a prompt without a picture, with one and with two: a pair, and a pair of another question of the same
+    pictures."""
+    generator = torch.Generator().manual_seed(seed)
+    examples = []
+    for start in tiny_prompts(family):
+        plans = [image.plan for image in start.images]
+        for more in (0, 3):
+            asked = torch.cat([start.token_ids_P, random_ids(family, more, generator)])
+            positions = family.positions(asked, plans)
+            own = replace(start, token_ids_P=asked, positions_DP=positions)
+            answers = [random_ids(family, length, generator) for length in (4 + more, 7)]
+            examples.append(
+                Example(
+                    conversations=tuple(
+                        EncodedConversation(
+                            prompt=own,
+                            token_ids_L=answer_L,
+                            positions_DL=completion_positions(positions, len(answer_L)),
+                            is_scored_L=torch.ones(len(answer_L), dtype=torch.bool),
+                        )
+                        for answer_L in answers
+                    )
+                )
+            )
+    return examples
+
+
+def plain_words(policy, each):
+    """Logprobs (L, V) of all words at an answer's tokens, by transformers' own pass over the whole conversation."""
+    family, item = policy.family, conversation_item(each)
+    ids_T = torch.cat([each.prompt.token_ids_P, each.token_ids_L])
+    inputs = huggingface_inputs(family, item.prompt, ids_T, list(SHOWN[each.prompt.index]))
+    logits_TV = policy.model(**inputs).logits[0]
+    logits_TV = logits_TV.index_fill(1, torch.tensor(family.placeholder_ids), -torch.inf)
+    return logits_TV[len(each.prompt.token_ids_P) - 1 : -1].log_softmax(-1)
+
+
+def plain(policy, each):
+    """Logprobs of an answer by the same pass."""
+    return plain_words(policy, each).gather(1, each.token_ids_L[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_packed_pair_equals_two_plain_passes(tiny_checkpoints, name):
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    examples = random_pairs(policy.family, 3)
+    conversations = [each for example in examples for each in example.conversations]
+    made = bundles(examples, policy.family.is_placeholder, "dense", 10_000, share_rows=True)
+    assert len(made) == 3 and all(len(bundle.items) == 1 for bundle in made)
+    packed, vision = pack(all_items(made)), VisionStore(policy, 0)
+    reference_B2 = -10 * torch.rand(len(examples), 2, generator=torch.Generator().manual_seed(1))
+
+    def outcome(logprobs_N):
+        owners_N, count = packed.continuation_of_N, packed.continuation_count
+        pairs = PairInput(
+            logprobs_B2=sums(logprobs_N, owners_N, count).view(-1, 2),
+            reference_B2=reference_B2,
+            lengths_B2=lengths(owners_N, count).view(-1, 2).float(),
+            shift=0.0,
+        )
+        policy.model.zero_grad()
+        PAIR_LOSSES["sigmoid"].compute(pairs, Dpo(loss="sigmoid")).mean().backward()
+        gradients = [parameter.grad.flatten() for parameter in policy.trained_parameters().values()]
+        return logprobs_N.detach(), torch.cat(gradients)
+
+    expected_N, expected = outcome(torch.cat([plain(policy, each) for each in conversations]))
+    for form in ("split", "dense", "repeated"):
+        found_N, found = outcome(
+            PackedPolicy(policy, form, False)(packed, vision.features(packed.images), 1.0).logprobs_N
+        )
+        assert float((found_N - expected_N).abs().max()) < 1e-4, form
+        assert float((found - expected).norm() / expected.norm()) < 1e-5, form
+
+
+def plain_value(policy, each):
+    """The value of an answer: the state that predicts its last token, of transformers' own pass, times the head."""
+    family, item, states = policy.family, conversation_item(each), []
+    inputs = huggingface_inputs(
+        family, item.prompt, torch.cat([each.prompt.token_ids_P, each.token_ids_L]), list(SHOWN[each.prompt.index])
+    )
+    hook = policy.model.get_output_embeddings().register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    policy.model(**inputs)
+    hook.remove()
+    return states[0][0, -2] @ policy.model.value_head.weight
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_values_of_a_packed_pair_equal_two_plain_passes(tiny_checkpoints, name):
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    add_value_head(policy.model)
+    head = policy.model.value_head.weight
+    head.data.normal_(generator=torch.Generator().manual_seed(2))
+    head.requires_grad_(True)
+    examples = random_pairs(policy.family, 3)
+    made = bundles(examples, policy.family.is_placeholder, "dense", 10_000)
+    packed, vision = pack(all_items(made)), VisionStore(policy, 0)
+
+    def outcome(values_C):
+        policy.model.zero_grad()
+        ranking_losses(values_C.view(-1, 2), torch.zeros(len(examples)), 0.01).mean().backward()
+        gradients = [parameter.grad.flatten() for parameter in policy.trained_parameters().values()]
+        return values_C.detach(), torch.cat(gradients)
+
+    expected_C, expected = outcome(
+        torch.stack([plain_value(policy, each) for example in examples for each in example.conversations])
+    )
+    for form in ("split", "dense", "repeated"):
+        values_N = PackedPolicy(policy, form, False)(packed, vision.features(packed.images), 1.0).values_N
+        found_C, found = outcome(lasts(values_N, packed.continuation_of_N))
+        assert float((found_C - expected_C).abs().max()) < 1e-4, form
+        assert float((found - expected).norm() / expected.norm()) < 1e-5, form

@@ -1,0 +1,81 @@
+import pytest
+
+from tiercel.web.report.numbers import (
+    duration,
+    ends,
+    evenly_spaced,
+    nice_ticks,
+    pair,
+    share,
+    short,
+    sign_test,
+    thinned,
+    tick_labels,
+    trailing_means,
+)
+
+
+def test_the_two_ends_of_a_run_do_not_overlap():
+    points = [(step, float(step)) for step in range(1, 6)]
+    assert ends(points) == (1.5, 4.5, 2)
+    assert ends(points[:1]) == (1.0, 1.0, 1)
+    assert ends([(step, 1.0) for step in range(100)])[2] == 20
+
+
+def test_trailing_means_use_what_there_is():
+    points = [(1, 1.0), (2, 3.0), (3, 5.0), (4, 1.0)]
+    assert trailing_means(points, 3) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 3.0)]
+
+
+def test_thinning_keeps_spikes_and_both_ends():
+    points = [(step, 100.0 if step == 777 else 0.0) for step in range(5000)]
+    kept = thinned(points, 100)
+    assert len(kept) <= 102
+    assert (777, 100.0) in kept
+    assert kept[0] == (0, 0.0) and kept[-1] == (4999, 0.0)
+
+
+def test_evenly_spaced_keeps_first_and_last():
+    assert evenly_spaced(3, 6) == [0, 1, 2]
+    assert evenly_spaced(60, 6) == [0, 12, 24, 35, 47, 59]
+    assert evenly_spaced(5, 1) == [0]
+    assert evenly_spaced(0, 4) == evenly_spaced(5, 0) == []
+
+
+def test_sign_test_by_hand():
+    assert sign_test(3, 0) == pytest.approx(2 / 8)
+    assert sign_test(5, 1) == pytest.approx(2 * (1 + 6) / 64)
+    assert sign_test(0, 0) == sign_test(2, 2) == 1.0
+    assert sign_test(3000, 2000) < 1e-40
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 60, ["0", "20", "40", "60"]),
+        (0.03, 0.61, ["0", "0.2", "0.4", "0.6", "0.8"]),
+        (-0.02, 0.02, ["\u22120.02", "\u22120.01", "0", "0.01", "0.02"]),
+        (0, 1e-5, ["0", "5e-06", "1e-05"]),
+        (0, 20000, ["0", "5k", "10k", "15k", "20k"]),
+    ],
+)
+def test_ticks_are_round_numbers(low, high, labels):
+    assert tick_labels(nice_ticks(low, high, 4)) == labels
+
+
+def test_formats():
+    assert [short(value) for value in (0, 0.31234, -1.256, 12.34, 1024, 12345, 2e6, 2e-5)] == [
+        "0",
+        "0.312",
+        "\u22121.26",
+        "12.3",
+        "1,024",
+        "12.3k",
+        "2M",
+        "2e-05",
+    ]
+    assert pair(0.27, 0.41) == ("0.27", "0.41")
+    assert pair(0.2711, 0.2742) == ("0.271", "0.274")
+    assert pair(0.5, 0.5) == ("0.50", "0.50")
+    assert (share(0.5), share(0.061), share(0.0001), share(0)) == ("50 %", "6.1 %", "< 0.1 %", "0 %")
+    assert [duration(seconds) for seconds in (4.2, 59, 450, 11100)] == ["4.2 s", "59 s", "7 min 30 s", "3 h 05 min"]

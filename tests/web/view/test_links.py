@@ -1,0 +1,34 @@
+"""Links that somebody has put into a run: the page names the file and does not show what it leads to."""
+
+import httpx
+import pytest
+
+from tests.web.report.fake_runs import make_sft
+from tests.web.view.serving import served
+
+KEY = "the-key-of-somebody"
+PARTS = ("", "curves", "cards", "heldout", "summary", "rows", "ranks", "log", "details", "row", "compare")
+NAMES = (
+    *("log.txt", "metrics.jsonl", "end.json", "env.json", "bad_rows.jsonl", "index.jsonl"),
+    *("pulse/rank-0.json", "stall/step-000001/message.txt", "evaluations/step-000000.jsonl"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_in_a_run_shows_nothing_of_elsewhere(tmp_path, name):
+    key = tmp_path / "key"
+    key.write_text(f'{KEY}\n{{"id": "{KEY}", "reason": "{KEY}", "exit_code": 3, "step": 1, "files": {{}}}}\n')
+    for run in ("linked", "whole"):
+        make_sft(tmp_path / "runs" / run, steps=3)
+    file = tmp_path / "runs" / "linked" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.symlink_to(key)
+    with served(tmp_path / "runs", state=tmp_path / "state") as page:
+        for run in ("linked", "whole"):
+            answers = [httpx.get(f"{page.root}/{part}", params={"run": run}) for part in PARTS]
+            assert any(answer.status_code == 200 for answer in answers)
+            assert all(KEY not in answer.text and answer.status_code != 500 for answer in answers)
+            told = [answer.text for answer in answers if answer.status_code == 503]
+            assert all(name in text for text in told) and not (told and run == "whole")
+    assert key.read_text().startswith(KEY) and file.is_symlink()

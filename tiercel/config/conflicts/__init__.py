@@ -1,0 +1,1 @@
+"""Judgements on a recipe that look at more than one key or at files."""

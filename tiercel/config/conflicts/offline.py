@@ -1,0 +1,249 @@
+"""Judgements of recipes that learn from answers in their rows or from a teacher."""
+
+from collections.abc import Callable
+from string import Formatter
+
+from tiercel.algorithms.preference_sections import (
+    MATCHED,
+    OF_DIVERGENCES,
+    OF_MEANS,
+    PAIR_LOSS_NAMES,
+    SMOOTHED,
+    WITHOUT_REFERENCE,
+)
+from tiercel.algorithms.section import Algorithm
+from tiercel.algorithms.teacher import Teacher
+from tiercel.config.keys import named
+from tiercel.config.parts import keeps_start, whole_parts
+from tiercel.config.schema import BaseRecipe, DistillRecipe, DpoRecipe, GrpoRecipe, OfflineRecipe, SftRecipe
+from tiercel.sections import Keys, Problems, Section, address_fault, shown
+
+
+def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
+    prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
+    if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
+        what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
+        yield Keys("learner.max_tokens_per_microbatch", "data.max_prompt_tokens").problem(
+            f"{budget} given; must hold {what}: data.max_prompt_tokens is {prompt}"
+        )
+
+
+def _one_update(recipe: OfflineRecipe) -> Problems:
+    for key, value in (("minibatches", recipe.optim.minibatches), ("rollout_epochs", recipe.optim.rollout_epochs)):
+        if value > 1:
+            yield Keys(f"optim.{key}").problem(
+                f"{value} given; a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
+                "to split; remove it, and lower optim.prompts_per_step for smaller updates"
+            )
+
+
+def _last_turn(recipe: OfflineRecipe) -> Problems:
+    if recipe.purpose != "sft" and recipe.data.train_turns != "all":
+        yield Keys("data.train_turns").problem(
+            f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns only the last answer; remove it"
+        )
+
+
+def dropout(recipe: BaseRecipe) -> Problems:
+    """Judge dropout where continuations share a prompt."""
+    form = recipe.learner.form
+    if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
+        yield Keys("lora.dropout", "learner.form").problem(
+            f"{recipe.lora.dropout:g} given with learner.form {form}; answers share one prompt computation, "
+            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated"
+        )
+
+
+def _grouped_rows(recipe: OfflineRecipe) -> Problems:
+    if recipe.data.group_by_prefix and recipe.purpose == "labels":
+        yield Keys("data.group_by_prefix").problem(
+            f"true given, but `tiercel {recipe.kind}` learns each row's answer by itself and groups nothing; remove it"
+        )
+    elif recipe.data.group_by_prefix and recipe.data.mix:
+        yield Keys("data.group_by_prefix", "data.mix").problem(
+            "true given with data.mix, which takes rows of the files by turns; write one file, or remove one of the two"
+        )
+
+
+def _shared_dropout(recipe: OfflineRecipe) -> Problems:
+    if recipe.purpose != "sft" or recipe.data.group_by_prefix:
+        yield from dropout(recipe)
+
+
+def _pair_loss(recipe: OfflineRecipe) -> Problems:
+    if not isinstance(recipe, DpoRecipe):
+        return
+    dpo = recipe.dpo
+    others = tuple(name for name in PAIR_LOSS_NAMES if name not in ("orpo", *MATCHED))
+    of_sums = tuple(name for name in PAIR_LOSS_NAMES if name not in OF_MEANS)
+    with_reference = tuple(name for name in PAIR_LOSS_NAMES if name not in WITHOUT_REFERENCE)
+    for key, is_given, takers in (
+        ("gamma", dpo.gamma is not None, ("simpo",)),
+        ("divergence", dpo.divergence != "reverse_kl", OF_DIVERGENCES),
+        ("tau", dpo.tau is not None, ("discopop",)),
+        ("label_smoothing", dpo.label_smoothing > 0, SMOOTHED),
+        ("wpo", dpo.wpo, tuple(name for name in PAIR_LOSS_NAMES if name not in MATCHED)),
+        ("ld_alpha", dpo.ld_alpha is not None, of_sums),
+        ("length_normalised", dpo.length_normalised, others),
+        ("precompute_reference", dpo.precompute_reference, with_reference),
+    ):
+        if is_given and dpo.loss not in takers:
+            yield Keys(f"dpo.{key}", "dpo.loss").problem(
+                f"{getattr(dpo, key)} given, but the loss {dpo.loss} has no place for it; remove it (it belongs "
+                f"to {', '.join(takers)})"
+            )
+    if dpo.divergence != "reverse_kl" and dpo.length_normalised:
+        yield Keys("dpo.divergence", "dpo.length_normalised").problem(
+            f"{dpo.divergence} given with dpo.length_normalised true; a divergence is of an answer's probability, not "
+            "of a mean over its tokens; remove one of the two"
+        )
+    if dpo.ld_alpha is not None and dpo.length_normalised:
+        yield Keys("dpo.ld_alpha", "dpo.length_normalised").problem(
+            f"{dpo.ld_alpha:g} given with dpo.length_normalised true, which takes means over tokens; remove one of the "
+            "two"
+        )
+    if dpo.divergence_alpha is not None and dpo.divergence != "alpha":
+        yield Keys("dpo.divergence_alpha", "dpo.divergence").problem(
+            f"{dpo.divergence_alpha:g} given with dpo.divergence {dpo.divergence}, which does not read it; write "
+            "dpo.divergence: alpha, or remove it"
+        )
+    if dpo.loss == "exo_pair" and dpo.label_smoothing == 0:
+        yield Keys("dpo.label_smoothing", "dpo.loss").problem(
+            "0 given, but the loss exo_pair takes its logarithm; write a small one, such as 0.001"
+        )
+
+
+def _token_loss(recipe: OfflineRecipe) -> Problems:
+    if isinstance(recipe, SftRecipe) and recipe.sft.loss == "dft" and recipe.sft.label_smoothing > 0:
+        yield Keys("sft.label_smoothing", "sft.loss").problem(
+            f"{recipe.sft.label_smoothing:g} given, but the loss dft weighs a token by its own probability alone; "
+            "remove one of the two"
+        )
+
+
+def _noise(recipe: OfflineRecipe) -> Problems:
+    if isinstance(recipe, SftRecipe) and recipe.sft.neftune_alpha is not None and recipe.data.group_by_prefix:
+        yield Keys("sft.neftune_alpha", "data.group_by_prefix").problem(
+            f"{recipe.sft.neftune_alpha:g} given with data.group_by_prefix true; rows share the computation of their "
+            "beginning, and noise would give each its own; remove one of the two"
+        )
+
+
+def _kept_start(recipe: OfflineRecipe) -> Problems:
+    if keeps_start(recipe) and recipe.train.strategy == "deepspeed":
+        yield Keys("train.strategy", "lora", "freeze").problem(
+            f"deepspeed given, whose ranks hold parts of weights, with {', '.join(whole_parts(recipe))} trained "
+            "whole, of which the reference is a copy; write fsdp2, or for DPO dpo.precompute_reference: true"
+        )
+
+
+OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
+    _rows_fit_microbatch,
+    _one_update,
+    _last_turn,
+    _grouped_rows,
+    _shared_dropout,
+    _pair_loss,
+    _token_loss,
+    _noise,
+    _kept_start,
+)
+
+
+WITHOUT_REWARDS = ("normalise", "entropy_coef", "kl.coef", "kl.estimator", "kl.sync_every", "kl.sync_mix")
+
+
+def teacher(recipe: GrpoRecipe) -> Problems:
+    section = recipe.taught_by
+    if section is None:
+        return
+    key = recipe.teacher_key
+    if section.mix != 0.5 and section.divergence != "jsd":
+        yield Keys(f"{key}.mix", f"{key}.divergence").problem(
+            f"{section.mix:g} given with {key}.divergence {section.divergence}, which mixes nothing; write "
+            "jsd, or remove it"
+        )
+    if section.top_k is not None and section.divergence == "token":
+        yield Keys(f"{key}.top_k", f"{key}.divergence").problem(
+            f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it"
+        )
+    if section.url is not None:
+        yield from _served(recipe, section, section.url, key)
+    yield from template_problems(f"{key}.prompt", section.prompt)
+    if section.prompt is not None and recipe.rollout.has_turns:
+        yield Keys(f"{key}.prompt", "rollout.tools", "rollout.environment").problem(
+            "given with tools or an environment, whose turns follow the policy's own prompt; remove it"
+        )
+
+
+def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problems:
+    """Judge a teacher on a server, which tells the likeliest words of its own model, at temperature 1."""
+    if (fault := address_fault(url)) is not None:
+        yield Keys(f"{key}.url").problem(f"{fault}; write it like http://127.0.0.1:8000")
+    for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
+        if getattr(section, name) != Teacher.model_fields[name].default:
+            yield Keys(f"{key}.{name}", f"{key}.url").problem(
+                f"{shown(getattr(section, name))} given with {key}.url, whose server {own}; remove it"
+            )
+    if section.top_k is None and section.divergence != "token":
+        yield Keys(f"{key}.top_k", f"{key}.url", f"{key}.divergence").problem(
+            f"missing; a server cannot tell the whole vocabulary; write {key}.top_k: 20, or {key}.divergence: token"
+        )
+    if recipe.rollout.temperature != 1:
+        yield Keys("rollout.temperature", f"{key}.url").problem(
+            f"{recipe.rollout.temperature:g} given with {key}.url, but a server tells what a prompt's tokens have "
+            f"at temperature 1; write 1, or remove {key}.url"
+        )
+
+
+def template_problems(key: str, template: str | None) -> Problems:
+    """Judge a text with {prompt} and names of columns."""
+    try:
+        fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
+    except ValueError as error:
+        yield Keys(key).problem(f"is no template: {error}; a brace of the text is written twice")
+        return
+    for name, spec, conversion in fields:
+        if not (name or "").isidentifier() or spec or conversion:
+            yield Keys(key).problem(
+                f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice"
+            )
+
+
+def distill(recipe: GrpoRecipe) -> Problems:
+    """Refuse what only rewards have a use for."""
+    if not isinstance(recipe, DistillRecipe):
+        return
+    if recipe.algorithm.teacher is not None:
+        yield Keys("algorithm.teacher").problem("given beside teacher, of which a recipe has one; remove it")
+    for name, value in _changed(recipe.algorithm, Algorithm(), ""):
+        if name not in WITHOUT_REWARDS and not name.startswith("teacher"):
+            yield Keys(f"algorithm.{name}").problem(
+                f"{shown(value)} given, but distillation learns from the teacher, not from rewards; remove it, or "
+                "use `tiercel grpo` with algorithm.teacher"
+            )
+    if recipe.data.eval is not None and not recipe.rewards:
+        yield Keys("data.eval", "rewards").problem(
+            "given without rewards, by which held-out completions are scored; add some, such as "
+            "rewards: [{name: exact}], which then only measure, or remove it"
+        )
+    if recipe.rollout.resample_tries:
+        yield Keys("rollout.resample_tries").problem(
+            f"{recipe.rollout.resample_tries} given, but distillation needs no rewards that differ; remove it"
+        )
+    if recipe.teacher.rows_share and recipe.rollout.has_turns:
+        yield Keys("teacher.rows_share", "rollout.tools", "rollout.environment").problem(
+            f"{recipe.teacher.rows_share:g} given with tools or an environment; answers of rows have no turns; write 0"
+        )
+
+
+def _changed(section: Section, default: Section, prefix: str) -> list[tuple[str, object]]:
+    """List the keys below a section that have another value than their default."""
+    found: list[tuple[str, object]] = []
+    for name in type(section).model_fields:
+        value, usual = getattr(section, name), getattr(default, name)
+        if isinstance(value, Section) and isinstance(usual, Section):
+            found += _changed(value, usual, f"{prefix}{name}.")
+        elif value != usual:
+            found.append((prefix + name, value))
+    return found

@@ -1,0 +1,92 @@
+"""Judgements on the recipe's rewards, tools and environments."""
+
+from tiercel.calls import CALL_FORM
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.rewards.all import TELLS_RIGHT as TELLS_RIGHT
+from tiercel.rewards.base import RewardEntry
+from tiercel.rewards.external import ByModel, OfEnvironment, RewardModel
+from tiercel.sections import Keys, Problems, Section, shown
+
+
+def reward_entries(recipe: GrpoRecipe) -> Problems:
+    for index, reward in enumerate(recipe.rewards):
+        for problem in reward.problems(recipe.rewards[:index]):
+            yield problem.below(f"rewards.{index}")
+    if recipe.learns_from_rewards and recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
+        keys = tuple(f"rewards.{index}.weight" for index in range(len(recipe.rewards)))
+        yield Keys(keys[0], *keys[1:]).problem(
+            "0 given, as for every reward; all advantages would be 0; give one a weight"
+        )
+
+
+def reward_names(recipe: GrpoRecipe) -> Problems:
+    """Refuse an entry that comes twice; sections, such as the rows or the judge, tell two of a name apart."""
+    first: dict[str, str] = {}
+    for index, reward in enumerate(recipe.rewards):
+        own = "name" if reward.name else "call"
+        given = getattr(reward, own, None)
+        if given is None:
+            continue
+        key = f"rewards.{index}.{own}"
+        entry = repr((given, [(option, value) for option, value in reward if isinstance(value, Section)]))
+        if entry in first:
+            yield Keys(key, first[entry]).problem(
+                f"{shown(given)} given, as at {first[entry]}; keep one entry, with the sum of the weights"
+            )
+        first.setdefault(entry, key)
+
+
+def tells_right(reward: RewardEntry) -> bool:
+    """Say whether the reward tells right completions from wrong ones."""
+    return reward.right_from is not None
+
+
+def reward_models(recipe: BaseRecipe) -> tuple[RewardModel, ...]:
+    """List the checkpoints that score."""
+    rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
+    return tuple(reward.model for reward in rewards if isinstance(reward, ByModel))
+
+
+BUILTIN_TOOLS = ("zoom", "crop", "mark")
+OF_TURNS = ("max_turns", "max_trajectory_tokens")
+
+
+def turns(recipe: GrpoRecipe) -> Problems:
+    """Refuse keys of turns where nothing answers, and what turns cannot have."""
+    rollout = recipe.rollout
+    for index, tool in enumerate(rollout.tools):
+        if ":" not in tool and tool not in BUILTIN_TOOLS:
+            yield Keys(f"rollout.tools.{index}").problem(
+                f"{shown(tool)} given; built in are {', '.join(BUILTIN_TOOLS)}; write your own as {CALL_FORM}"
+            )
+    if rollout.environment is not None and ":" not in rollout.environment:
+        yield Keys("rollout.environment").problem(
+            f"{shown(rollout.environment)} given; write a class of yours as {CALL_FORM}"
+        )
+    for index, reward in enumerate(recipe.rewards):
+        if isinstance(reward, OfEnvironment) and rollout.environment is None:
+            yield Keys(f"rewards.{index}.name", "rollout.environment").problem(
+                "environment given without rollout.environment; name the class whose get_reward answers"
+            )
+    if rollout.has_turns:
+        yield from _with_turns(recipe)
+        return
+    for key in OF_TURNS:
+        if getattr(rollout, key) != type(rollout).model_fields[key].default:
+            yield Keys(f"rollout.{key}", "rollout.tools", "rollout.environment").problem(
+                "given without rollout.tools or rollout.environment, so a completion has one turn; remove it, or "
+                "name what answers"
+            )
+
+
+def _with_turns(recipe: GrpoRecipe) -> Problems:
+    rollout = recipe.rollout
+    if rollout.lookahead:
+        yield Keys("rollout.lookahead", "rollout.tools", "rollout.environment").problem(
+            "1 given with tools or an environment, whose answers are not awaited while the learner works; write 0"
+        )
+    if rollout.max_new_tokens > rollout.max_trajectory_tokens:
+        yield Keys("rollout.max_new_tokens", "rollout.max_trajectory_tokens").problem(
+            f"{rollout.max_new_tokens} given, above rollout.max_trajectory_tokens "
+            f"({rollout.max_trajectory_tokens}); a turn is a part of a completion"
+        )

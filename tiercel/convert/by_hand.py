@@ -1,0 +1,70 @@
+"""What is left to do by hand: packages, rows and models of ModelScope, a checkpoint of the peer."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from tiercel.config.engines import ENGINE_KINDS
+from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.config.tracker_packages import require_packages
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.tuning import tuner_of
+from tiercel.errors import EnvironmentProblem
+
+
+def set_package_needed(draft: RecipeDraft) -> None:
+    """Tell that the package is needed where a model is downloaded from ModelScope."""
+    for section in ("model", "teacher"):
+        path = str(draft.values.get(f"{section}.path", ""))
+        if draft.values.get(f"{section}.hub") == "modelscope" and not Path(path).is_dir() and not _is_installed():
+            draft.left.append(f"{section}.hub: modelscope needs its package: pip install modelscope")
+
+
+def rows_of_modelscope(draft: RecipeDraft, id: str, subject: str) -> None:
+    """Tell how to get rows that Hugging Face's hub may not have. `subject`: the flag and its value."""
+    name = id.rpartition("/")[2]
+    steps = f"modelscope download --dataset {id} --local_dir {name}; then write hf:./{name}"
+    steps = steps if _is_installed() else f"pip install modelscope; {steps}"
+    draft.left.append(f"{subject}: where Hugging Face does not have these rows: {steps}")
+
+
+def _is_installed() -> bool:
+    return find_spec("modelscope") is not None
+
+
+def tell_packages(draft: RecipeDraft) -> None:
+    """Add a line for each package to install, as `tiercel check` would ask for it."""
+    values = draft.values
+    strategy, engine = STRATEGY_KINDS.get(values.get("train.strategy", "")), values.get("rollout.engine", "local")
+    needed = {
+        "model.quantize": "bitsandbytes" if values.get("model.quantize") else None,
+        "optim.name": "bitsandbytes" if values.get("optim.name", "adamw") != "adamw" else None,
+        "train.strategy": strategy.package if strategy else None,
+        "rollout.engine": ENGINE_KINDS[engine].package,
+    }
+    for key, package in needed.items():
+        if package is not None and find_spec(package) is None:
+            draft.left.append(f"{key}: needs the package {package}; pip install {package}")
+    try:
+        require_packages(values.get("trackers", []))
+    except EnvironmentProblem as error:
+        draft.left.append(str(error))
+
+
+_FLAG = "--resume_from_checkpoint"
+_SWITCH = ("true", "false", "null", "none", "")
+
+
+def set_resumed(draft: RecipeDraft) -> None:
+    """Start from the adapter of a checkpoint that the command goes on from, or name what to write for whole weights."""
+    words = draft.launch.flags.get("resume_from_checkpoint", ())
+    if not words or words[0].lower() in _SWITCH:
+        text = "the same command resumes from the newest checkpoint in `output`, which must be tiercel's own"
+        draft.note(text, _FLAG, is_change=False)
+        return
+    lost = "its optimiser, its place in the rows and its step are not read, and the run begins at step 0"
+    if tuner_of(draft.launch) == "full":
+        draft.note(f"no checkpoint of tiercel: {lost}; for its weights write model.path: {words[0]}", _FLAG)
+        return
+    if "lora.init" not in draft.values:
+        draft.set("lora.init", words[0], _FLAG, remark="the adapter of that checkpoint")
+    draft.note(f"no checkpoint of tiercel: {lost}; lora.init takes an adapter only", _FLAG)

@@ -1,0 +1,247 @@
+"""A draft of a recipe. Every flag and variable of the command ends in it: at a key, or in a note."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from tiercel.config.keys import allowed_words, every_key, keys_of
+from tiercel.config.suggestions import nearest_key
+from tiercel.config.synonyms import word_synonyms
+from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.convert.launches import Launch
+from tiercel.convert.table import TableRow
+from tiercel.reliability.redaction import redact
+from tiercel.secret_names import is_secret_name
+
+_COUNT = re.compile(r"\d{1,7}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The origin of a value: the labels of the flags and variables, and a remark."""
+
+    labels: tuple[str, ...]
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """A note on a flag or variable."""
+
+    labels: tuple[str, ...]
+    subject: str
+    text: str
+    is_change: bool  # whether the user should look at it
+
+
+@dataclass(slots=True)
+class RecipeDraft:
+    """Values by key, the origin of each, notes, and what is left to do beside what `tiercel check` would refuse."""
+
+    launch: Launch
+    given: dict[str, str]
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def set(self, key: str, value: Any, *labels: str, remark: str = "") -> None:
+        """Set a key. `labels` name what the value depends on; those that the command does not give are left out."""
+        known = keys_of(self.launch.kind).get(key)
+        given = tuple(label for label in labels if label in self.given)
+        if known is not None and (given or remark or known.field.default != value):
+            self.values[key] = value
+            self.origins[key] = Origin(labels=given, remark=remark)
+
+    def carry(self, key: str, value: Any, flag: str) -> None:
+        """Set a key where the command gives the flag that decides it."""
+        if flag in self.launch.flags:
+            self.set(key, value, f"--{flag}")
+
+    def drop(self, *keys: str) -> None:
+        """Remove keys."""
+        for key in keys:
+            self.values.pop(key, None)
+            self.origins.pop(key, None)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Return the updates of one step: a step is a rollout in tiercel, an update in the peers."""
+        return int(self.values.get("optim.minibatches", 1)) * int(self.values.get("optim.rollout_epochs", 1))
+
+    def default(self, key: str, value: Any, flag: str) -> None:
+        """Set a key to the peer's default where the recipe's own default differs and the key is not set."""
+        known = keys_of(self.launch.kind).get(key)
+        if key not in self.values and known is not None and known.field.default != value:
+            self.set(key, value, remark=f"{self.launch.framework}'s default of {self.launch.spelt(flag)}")
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """Return the values as a recipe's sections."""
+        tree: dict[str, Any] = {}
+        for key, value in self.values.items():
+            branch = tree
+            *sections, leaf = key.split(".")
+            for name in sections:
+                branch = branch.setdefault(name, {})
+            branch[leaf] = value
+        return tree
+
+    @property
+    def model_name(self) -> str:
+        """Return the checkpoint's path or id in small letters."""
+        return str(self.values.get("model.path", "")).lower()
+
+    def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
+        """Add a note on a subject, or on the labels that the command gives; none where it gives none of them."""
+        given = tuple(label for label in labels if label in self.given)
+        unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
+        shown = ", ".join(filter(None, (subject, *unsaid)))
+        if shown:
+            self.notes.append(Note(labels=given, subject=shown, text=text, is_change=is_change))
+
+    def shown(self, label: str) -> str:
+        """Return what was given as it is written; a secret without its value, an address without its credentials."""
+        return label.replace("launcher ", "the launcher's ") if self.is_secret(label) else redact(self.given[label])
+
+    def is_secret(self, label: str) -> bool:
+        """Whether the name is one of a secret and the tables do not list it; a number of tokens is no secret."""
+        name = label.rpartition("--")[2]
+        known = self.launch.row_of(label)
+        value = self.given[label].partition(" " if "--" in self.given[label] else "=")[2]
+        is_named = known is not None and "*" not in known.name
+        is_count = "token" in name.lower() and _COUNT.fullmatch(value) is not None
+        return is_secret_name(name) and not is_named and not is_count
+
+    def account(self) -> None:
+        """Add a note for everything given that has no key and no note yet, and for what only the shell knows."""
+        set_by = {label for origin in self.origins.values() for label in origin.labels}
+        spoken = set_by | {label for note in self.notes for label in note.labels}
+        for label in [label for label in self.given if label not in spoken]:
+            self._account_for(label)
+        used = set_by | {label for note in self.notes if note.is_change for label in note.labels}
+        used |= {"CUDA_VISIBLE_DEVICES"} if self.launch.counts_gpus else set()
+        for label, text in self.given.items():
+            is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
+            if re.search(r"[$`]", text) and label in used and not is_told:
+                self.note("holds what only the shell knows; write its value", label)
+
+    def _account_for(self, label: str) -> None:
+        name = label.rpartition("--")[2]
+        is_flag = label.startswith("--")
+        row = self.launch.row_of(label)
+        if self.is_secret(label):
+            self.note("a secret stays out of the recipe; export it as an environment variable", label, is_change=False)
+        elif row is not None:
+            is_default = is_flag and _same(self.launch.flags[name], row.default)
+            self.note(row.told(), label, is_change=row.treatment in ("nearest", "none") and not is_default)
+        elif is_flag:
+            self.note(f"is not known; {self._nearest(name)}", label)
+        elif "launcher" in label:
+            self.note("is not a known flag", label)
+        else:
+            self.note("tiercel does not read it; export it where yours does", label, is_change=False)
+
+    def _nearest(self, name: str) -> str:
+        """Return the nearest of the peer's flags, or of the keys."""
+        flags = get_close_matches(name, list(self.launch.rows), n=1, cutoff=0.8)
+        if flags:
+            return f"{self.launch.spelt(flags[0])} was perhaps meant"
+        near = nearest_key(name)
+        return f"nearest is {near.key}" if near.key else "has no equivalent"
+
+
+def _same(given: tuple[str, ...], default: tuple[str, ...]) -> bool:
+    """Whether words mean the same: true is equal to True, and 1 to 1.0."""
+    return tuple(map(_plain, given or ("true",))) == tuple(map(_plain, default))
+
+
+def _plain(word: str) -> str:
+    try:
+        return repr(float(word))
+    except ValueError:
+        return {"none": "", "null": ""}.get(word.lower(), word.lower())
+
+
+def set_by_rows(draft: RecipeDraft) -> None:
+    """Set the keys that take the value of a flag or variable unchanged."""
+    flags = {f"--{name}": words for name, words in draft.launch.flags.items()}
+    variables = {name: (value,) for name, value in draft.launch.environment.items()}
+    for label, words in {**flags, **variables}.items():
+        row = draft.launch.row_of(label)
+        if row is not None and row.treatment == "set":
+            _set_by_row(draft, row, label, words)
+
+
+def defaults_by_rows(draft: RecipeDraft) -> None:
+    """Set the peer's defaults of the keys that take a flag's value unchanged."""
+    for name, row in draft.launch.rows.items():
+        if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
+            draft.default(row.key, _value(row.key, name, row.default), name)
+
+
+def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:
+    key = row.key
+    if key is None or key not in keys_of(draft.launch.kind):
+        return
+    if not words and "true or false" not in _type(key):
+        draft.note("is given without a value", label)
+        return
+    value = _value(key, label, words or ("true",))
+    if value is None:
+        draft.note(f"its default there; {key} keeps its own", label, is_change=False)
+        return
+    word = word_synonyms().get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
+    draft.set(key, value if word is None else word, label, remark=row.remark)
+    if word is None:
+        draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
+
+
+def _annotation(key: str) -> Any:
+    return next(each.field.annotation for each in every_key() if each.path == key)
+
+
+def _type(key: str) -> str:
+    annotation = _annotation(key)
+    is_switch = annotation is bool or "false" in allowed_words(annotation)
+    return "true or false" if is_switch else str(annotation)
+
+
+def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
+    """Convert a flag's words to the key's type; None for "none" and "null". Raises ValueError where the key needs a
+    number, or true or false, and the word is neither."""
+    kind = _type(key)
+    if len(words) == 1 and words[0].lower() in ("none", "null"):
+        return None
+    if kind.startswith("tuple"):
+        return list(words)
+    if kind == "true or false":
+        if words[0].lower() not in ("true", "false", "1", "0"):
+            raise ValueError(f"{label} {words[0]} is neither true nor false; write one in its place")
+        return words[0].lower() in ("true", "1")
+    if re.search(r"\bfloat\b", kind):
+        return number_of(label, words[0])
+    if re.search(r"\bint\b", kind):
+        return whole_number_of(label, words[0])
+    return " ".join(words)
+
+
+def number_of(label: str, word: str) -> int | float:
+    """Read a number. Raises ValueError, with the label, where the word is no number."""
+    try:
+        value = parse(word)[0]
+    except YamlProblem:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{label} {word} is no number; write the number in its place")
+    return value
+
+
+def whole_number_of(label: str, word: str) -> int:
+    """Read a whole number; 3.0 is one. Raises ValueError, with the label, where the word is none."""
+    value = number_of(label, word)
+    if value != int(value):
+        raise ValueError(f"{label} {word} is no whole number; write the number in its place")
+    return int(value)

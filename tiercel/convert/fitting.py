@@ -1,0 +1,126 @@
+"""Combinations that the peer allows and tiercel does not: the nearest combination is taken, with a note."""
+
+import re
+from collections.abc import Iterable
+
+from tiercel.config.engines import ENGINE_KINDS, NOT_SERVED, VISION_ADAPTERS, EngineKind
+from tiercel.config.loading import problems_of_tree
+from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.preferences import needs_reference
+from tiercel.sections import Problem
+
+_ENGINE_LABELS = (
+    "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
+    "--vllm_enable_sleep_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port",
+    "--vllm_server_timeout", "--async_generate", "--actor_rollout_ref.rollout.name", "--worker.rollout.name",
+)  # fmt: skip
+_EXPERTS = re.compile(r"a\d+b")  # in the names of mixtures of experts
+_ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
+
+
+def fit(draft: RecipeDraft) -> None:
+    """Replace combinations that tiercel does not allow, each with a note."""
+    for step in (_reference, _sharding, _sleep, _engine, _sampling):
+        step(draft)
+
+
+def _trains_whole(draft: RecipeDraft) -> bool:
+    return "lora.rank" not in draft.values or draft.values.get("freeze") == []
+
+
+def _trains_vision(draft: RecipeDraft) -> bool:
+    targets, stays = draft.values.get("lora.targets"), draft.values.get("freeze", ["vision", "projector"])
+    return targets in ("all", "vision", "projector") or not {"vision", "projector"} <= set(stays)
+
+
+def _engine_problems(draft: RecipeDraft) -> list[Problem]:
+    """List what the rules refuse of the engine together with what is trained."""
+    found = [each for each in problems_of_tree(draft.tree, draft.launch.kind) if each.touches("rollout.engine")]
+    return [each for each in found if each.touches("lora") or each.touches("freeze")]
+
+
+def _sleep(draft: RecipeDraft) -> None:
+    """Keep the weights of an engine that sleeps where it could not read the policy's again."""
+    refused = [each.key for each in problems_of_tree(draft.tree, draft.launch.kind)]
+    if "rollout.vllm.sleep_level" in refused:
+        draft.set("rollout.vllm.sleep_level", 1, "--sleep_level", remark="see above")
+        draft.note(
+            "level 2 drops weights, which are trained whole; here 1, which moves them to the host", "--sleep_level"
+        )
+
+
+def _engine(draft: RecipeDraft) -> None:
+    """Fall back to the local engine where the asked one cannot sample from what is trained."""
+    engine = ENGINE_KINDS[draft.values.get("rollout.engine", "local")]
+    if engine.shares_weights:
+        return
+    reason = _obstacle(draft, engine)
+    if reason is None:
+        if engine.is_served:
+            draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "--vllm_mode")
+        return
+    draft.drop(*[key for key in draft.values if key.startswith(_ENGINE_KEYS)])
+    draft.set("rollout.engine", "local", "--use_vllm", remark="see above")
+    subject = "" if {*_ENGINE_LABELS} & {*draft.given} else "rollout.engine: local"
+    draft.note(f"{reason}; here local samples", *_ENGINE_LABELS, subject=subject)
+
+
+def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
+    """Say why the engine cannot sample from what is trained. The rules judge keys; a family is known by the model's
+    name only."""
+    if problems := _engine_problems(draft):
+        return problems[0].text.partition("; write")[0]
+    if found := _named(draft, NOT_SERVED):
+        return f"{engine.title} cannot sample for {found}, {NOT_SERVED[found]}"
+    is_known = _named(draft, VISION_ADAPTERS) is not None and not _EXPERTS.search(draft.model_name)
+    if "lora.rank" in draft.values and _trains_vision(draft) and not is_known:
+        return f"{engine.title} applies adapters on vision layers of {', '.join(VISION_ADAPTERS)} only"
+    return None
+
+
+def _named(draft: RecipeDraft, families: Iterable[str]) -> str | None:
+    """Return the family that the model's path or id names."""
+    name = re.sub(r"[\W_]", "", draft.model_name)
+    return next((family for family in families if family.replace("_", "") in name), None)
+
+
+def _reference(draft: RecipeDraft) -> None:
+    """Drop a moving reference where no adapter is trained: only the reference of an adapter can move."""
+    if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
+        draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
+        labels = ("--sync_ref_model", "--ref_model_sync_steps", "--ref_model_mixup_alpha")
+        draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
+
+
+def _sharding(draft: RecipeDraft) -> None:
+    """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
+    a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
+    if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
+        labels = draft.origins["train.strategy"].labels
+        draft.set("train.strategy", "ddp", *labels, remark="see above")
+        draft.note("here ddp: fsdp2 cannot share quantised weights, so each rank holds them whole", *labels)
+    keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
+    kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
+    if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
+        return
+    labels = draft.origins["train.strategy"].labels
+    draft.drop(*[key for key in draft.values if key.startswith("train.deepspeed.")])
+    draft.set("train.strategy", "fsdp2", *labels, remark="see above")
+    draft.note(
+        "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
+        "part, and keeps no copy of the start as the reference",
+        *labels,
+    )
+
+
+def _sampling(draft: RecipeDraft) -> None:
+    """Sample from the whole distribution where a rollout is used for several updates."""
+    updates = draft.updates_per_step
+    if updates == 1:
+        return
+    for key, flag, whole in (("rollout.top_p", "--top_p", 1.0), ("rollout.top_k", "--top_k", 0)):
+        if draft.values.get(key, whole) not in (whole, 0):
+            draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
+            text = f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes"
+            draft.note(f"{text}; {key} is {whole} here", flag, subject="" if flag in draft.given else f"{key}: {whole}")

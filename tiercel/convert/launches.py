@@ -1,0 +1,293 @@
+"""Recognising the peer's program that a command starts, its flags and its number of processes; and commands of methods
+that tiercel does not have."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+
+from tiercel.config.keys import Kind
+from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
+from tiercel.convert.overrides import flattened, override_words
+from tiercel.convert.shell import ShellCommand, quoted
+from tiercel.convert.starts import METHODS, SETTINGS, Foreign, start_of
+from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
+
+# The flag that names the method, and what it is by default.
+METHOD_FLAGS: dict[Framework, tuple[str, str]] = {"ms-swift": ("rlhf_type", "dpo"), "LLaMA-Factory": ("stage", "sft")}
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Variables that count processes and machines, and the launcher's flags that come before them.
+_COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
+_UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
+MACHINES = ("trainer.n_gpus_per_node", "trainer.nnodes")  # EasyR1's and verl's numbers of processes
+NULL = ("null",)  # a key of a YAML file that has no value; a word "null" of a command is another tuple
+_PARENTS = 8  # folders above a script in which a relative path is looked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A training command. Flags are named without dashes, `-` as `_`; the last one of a name counts, and one without
+    values is a switch that is on."""
+
+    framework: Framework
+    method: Method
+    script: str  # name of the Python file, where there is one
+    flags: dict[str, tuple[str, ...]]
+    earlier: tuple[str, ...]  # flags that were given again later, with their values
+    strays: tuple[str, ...]  # words that belong to no flag
+    launcher: dict[str, tuple[str, ...]]
+    environment: dict[str, str]
+    folders: tuple[Path, ...]  # in which relative paths are looked for
+    accelerate: Accelerate | None
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.method]
+
+    @property
+    def rows(self) -> Mapping[str, TableRow]:
+        return rows_of(self.framework, self.method)
+
+    def row_of(self, label: str) -> TableRow | None:
+        """Return the table's row for a flag, a variable or a launcher's flag."""
+        if label.startswith("--"):
+            name = label.removeprefix("--")
+            pattern = (row for row in self.rows.values() if "*" in row.name and fnmatchcase(name, row.name))
+            return self.rows.get(name) or next(pattern, None)
+        return environment_row(label.replace("launcher --", "launcher "))
+
+    def spelt(self, name: str) -> str:
+        """Return a flag's name as the command writes it."""
+        return name if self.framework in OVERRIDING else f"--{name}"
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Return the values of a flag, or its default."""
+        given = self.flags.get(name, NULL)
+        return given if given is not NULL else self.rows[name].default if name in self.rows else ()
+
+    def text(self, *names: str) -> str | None:
+        """Return the first value of the first of these flags that is given, or that has a default."""
+        given = [name for name in names if name in self.flags]
+        for name in (*given, *names):
+            if words := self.words(name) or (("true",) if self.flags.get(name) == () else ()):
+                return words[0]
+        return None
+
+    def is_true(self, name: str) -> bool:
+        return (self.text(name) or "false").lower() in ("true", "1", "yes")
+
+    def number(self, name: str) -> int | None:
+        """Return a flag's whole number above 0; None where none is given. Raises ValueError for any other value."""
+        value = self.text(name)
+        if value is None or value.lower() == "none":
+            return None
+        if not re.fullmatch(r"\+?\d+", value):
+            raise ValueError(f"{self.spelt(name)} {value} is no whole number; write the number in its place")
+        if int(value) < 1:
+            raise ValueError(f"{self.spelt(name)} {value} is not above 0")
+        return int(value)
+
+    def real(self, name: str) -> float | None:
+        """Return a flag's number; None where none is given. Raises ValueError where the value is no number."""
+        value = self.text(name)
+        value = None if value is None or value.lower() == "none" else value
+        if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
+            raise ValueError(f"{self.spelt(name)} {value} is no number; write the number in its place")
+        return None if value is None else float(value)
+
+    def parts(self, between: str, *names: str) -> list[str]:
+        """Return the values of flags, split at what stands between their parts."""
+        words = [word for name in names for word in self.words(name)]
+        return [part for word in words for part in re.split(between, word) if part]
+
+    def default_remark(self, *names: str, of: str = "") -> str:
+        """Return the remark that a value is the peer's default; empty where one of these flags gives it."""
+        usual = f"{self.framework}'s default of {of}" if of else f"{self.framework}'s default"
+        return "" if any(name in self.flags for name in names) else usual
+
+    def file(self, path: str) -> Path | None:
+        """Find a file by its name in the working directory or the folders of the script."""
+        return file_in(self.folders, path)
+
+    @property
+    def process_labels(self) -> tuple[str, ...]:
+        """Return the labels that give the number of processes. A launcher's flag comes before a variable."""
+        names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
+        if self.framework in OVERRIDING:
+            return tuple(f"--{name}" for name in MACHINES if name in self.flags)
+        flags = [f"launcher --{name}" for name in names if name in self.launcher]
+        return (*flags, *(name for name in _COUNTS if name in self.environment and not self._launcher_counts(name)))
+
+    def _launcher_counts(self, variable: str) -> list[str]:
+        """Return the launcher's flags that come before a variable."""
+        return [name for name in _COUNTS[variable] if name in self.launcher]
+
+    @property
+    def unknown_process_labels(self) -> tuple[str, ...]:
+        """Return those of `process_labels` whose number only the machine or the shell knows."""
+        return tuple(label for label in self.process_labels if _UNKNOWN_COUNT.search(self.given[label]))
+
+    @property
+    def processes(self) -> int:
+        """Return the number of processes on all machines; 1 where nothing gives it. Raises ValueError where a value is
+        no number."""
+        if self.framework in OVERRIDING:
+            return math.prod(_count(name, self.text(name) or "1") for name in MACHINES)
+        if "num_processes" in self.launcher:
+            return _count("--num_processes", self.launcher["num_processes"][0])
+        if "include" in self.launcher:  # host:0,1@host:2
+            hosts = self.launcher["include"][0].split("@")
+            return sum(len(host.partition(":")[2].split(",")) for host in hosts)
+        each = self._counted("NPROC_PER_NODE")
+        if each is None and self.accelerate is not None and self.accelerate.processes:
+            return self.accelerate.processes
+        if each is None and self.counts_gpus and (seen := self.environment.get("CUDA_VISIBLE_DEVICES")):
+            each = len(seen.split(","))
+        return (each or 1) * (self._counted("NNODES") or 1)
+
+    @property
+    def counts_gpus(self) -> bool:
+        """Return whether the command starts a process for each GPU that it sees."""
+        return self.framework == "LLaMA-Factory" and not self.script and "NPROC_PER_NODE" not in self.environment
+
+    def _counted(self, variable: str) -> int | None:
+        for name in self._launcher_counts(variable):
+            if self.launcher[name]:
+                return _count(f"--{name}", self.launcher[name][0])
+        given = self.environment.get(variable) if self.framework in METHOD_FLAGS else None
+        return None if given is None else _count(variable, given)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Return everything that the command sets, as written, by label: `--flag`, `launcher --flag`, `VARIABLE`."""
+        launcher = {f"launcher {label}": f"the launcher's {text}" for label, text in _labelled(self.launcher).items()}
+        variables = {name: f"{name}={value}" for name, value in self.environment.items()}
+        return {**_labelled(self.flags, self.framework in OVERRIDING), **launcher, **variables}
+
+
+def _labelled(flags: Mapping[str, tuple[str, ...]], is_override: bool = False) -> dict[str, str]:
+    if is_override:
+        return {f"--{name}": f"{name}={quoted(words)}" for name, words in flags.items()}
+    return {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in flags.items()}
+
+
+def _count(label: str, text: str) -> int:
+    """Read a number of processes; 1 where only the machine knows it, which a note tells."""
+    if "$" in text or text in ("gpu", "auto"):
+        return 1
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise ValueError(f"{label} {text} is no whole number; write the number in its place")
+    return int(text)
+
+
+def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Foreign | None:
+    """Recognise a training command; None where the command trains nothing. `file` is the script that it comes from.
+    Raises ValueError where the file that names the method is not there."""
+    words = list(command.words)
+    start = start_of(words)
+    if start is None or isinstance(start, Foreign):
+        return start
+    place, framework, method = start
+    rest = words[place:]
+    if framework == "LLaMA-Factory" and rest and rest[0].endswith(SETTINGS):  # FILE.yaml key=value
+        rest = ["--config", rest[0], *(f"--{word}" for word in rest[1:])]
+    if framework in OVERRIDING:
+        rest = override_words(rest)
+    parsed = parsed_flags(rest)
+    flags, folders = parsed.flags, _folders(file)
+    launcher = parsed_flags(_launcher(words[:place])).flags
+    if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate
+        own = rows_of(framework, method)
+        passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
+        launcher |= {name: flags.pop(name) for name in passed}
+    flags = {**_of_config(flags, folders, is_nested=framework in OVERRIDING), **flags}
+    if method is None:
+        name, usual = METHOD_FLAGS[framework]
+        named = flags.get("config", ())
+        if framework == "LLaMA-Factory" and named and file_in(folders, named[0]) is None:
+            raise ValueError(f"{named[0]} is not here, and it names the method")
+        if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
+            return Foreign(flag="a command without do_train", nearest="tiercel predict and tiercel eval")
+        asked = (flags.get(name) or (usual,))[0]
+        if asked not in METHODS:
+            return Foreign(flag=f"--{name} {asked}", method=asked)
+        method = METHODS[asked]
+    script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
+    named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
+    before = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
+    found = file_in(folders, named[0]) if named else None
+    return Launch(
+        framework=framework,
+        method=method,
+        script=script,
+        flags=flags,
+        earlier=parsed.earlier,
+        strays=parsed.strays,
+        launcher=launcher,
+        environment={**command.environment, **before},
+        folders=folders,
+        accelerate=accelerate_of(found) if found else None,
+    )
+
+
+def file_in(folders: Sequence[Path], path: str) -> Path | None:
+    """Find a file by its name in one of the folders."""
+    if "\0" in path or len(path) > 1024 or any(len(part) > 255 for part in path.split("/")):
+        return None
+    return next((place for folder in folders if (place := folder / path).is_file()), None)
+
+
+def _of_config(
+    flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool
+) -> dict[str, tuple[str, ...]]:
+    """Read the flags of --config's YAML file, before which those of the command take precedence."""
+    tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
+    keys = flattened(tree or {}) if is_nested else (tree or {}).items()
+    return {str(name): _flag_words(value) for name, value in keys}
+
+
+def _flag_words(value: object) -> tuple[str, ...]:
+    if isinstance(value, bool) or value is None:
+        return NULL if value is None else (str(value).lower(),)
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+
+
+def _folders(file: Path | None) -> tuple[Path, ...]:
+    here = Path.cwd()
+    return (here,) if file is None else (here, *list(file.resolve().parents)[:_PARENTS])
+
+
+def _launcher(words: Sequence[str]) -> list[str]:
+    """Return the launcher's words without scripts and variables, which belong to no flag."""
+    return [word for word in words if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """The flags of a list of words; see Launch."""
+
+    flags: dict[str, tuple[str, ...]]
+    earlier: tuple[str, ...]
+    strays: tuple[str, ...]
+
+
+def parsed_flags(words: Sequence[str]) -> Parsed:
+    """Read flags with their values from `--name value ...`, `--name=value` and `--name`."""
+    flags: dict[str, tuple[str, ...]] = {}
+    earlier: list[str] = []
+    strays: list[str] = []
+    name: str | None = None
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            if name in flags:
+                earlier.append(f"--{name} {quoted(flags[name])}".strip())
+            flags[name] = (value,) if equals else ()
+        elif name is not None:
+            flags[name] = (*flags[name], word)
+        else:
+            strays.append(word)
+    return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))

@@ -1,0 +1,175 @@
+"""Converting what learns from pairs, labels and teachers: losses of a pair, the reference, divergences."""
+
+from tiercel.algorithms.preference_sections import (
+    MATCHED,
+    OF_DIVERGENCES,
+    OF_MEANS,
+    PAIR_LOSS_NAMES,
+    SMOOTHED,
+    WITH_SFT,
+    WITHOUT_REFERENCE,
+)
+from tiercel.convert.draft import RecipeDraft, number_of
+from tiercel.convert.launches import Launch
+
+_DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl", "js_divergence": "js"}
+LOSS_FLAGS = ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
+_SFT_FLAGS = ("rpo_alpha", "cpo_alpha", "pref_ftx")
+_DIFFERS = {
+    ("TRL", "bco_pair"): "has no shift there; here that of BCO, the mean reward so far",
+    ("TRL", "mpo"): "bco_pair has no shift there; here that of BCO, the mean reward so far",
+    ("TRL", "orpo"): "the SFT term learns prompts too there; here the chosen answers",
+    ("LLaMA-Factory", "orpo"): "the SFT term weighs answers alike there, here tokens",
+}
+_SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}  # what stands for a section, as it is
+
+
+def set_preferences(draft: RecipeDraft) -> None:
+    """Set the section that tells what a recipe learns from, and the reference."""
+    if draft.launch.kind == "dpo":
+        _pairs(draft)
+    elif draft.launch.kind == "sft":
+        _tokens(draft)
+    elif draft.launch.kind == "distill":
+        _teacher(draft)
+    elif draft.launch.kind in _SECTIONS and (key := _SECTIONS[draft.launch.kind])[0] not in draft.values:
+        draft.set(*key, remark="the default there too")
+    if draft.launch.kind == "reward" and draft.launch.framework != "LLaMA-Factory":
+        draft.note("is read there where rows have it; here ranking.margin_column names it", subject="a column margin")
+    _reference(draft)
+
+
+def compares(draft: RecipeDraft) -> bool:
+    """Return whether the loss compares the policy with the one that the run starts from."""
+    has_reference = draft.values.get("dpo.loss", "orpo") not in WITHOUT_REFERENCE
+    return has_reference or draft.launch.kind == "kto" or bool(draft.values.get("algorithm.kl.coef"))
+
+
+def needs_reference(draft: RecipeDraft) -> bool:
+    """Return whether steps compute the reference's logprobs."""
+    return compares(draft) and not draft.values.get("dpo.precompute_reference")
+
+
+def pair_loss(launch: Launch) -> tuple[str, float] | None:
+    """Return the loss of a pair by its name here, and the weight of its SFT term; None where tiercel has none."""
+    terms = _terms(launch)
+    sft = terms.pop("sft", 0.0)
+    if set(terms) == {"sigmoid", "bco_pair"}:
+        return "mpo", sft / sum(terms.values())
+    name, weight = next(iter(terms.items())) if len(terms) == 1 else ("", 1.0)
+    name = {"sigmoid_norm": "sigmoid", "aot_pair": "aot_unpaired"}.get(name, name)  # TRL's name before 1.0
+    return (name, sft / weight) if name in PAIR_LOSS_NAMES and name != "mpo" else None
+
+
+def _terms(launch: Launch) -> dict[str, float]:
+    """Return the terms of the peer's loss with their weights, without those whose weight is 0."""
+    if launch.method == "orpo":
+        terms = {"orpo": 1.0, "sft": 1.0}
+    elif launch.method in ("simpo", "cpo"):
+        name = launch.text("loss_type") or ("simpo" if launch.method == "simpo" else "sigmoid")
+        own = {"sigmoid": "cpo", "simpo": "simpo"}.get(name, f"cpo_{name}")
+        terms = {own: 1.0, "sft": launch.real("cpo_alpha") or 0.0}
+    elif launch.framework == "LLaMA-Factory":
+        name, ftx = launch.text("pref_loss") or "sigmoid", launch.real("pref_ftx") or 0.0
+        bco = 0.0 if name in WITHOUT_REFERENCE else launch.real("pref_bco_weight") or 0.0
+        terms = {name: 1 / (1 + bco), "bco_pair": bco / (1 + bco), "sft": ftx + (name == "orpo")}
+    else:
+        names = launch.words("loss_type") or ("sigmoid",)
+        weights = [float(number_of("--loss_weights", word)) for word in launch.words("loss_weights")]
+        if len(weights) not in (0, len(names)):
+            return {}
+        terms = dict(zip(names, weights or [1.0] * len(names), strict=True))
+        terms["sft"] = terms.get("sft", 0.0) + (launch.real("rpo_alpha") or 0.0)
+    return {name: weight for name, weight in terms.items() if weight}
+
+
+def _pairs(draft: RecipeDraft) -> None:
+    launch, terms = draft.launch, _terms(draft.launch)
+    if (found := pair_loss(launch)) is None:
+        return
+    loss, sft = found
+    labels = [f"--{flag}" for flag in LOSS_FLAGS]
+    draft.set("dpo.loss", loss, *labels, remark=launch.default_remark(*LOSS_FLAGS, of=launch.method))
+    if sft != float(loss in WITH_SFT) or {*_SFT_FLAGS} & {*launch.flags}:
+        remark = launch.default_remark(*LOSS_FLAGS, *_SFT_FLAGS, of="--cpo_alpha")
+        if launch.framework == "LLaMA-Factory":
+            remark = "of the mean over tokens; there of the mean over answers"
+        draft.set("dpo.sft_coef", round(sft, 6), *(f"--{flag}" for flag in _SFT_FLAGS), *labels, remark=remark)
+    if "sigmoid_norm" in terms:
+        draft.set("dpo.length_normalised", True, "--loss_type", remark="sigmoid_norm")
+    if loss == "mpo" and abs(terms["bco_pair"] / terms["sigmoid"] - 0.25) > 1e-6:
+        draft.note("has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them", *labels, subject="mpo")
+    if (launch.framework, loss) in _DIFFERS:
+        draft.note(_DIFFERS[launch.framework, loss], subject=f"dpo.loss: {loss}")
+    _divergence(draft, loss)
+    if (weight := launch.real("ld_alpha")) is not None and loss not in OF_MEANS and "sigmoid_norm" not in terms:
+        draft.set("dpo.ld_alpha", weight, "--ld_alpha")
+    if loss == "discopop":
+        draft.carry("dpo.tau", launch.real("discopop_tau"), "discopop_tau")
+    if loss == "exo_pair" and not launch.real("label_smoothing"):
+        draft.set("dpo.label_smoothing", 0.001, "--loss_type", remark="0 has no logarithm; that of its paper")
+    smoothed = ("robust", "exo_pair", *MATCHED) if launch.framework == "TRL" and launch.method == "dpo" else SMOOTHED
+    referred = () if loss in WITHOUT_REFERENCE else (loss,)
+    for key, takers in (("gamma", ("simpo",)), ("label_smoothing", smoothed), ("precompute_reference", referred)):
+        if loss not in takers:
+            draft.drop(f"dpo.{key}")
+
+
+def _tokens(draft: RecipeDraft) -> None:
+    """Set the loss of SFT's tokens."""
+    launch = draft.launch
+    labels = [flag for flag in ("enable_dft_loss", "use_dft_loss") if launch.is_true(flag)]
+    if labels or token_loss(launch) == "dft":
+        draft.set("sft.loss", "dft", *(f"--{flag}" for flag in (*labels, "loss_type")))
+        if "sft.label_smoothing" in draft.values:
+            draft.drop("sft.label_smoothing")
+            draft.note("dft does not read it there either", "--label_smoothing_factor", is_change=False)
+    for key in ("sft.neftune_alpha", "sft.label_smoothing"):
+        if draft.values.get(key) == 0:
+            draft.drop(key)
+
+
+def token_loss(launch: Launch) -> str | None:
+    """Return SFT's loss of tokens by its name here; None where tiercel has none of this name."""
+    names = {"nll": "nll", "chunked_nll": "nll", "dft": "dft"} if launch.framework == "TRL" else {}
+    return names.get(launch.text("loss_type") or "nll")
+
+
+def _divergence(draft: RecipeDraft, loss: str) -> None:
+    """Set the divergence from the reference; the peer's coefficient is 1 - dpo.divergence_alpha."""
+    launch, flags = draft.launch, ("--f_divergence_type", "--f_alpha_divergence_coef")
+    given = launch.text("f_divergence_type") or "reverse_kl"
+    coef = launch.real("f_alpha_divergence_coef") if given == "alpha_divergence" else None
+    name = {1.0: "reverse_kl", 0.0: "forward_kl"}.get(0.5 if coef is None else coef, "alpha")
+    name = _DIVERGENCES.get(given, name)
+    if name == "reverse_kl":
+        return
+    if loss not in OF_DIVERGENCES or draft.values.get("dpo.length_normalised"):
+        draft.note(f"has no place in dpo.loss: {loss}; the reverse KL is taken", *flags)
+        return
+    draft.set("dpo.divergence", name, *flags)
+    if name == "alpha" and coef not in (None, 0.5):
+        draft.set("dpo.divergence_alpha", round(1 - coef, 12), flags[1], remark="1 - the coefficient there")
+
+
+def _teacher(draft: RecipeDraft) -> None:
+    launch, mix = draft.launch, draft.launch.real("beta")
+    end = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(0.5 if mix is None else mix)
+    draft.set("teacher.divergence", end or "jsd", "--beta", remark="the divergence of GKD")
+    if end is None:
+        draft.set("teacher.mix", mix, "--beta")
+    share = round(1 - (launch.real("lmbda") or 0.0), 12)
+    on_policy = "the student samples every completion there"
+    draw = "1 - lmbda; a draw for each prompt, there for each batch"
+    draft.set("teacher.rows_share", share, "--lmbda", remark=draw if launch.method == "gkd" else on_policy)
+    draft.set("algorithm.normalise", "token", remark="a mean over tokens there")
+
+
+def _reference(draft: RecipeDraft) -> None:
+    """Tell which policy is the reference."""
+    launch = draft.launch
+    if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
+        draft.note("lora.init is the KL reference as well", "--ref_adapters", is_change=False)
+    elif "lora.init" in draft.values and not launch.words("ref_adapters") and compares(draft):
+        text = "the reference there is the model without this adapter; here lora.init is the reference as well"
+        draft.note(text, "--adapters", "--adapter_name_or_path", "--resume_from_checkpoint")

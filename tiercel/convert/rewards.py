@@ -1,0 +1,147 @@
+"""Converting rewards from the peers' names."""
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tiercel.config.yaml_text import parse
+from tiercel.convert.draft import RecipeDraft, number_of
+from tiercel.convert.rows import EXAMPLE_SCRIPTS
+from tiercel.convert.table import columns_of
+
+
+def registered(file: Path) -> dict[str, str]:
+    """Return classes and functions by the names that `orms['name'] = Class` gives them, and all top-level ones by their
+    own names; empty where the file cannot be parsed."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    own: dict[str, str] = {}
+    named: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            own[node.name] = node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            for target in node.targets:
+                match target:
+                    case ast.Subscript(value=ast.Name(id="orms"), slice=ast.Constant(value=name)):
+                        named[str(name)] = node.value.id
+    return {**own, **named}
+
+
+_BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
+_JUDGED = {  # VLM-R1's --reward_method, by the built-in that comes nearest
+    **{"mcq": "choice", "yes_no": "exact", "math": "math", "llm": "judge"},
+    **dict.fromkeys(("map", "od_ap", "od_ap50", "odLength"), "box_map"),
+}
+
+
+@cache
+def _fixed() -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
+    """Read the entries that no flag changes, each with a note, by peer and name."""
+    rows = columns_of("rewards.txt")
+    return {(peer, name): (parse(entry)[0], note) for peer, names, entry, note in rows for name in names.split(", ")}
+
+
+def set_rewards(draft: RecipeDraft) -> None:
+    """Set the list of rewards with their weights."""
+    launch = draft.launch
+    if launch.kind != "grpo":
+        return
+    by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
+    names = launch.words("reward_funcs") or by_script
+    models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
+    entries = [_entry(draft, name, number) for number, name in enumerate(names)]
+    entries += [{"name": "model", "model": {"path": path}} for path in models]
+    for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
+        entries[number]["weight"] = float(number_of("--reward_weights", weight))
+    flags = ("reward_funcs", "reward_model", "reward_model_name_or_path", "reward_weights")
+    remark = launch.default_remark(*flags)
+    if entries:
+        remark = f"of {launch.script}" if remark and by_script else remark
+        draft.set("rewards", entries, *(f"--{flag}" for flag in flags), remark=remark)
+    else:
+        draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
+
+
+def _entry(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
+    if draft.launch.framework == "VLM-R1" and (entry := _of_vlm_r1(draft, name)):
+        return entry
+    if entry := _of_flags(draft, name):
+        return entry
+    fixed, note = _fixed().get((draft.launch.framework, name), (None, ""))
+    if note:
+        draft.note(note, subject=f"--reward_funcs {name}")
+    return _own(draft, name, number) if fixed is None else dict(fixed)
+
+
+def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+    """Convert VLM-R1's rewards of referring expressions, and accuracy by its method; None for any other."""
+    launch = draft.launch
+    labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
+    is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
+    if name == "format" and is_rec:
+        box = rf".*\{{.*{_BOX}.*\}}.*" if "qwen" in draft.model_name else rf".*{_BOX}.*"
+        return {"name": "format", "pattern": rf".*<think>.*</think>\s*<answer>{box}</answer>.*"}
+    if name != "accuracy":
+        return None
+    if is_rec:
+        draft.note("the reward of referring expressions: vlm_r1_rec", *labels, is_change=False)
+        return {"name": "vlm_r1_rec"}
+    method = launch.text("reward_method") or "default"
+    known = _JUDGED.get(method.partition(":")[0])
+    if known is None:
+        text = f"accuracy judged by {method} has no equivalent: name a built-in (docs/rewards.md), or call a function"
+        draft.note(text, *labels, subject="--reward_funcs accuracy")
+        return {"call": "mine.py:accuracy"}
+    draft.note(f"the built-in {known} comes nearest: docs/rewards.md", *labels)
+    return {"name": known}
+
+
+def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+    """Convert a reward whose numbers are flags; None for any other."""
+    launch, subject = draft.launch, f"--reward_funcs {name}"
+    longest = int(draft.values.get("rollout.max_new_tokens", 256))
+    if name == "repetition":
+        draft.note("docs/rewards.md says what it counts", "--repetition_n_grams", subject=subject)
+        return {"name": name, "ngram": launch.number("repetition_n_grams") or 3}
+    if name == "cosine":
+        longest = launch.number("cosine_max_len") or longest
+        draft.note(f"ends at {longest} tokens", "--cosine_max_len", is_change=False, subject=subject)
+        return {"name": name, "max_tokens": longest}
+    if name == "length":
+        draft.note("falls from max_tokens on here: docs/rewards.md", subject=subject)
+        return {"name": name, "max_tokens": longest}
+    if name != "soft_overlong":
+        return None
+    longest, buffer = launch.number("soft_max_length") or longest, launch.number("soft_cache_length") or 50
+    text = f"-1 from {longest} tokens on, falling over {buffer}"
+    draft.note(text, "--soft_max_length", "--soft_cache_length", is_change=False, subject=subject)
+    return {"name": name, "max_tokens": longest, "buffer": buffer}
+
+
+def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
+    """Convert a reward of the user: from a plugin file where it is found, else with a note."""
+    launch = draft.launch
+    if launch.framework == "TRL" and "." in name:
+        module, _, function = name.rpartition(".")
+        return {"call": f"{module}:{function}"}
+    plugins = launch.words("external_plugins")
+    here = {plugin: registered(file) for plugin in plugins if (file := launch.file(plugin)) is not None}
+    for plugin, known in here.items():
+        if found := known.get(name):
+            draft.note(f"{name} is {found} of {plugin}", "--external_plugins", is_change=False)
+            return {"call": f"{plugin}:{found}"}
+    place = next(iter((*here, *plugins)), "mine.py")
+    asked = "name its file"
+    if here:
+        there = ", ".join(each for each in here[place] if not each.startswith("_")) or "none"
+        draft.left.append(f"rewards.{number}.call: {place} has no function {name}; its functions are: {there}")
+        asked = f"{place} has no such name; it has {there}"
+    elif plugins:
+        asked = f"{place} is not here"
+    text = f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION"
+    draft.note(text, "--external_plugins", subject=f"--reward_funcs {name}")
+    return {"call": f"{place}:{name}"}

@@ -1,0 +1,257 @@
+"""Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
+
+from tiercel.algorithms.losses import LOSSES
+from tiercel.convert.draft import RecipeDraft, whole_number_of
+
+_LEAST_DISTANCE = 1e-6  # of cispo's bound from 1
+
+
+def set_sampling(draft: RecipeDraft) -> None:
+    """Set how completions are sampled, and how the policy learns from them."""
+    shared = (_reference, _penalty, _switches)
+    learnt = {"grpo": (_correction, _loss, _clips, _advantage, *shared), "rloo": (_clips, *shared, _rloo)}
+    if draft.launch.kind in ("grpo", "distill"):
+        for step in (_top_k, _engine, _length, *learnt.get(draft.launch.method, ())):
+            step(draft)
+
+
+def _top_k(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    if launch.framework == "VLM-R1":
+        draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
+        return
+    value = int(launch.real("top_k") or 0)
+    if value > 0 or "top_k" in launch.flags:
+        draft.set("rollout.top_k", max(0, value), "--top_k")
+
+
+def _engine(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    if not launch.is_true("use_vllm"):
+        draft.carry("rollout.engine", "local", "use_vllm")
+        return
+    mode = launch.text("vllm_mode") or ("server" if "vllm_server_host" in launch.flags else "colocate")
+    if mode == "server":
+        _servers(draft)
+        return
+    draft.set("rollout.engine", "vllm", "--use_vllm", "--vllm_mode")
+    level, name = launch.text("sleep_level"), "vllm_gpu_memory_utilization"
+    if share := launch.real(name):
+        draft.set("rollout.vllm.gpu_memory_utilization", share, f"--{name}", remark=launch.default_remark(name))
+    if size := launch.number("vllm_tensor_parallel_size"):
+        draft.carry("rollout.vllm.tensor_parallel", size, "vllm_tensor_parallel_size")
+    if level and "sleep_level" in launch.flags:
+        draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "--sleep_level")
+    elif launch.is_true("vllm_enable_sleep_mode"):
+        draft.set("rollout.vllm.sleep_level", 1, "--vllm_enable_sleep_mode")
+
+
+def _servers(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    labels = ("--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port")
+    addresses = list(launch.words("vllm_server_base_url"))
+    if not addresses:
+        hosts = [host.replace("0.0.0.0", "127.0.0.1") for host in launch.words("vllm_server_host")] or ["127.0.0.1"]
+        ports = list(launch.words("vllm_server_port"))
+        ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+        addresses = [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+    draft.set("rollout.engine", "vllm-server", "--use_vllm", "--vllm_mode")
+    draft.set("rollout.urls", addresses, *labels)
+    if patience := launch.real("vllm_server_timeout"):
+        draft.set("rollout.patience", patience, "--vllm_server_timeout", remark="seconds without an answer")
+    if launch.is_true("async_generate"):
+        draft.set("rollout.lookahead", 1, "--async_generate")
+
+
+def _correction(draft: RecipeDraft) -> None:
+    """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
+    launch, key = draft.launch, "algorithm.correction"
+    is_on = launch.is_true("use_vllm")
+    if launch.framework == "TRL":
+        names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "cap")]
+        is_on = is_on and launch.is_true("vllm_importance_sampling_correction")
+    else:
+        names = [f"rollout_importance_sampling_{part}" for part in ("mode", "threshold")]
+    caps = map(launch.real, reversed(names[1:]))
+    mode, cap = launch.text(names[0]), next(filter(None, caps), None)
+    if not is_on or mode is None:
+        if launch.is_true("async_generate"):
+            draft.set(f"{key}.level", "token", "--async_generate", remark="completions of an older policy need it here")
+            text = "learns from older completions without a correction there; here algorithm.correction is on"
+            draft.note(text, "--async_generate")
+        return
+    names = ["vllm_importance_sampling_correction", *names]
+    labels = [f"--{name}" for name in names]
+    level, _, form = mode.partition("_")
+    values = {"level": level, "mode": form or "truncate", "cap": cap}
+    for part, value in values.items():
+        if value:
+            draft.set(f"{key}.{part}", value, *labels, remark=launch.default_remark(*names))
+    floor = launch.real("vllm_importance_sampling_clip_min")
+    if form == "mask" or floor:
+        own = ["vllm_importance_sampling_clip_min"] if floor else names
+        values["floor"] = floor or 0.0
+        draft.set(f"{key}.floor", floor or 0.0, *(f"--{name}" for name in own), remark="" if floor else "none there")
+    if draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1:
+        draft.drop(*(f"{key}.{part}" for part in values))
+        draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
+
+
+def _loss(draft: RecipeDraft) -> None:
+    """Set the loss. The level of the ratio is in the name of a clipped loss in tiercel, and a key beside others."""
+    launch = draft.launch
+    level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
+    labels = ("--importance_sampling_level", "--loss_type")
+    if loss in ("luspo", "vespo"):
+        _of_sequences(draft, loss, level, labels)
+        return
+    by_level = {"sequence": "gspo", "sequence_token": "gspo_token"}.get(level)
+    if by_level == "gspo" and draft.values.get("algorithm.top_entropy", 1) < 1:
+        by_level = "gspo_token"
+        draft.note("tokens are chosen by entropy, so each has a ratio of its own: gspo_token", labels[0])
+    if by_level is None or loss not in LOSSES or LOSSES[loss].surrogate != LOSSES[by_level].surrogate:
+        draft.set("algorithm.loss", loss, *labels, remark=launch.default_remark("loss_type"))
+        if by_level is not None:
+            draft.set("algorithm.ratio", LOSSES[by_level].ratio, labels[0])
+        return
+    draft.set("algorithm.loss", by_level, *labels)
+    means = {"bnpo": "token", "dapo": "token", "dr_grpo": "constant"}
+    if loss in means:
+        remark = launch.default_remark("loss_type", of="--loss_type")
+        draft.set("algorithm.normalise", means[loss], "--loss_type", remark=remark)
+
+
+def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, str]) -> None:
+    """Set a loss whose own ratio is that of a completion; the peer's level replaces that of luspo alone."""
+    draft.set("algorithm.loss", loss, *labels)
+    by_token = level == "sequence_token" or (level == "sequence" and draft.values.get("algorithm.top_entropy", 1) < 1)
+    ratio = "token" if level == "token" else "sequence_at_token" if by_token else None
+    if loss == "luspo" and ratio is not None:
+        draft.set("algorithm.ratio", ratio, *labels, remark="luspo's own is sequence")
+    if loss == "vespo" and "algorithm.correction.level" in draft.values:
+        draft.note("its ratio takes the correction there; here the loss does", subject="algorithm.loss: vespo")
+
+
+def _clips(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    loss = launch.text("loss_type")
+    if loss == "sapo":
+        for sign, end in (("positive", "pos"), ("negative", "neg")):
+            short, long = f"tau_{end}", f"sapo_temperature_{end}"
+            if (value := launch.real(short if short in launch.rows else long)) is not None:
+                draft.set(f"algorithm.gate_{sign}", value, f"--{short}", f"--{long}")
+        return
+    if loss == "vespo":
+        for sign, end in (("positive", "pos"), ("negative", "neg")):
+            for name, short in (("power", "k"), ("rate", "lambda")):
+                draft.carry(
+                    f"algorithm.gamma_{name}_{sign}", launch.real(f"vespo_{short}_{end}"), f"vespo_{short}_{end}"
+                )
+        return
+    low, high = launch.real("epsilon"), launch.real("epsilon_high")
+    if loss == "cispo":
+        draft.set("algorithm.clip_low", None, "--epsilon", remark="cispo has no lower bound there")
+        _largest_weight(draft, low if high is None else high)
+        return
+    for key, value, flag in (("low", low, "epsilon"), ("high", low, "epsilon"), ("high", high, "epsilon_high")):
+        if value is not None:
+            draft.set(f"algorithm.clip_{key}", value, f"--{flag}")
+
+
+def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
+    """Set cispo's largest weight, which the peers name itself and tiercel by its distance from 1."""
+    if not bound:
+        return
+    labels, remark = ("--epsilon", "--epsilon_high"), "the largest weight itself there"
+    draft.set("algorithm.clip_high", max(round(bound - 1, 12), _LEAST_DISTANCE), *labels, remark=remark)
+    if bound < 1:
+        text = (
+            f"a largest weight of {bound:g} there, 1 here, the least that algorithm.clip_high gives: AdamW does not "
+            "see a common factor of the loss, but optim.max_grad_norm does"
+        )
+        draft.note(text, *labels, subject=f"cispo's bound {bound:g}")
+
+
+def _advantage(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    estimator, scale = launch.text("advantage_estimator"), launch.text("scale_rewards")
+    names = {"grpo": "group_norm", "reinforce_plus_plus": "reinforce_pp_baseline", "rloo": "rloo", "gdpo": "gdpo"}
+    labels = ("--advantage_estimator", "--scale_rewards", "--multi_objective_aggregation")
+    advantage = names.get(estimator or "grpo", estimator)
+    if scale == "gdpo" or launch.text("multi_objective_aggregation") == "normalize_then_sum":
+        advantage = "gdpo"
+    if advantage != "group_norm" or "advantage_estimator" in launch.flags:
+        draft.set("algorithm.advantage", advantage, *labels)
+    word = {"true": "group", "false": "none"}.get((scale or "").lower(), scale)
+    if advantage in ("reinforce_pp_baseline", "gdpo"):
+        if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
+            draft.note(f"{advantage} has its own scale here, that of the step", "--scale_rewards")
+    elif word is not None:
+        draft.carry("algorithm.scale", word, "scale_rewards")
+
+
+def _reference(draft: RecipeDraft) -> None:
+    """Set the reference. Its steps and its mix count only where --sync_ref_model is on."""
+    launch = draft.launch
+    if launch.is_true("sync_ref_model"):
+        every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
+        draft.set("algorithm.kl.sync_every", every, "--ref_model_sync_steps", "--sync_ref_model")
+        draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "--ref_model_mixup_alpha")
+
+
+def _penalty(draft: RecipeDraft) -> None:
+    """Set the place of the KL penalty. In the reward it is a sum of log-ratios."""
+    launch = draft.launch
+    by_estimator = launch.text("advantage_estimator") in ("rloo", "reinforce_plus_plus")
+    is_in_reward = launch.is_true("kl_in_reward") if launch.text("kl_in_reward") else by_estimator
+    if not draft.values.get("algorithm.kl.coef", 0):
+        return
+    if is_in_reward or launch.method == "rloo":
+        remark = "" if "kl_in_reward" in launch.flags else f"{launch.framework}'s default with this estimator"
+        draft.set("algorithm.kl.place", "reward", "--kl_in_reward", "--advantage_estimator", remark=remark)
+        draft.set("algorithm.kl.estimator", "k1", "--kl_in_reward", remark="the log-ratio itself")
+    else:
+        draft.carry("algorithm.kl.place", "loss", "kl_in_reward")
+        if launch.is_true("use_bias_correction_kl"):
+            _weighted_penalty(draft)
+
+
+def _weighted_penalty(draft: RecipeDraft) -> None:
+    """Set a penalty in the loss that TRL multiplies by the ratio; here that is the token's."""
+    launch, name = draft.launch, "use_bias_correction_kl"
+    if (launch.text("importance_sampling_level") or "token") == "token":
+        draft.set("algorithm.kl.by_ratio", True, f"--{name}", remark=launch.default_remark(name))
+    else:
+        text = "weights the KL estimate by the completion's ratio there; here no ratio weights it"
+        draft.note(text, f"--{name}", subject="" if name in launch.flags else "the KL estimate")
+
+
+def _switches(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    for name in ("overlong_filter", "mask_truncated_completions"):
+        draft.carry("algorithm.overlong", "mask" if launch.is_true(name) else "keep", name)
+    if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
+        draft.set("algorithm.entropy_mean", "token", "--entropy_coef", remark="the mean there, whatever the loss")
+    if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
+        draft.set("algorithm.top_entropy_of", "all", "--top_entropy_quantile", remark="of all tokens there")
+    if launch.is_true("dynamic_sample"):
+        tries = launch.number("max_resample_times") or 3
+        draft.set("rollout.resample_tries", tries, "--max_resample_times", "--dynamic_sample")
+    else:
+        draft.carry("rollout.resample_tries", 0, "dynamic_sample")
+    if not launch.is_true("async_generate"):
+        draft.carry("rollout.lookahead", 0, "async_generate")
+
+
+def _length(draft: RecipeDraft) -> None:
+    if "max_completion_length" not in draft.launch.flags:
+        draft.carry("rollout.max_new_tokens", draft.launch.number("max_new_tokens"), "max_new_tokens")
+
+
+def _rloo(draft: RecipeDraft) -> None:
+    """Set what TRL's RLOO trainer does: leave-one-out advantages, and one ratio of a completion's whole probability."""
+    is_normalised = draft.launch.is_true("normalize_advantages")
+    advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
+    draft.set("algorithm.advantage", advantage, "--normalize_advantages", remark="what its RLOO trainer does")
+    for name, value in (("loss", "grpo"), ("ratio", "product"), ("normalise", "sequence")):
+        draft.set(f"algorithm.{name}", value, remark="what its RLOO trainer does")

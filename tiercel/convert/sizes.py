@@ -1,0 +1,130 @@
+"""Converting sizes and lengths: per-device batches become prompts of a step, and counts of updates counts of steps."""
+
+import math
+
+from tiercel.config.keys import keys_of
+from tiercel.convert.draft import RecipeDraft
+from tiercel.wording import counted
+
+_BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
+_LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
+
+
+def set_sizes(draft: RecipeDraft) -> None:
+    """Set the prompts of a step. The peers count completions; what one device computes at once is no part of a
+    recipe."""
+    launch = draft.launch
+    each = launch.number("per_device_train_batch_size") or 1
+    processes = launch.processes
+    accumulated = launch.number("gradient_accumulation_steps")
+    if accumulated is None:
+        fills = launch.framework == "ms-swift" and launch.kind != "grpo"
+        accumulated = max(1, math.ceil(16 / (each * processes))) if fills else 1
+    update = each * processes * accumulated
+    origin = f"{each} per device x {counted(processes, 'process', 'processes')} x {accumulated} accumulated"
+    labels = (*_BATCH, *launch.process_labels)
+    if launch.kind != "grpo":
+        draft.set("optim.prompts_per_step", update, *labels, remark=origin)
+        draft.set("rollout.group_size", 1, remark="a prompt has one answer there")
+        return
+    group = launch.number("num_generations") or 8
+    rollout = launch.number("generation_batch_size")
+    if rollout is None:
+        rollout = each * processes * (launch.number("steps_per_generation") or accumulated)
+    labels = (*labels, "--generation_batch_size", "--steps_per_generation")
+    remark = launch.default_remark("num_generations", of="--num_generations")
+    draft.set("rollout.group_size", group, "--num_generations", remark=remark)
+    size = max(rollout, update)
+    prompts = max(1, size // group)
+    sampled = counted(size, "completion")
+    draft.set("optim.prompts_per_step", prompts, *labels, remark=f"{sampled} a rollout / {group} a group; {origin}")
+    if size % group:
+        text = f"{sampled} cannot be divided into groups of {group}; a step here has {counted(prompts, 'prompt')}"
+        draft.note(text, *labels)
+    if launch.method == "grpo" and rollout > update:
+        minibatches = math.gcd(max(1, rollout // update), prompts)
+        draft.set("optim.minibatches", minibatches, *labels, remark=f"{sampled} / {update} an update")
+        if minibatches * update != rollout:
+            text = f"an update of {counted(update, 'completion')} holds part of a group; here it holds whole groups"
+            draft.note(text, *labels)
+    elif rollout > update:
+        draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
+
+
+def set_lengths(draft: RecipeDraft) -> None:
+    """Set the length of the run, the warm-up, and the intervals in steps."""
+    launch, updates = draft.launch, draft.updates_per_step
+    steps = launch.real("max_steps") or -1
+    if steps > 0:
+        draft.set("train.steps", _steps(steps, updates), "--max_steps", "--num_train_epochs", remark=_per(updates))
+    else:
+        epochs = launch.real("num_train_epochs") or 1.0
+        remark = launch.default_remark("num_train_epochs", of="--num_train_epochs")
+        draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
+    _warmup(draft, updates)
+    _interval(draft, "train.log_every", "logging_steps", "")
+    strategy = (launch.text("save_strategy") or "steps").lower()
+    if strategy == "steps":
+        _interval(draft, "train.save_every", "save_steps", _per(updates), "--save_strategy")
+    else:
+        draft.note("train.save_every is a number of steps, and the last step is always saved", "--save_strategy")
+    if "train.keep" not in draft.values:
+        draft.note("all checkpoints are kept there, here the newest 3: train.keep", subject="no --save_total_limit")
+
+
+def _steps(updates: float, per_step: int) -> int:
+    return max(1, round(updates / per_step))
+
+
+def _per(updates: int) -> str:
+    return f"a step here is {updates} updates there" if updates > 1 else ""
+
+
+def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str) -> None:
+    """Set an interval, which is given in updates; the remark counts where the command gives it."""
+    if every := draft.launch.real(flag):
+        remark = draft.launch.default_remark(flag, of=f"--{flag}") or remark
+        draft.set(key, _steps(every, draft.updates_per_step), f"--{flag}", *labels, remark=remark)
+        if 0 < every < 1:
+            draft.note("a share of the run there; write a number of steps", f"--{flag}")
+
+
+def _warmup(draft: RecipeDraft, updates: int) -> None:
+    launch = draft.launch
+    labels = ("--warmup_ratio", "--warmup_steps")
+    given, ratio = launch.real("warmup_steps") or 0.0, launch.real("warmup_ratio") or 0.0
+    ratio = given if 0 < given < 1 else ratio
+    steps = _run_steps(draft)
+    if given >= 1:
+        draft.set("optim.warmup_steps", _steps(given, updates), *labels, remark=_per(updates))
+    elif ratio > 0 and steps is not None:
+        warm = math.ceil(ratio * steps)
+        draft.set("optim.warmup_steps", warm, *labels, remark=f"of {steps} steps")
+    elif ratio > 0:
+        share = "tiercel check prints the share of an epoch that a step takes"
+        draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *labels)
+
+
+def _run_steps(draft: RecipeDraft) -> int | None:
+    """Return the steps of the run; None where neither its length in steps nor its number of rows (`path#N`) is
+    given."""
+    if "train.steps" in draft.values:
+        return int(draft.values["train.steps"])
+    sources = [draft.values.get("data.train", ""), *(entry["path"] for entry in draft.values.get("data.mix", []))]
+    counts = [source.rpartition("#")[2] for source in map(str, sources)]
+    if not all("#" in str(source) and count.isdigit() for source, count in zip(sources, counts, strict=True)):
+        return None
+    held_out = draft.values.get("data.eval")
+    share = 1 - held_out["fraction"] if isinstance(held_out, dict) and "fraction" in held_out else 1.0
+    rows = sum(map(int, counts)) * share * float(draft.values["train.epochs"])
+    return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
+
+
+def set_pack(draft: RecipeDraft) -> None:
+    """Set the size of a microbatch, which must hold the longest prompt with its completion, or two answers."""
+    known, rows = keys_of(draft.launch.kind), 1 if draft.launch.kind in ("sft", "grpo", "distill") else 2
+    least = rows * draft.values.get("data.max_prompt_tokens", 4096)
+    if "rollout.max_new_tokens" in known:
+        least += draft.values.get("rollout.max_new_tokens", known["rollout.max_new_tokens"].field.default)
+    if least > _LARGEST_PACK:
+        draft.set("learner.max_tokens_per_microbatch", least, remark="the longest row; no result depends on it")

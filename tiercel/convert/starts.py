@@ -1,0 +1,111 @@
+"""Recognising the peer's program that a command starts, and commands of methods and frameworks that are not here."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from tiercel.convert.table import KINDS, Framework, Method, environment_row, rows_of
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
+VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
+LLAMA_FACTORY_SCRIPTS = ("train.py", "train_bash.py", "launcher.py")
+# Modules that `python -m` starts; None is another method's.
+MODULES: dict[str, Framework | None] = {
+    "verl.trainer.main": "EasyR1",
+    "verl.trainer.main_ppo": "verl",
+    "recipe.dapo.main_dapo": "verl",
+    "verl.trainer.fsdp_sft_trainer": None,
+    "verl.trainer.sft_trainer": None,
+}
+SETTINGS = (".yaml", ".yml", ".json")
+METHODS: dict[str, Method] = {**{name: name for name in KINDS}, "gspo": "grpo", "mpo": "dpo", "reward": "rm"}
+OTHER_METHODS = {  # with what comes nearest
+    **dict.fromkeys(("bco", "online", "xpo", "nash", "tpo"), "tiercel dpo"),
+    **dict.fromkeys(("gold", "async", "server", "ssd", "sdft", "sdpo"), "tiercel distill"),
+    **{"ppo": "tiercel grpo", "harbor": "tiercel grpo", "prm": "tiercel reward", "pt": "tiercel sft"},
+}
+# Words of flags that say what is trained: where the framework does not know such a flag, the script is another's.
+_DECISIVE = {"lora", "peft", "adapter", "freeze", "frozen", "unfreeze", "tune", "tunable", "trainable", "model", "llm"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foreign:
+    """A training command of a method that this version does not have, or of a framework that is not read."""
+
+    flag: str  # the word that names the method
+    nearest: str = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
+    method: str = ""
+    is_known: bool = True
+    said: str = ""  # the whole message, where it is another
+
+    def told(self) -> str:
+        """Return the message for the user."""
+        if self.said:
+            return self.said
+        fault = "is no method of this version" if self.is_known else "does not say by its name what it trains"
+        return f"{self.flag} {fault}; nearest: {OTHER_METHODS.get(self.method, self.nearest)}"
+
+
+def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
+    """Return the place where the flags begin, the framework and the method; None where a flag names the method."""
+    for i, word in enumerate(words[:-1] if words else []):
+        name, following = PurePath(word).name, words[i + 1]
+        if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
+            if name == "megatron" or following == "pt":
+                return Foreign(flag=f"{name} {following}", nearest="the flags of `swift rlhf` or `swift sft`")
+            return i + 2, "ms-swift", None if following == "rlhf" else "sft"
+        if name in ("llamafactory-cli", "lmf") and following == "train":
+            return i + 2, "LLaMA-Factory", None
+        if name == "trl" and following in (*METHODS, *OTHER_METHODS):
+            known = METHODS.get(following)
+            return (i + 2, "TRL", known) if known else Foreign(flag=f"trl {following}", method=following)
+        if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
+            return i + 1, "ms-swift", None if name == "rlhf.py" else "sft"
+        if name in VLM_R1_SCRIPTS:
+            return i + 1, "VLM-R1", "grpo"
+        if name == "grpo.py" and "open_r1" in PurePath(word).parts:
+            return _stranger(name, words[i + 1 :], "VLM-R1", "grpo") or (i + 1, "VLM-R1", "grpo")
+        if word in MODULES:
+            framework = MODULES[word]
+            return (i + 1, framework, "grpo") if framework else Foreign(flag=word, nearest="tiercel sft")
+        if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
+            return _by_script(i, name, words[i + 1 :])
+    return None
+
+
+def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
+    """Recognise a Python script. Its name, or its flags, give the method; its flags are assumed to be TRL's, but for
+    LLaMA-Factory's scripts."""
+    if name in LLAMA_FACTORY_SCRIPTS and (after[0].endswith(SETTINGS) or "--stage" in after):
+        return place + 1, "LLaMA-Factory", None
+    parts = re.split(r"[^a-z0-9]+", name.lower().removesuffix(".py"))
+    if other := next((part for part in parts if part in OTHER_METHODS), None):
+        return Foreign(flag=name, method=other)
+    method = next((method for word, method in METHODS.items() if word in parts), None)
+    if method is None and "--num_generations" in after:
+        method = "grpo"
+    is_training = any(word.partition("=")[0] in ("--model_name_or_path", "--output_dir") for word in after)
+    if method is None:
+        return Foreign(flag=name, is_known=False) if is_training else None
+    return _stranger(name, after, "TRL", method) or (place + 1, "TRL", method)
+
+
+def _stranger(script: str, after: Sequence[str], framework: Framework, method: Method) -> Foreign | None:
+    """Return a script whose flags are not those of the framework that its name suggests: one of them says what is
+    trained, or every third is unknown."""
+    given = [
+        flag.replace("-", "_")
+        for word in after
+        if re.match(r"--[A-Za-z]", word)
+        for flag in [word[2:].partition("=")[0]]
+    ]
+    own = rows_of(framework, method)
+    unknown = list(dict.fromkeys(flag for flag in given if flag not in own and not environment_row(f"launcher {flag}")))
+    is_decisive = any(_DECISIVE & set(flag.lower().split("_")) for flag in unknown)
+    if not unknown or not (is_decisive or len(unknown) * 3 >= len(set(given))):
+        return None
+    shown = ", ".join(f"--{flag}" for flag in unknown[:4]) + (" ..." if len(unknown) > 4 else "")
+    command = f"trl {method}" if framework == "TRL" else "grpo_jsonl.py"
+    text = f"{script} is no script of {framework}, which has no {shown}; nearest: the flags of `{command}`"
+    return Foreign(flag=script, said=text)

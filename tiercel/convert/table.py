@@ -1,0 +1,104 @@
+"""The meaning of the peers' flags: tables in peers/ with one line for each flag."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from tiercel.config.schema import Kind
+
+Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory", "EasyR1", "verl"]
+OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # whose settings are words KEY=VALUE
+Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd", "distillation"]
+KINDS: dict[Method, Kind] = {  # the recipe of each method
+    "grpo": "grpo", "rloo": "grpo", "sft": "sft", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo",
+    "kto": "kto", "rm": "reward", "gkd": "distill", "distillation": "distill",
+}  # fmt: skip
+Treatment = Literal["set", "nearest", "together", "none", "nothing to do", "refused"]
+_MARKS: dict[str, Treatment] = {"=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
+
+# The note on a flag that sets no key.
+_TOLD: dict[Treatment, str] = {
+    "nearest": "{row.meaning}; nearest is {row.key}{tail}",
+    "none": "{row.meaning}; has no equivalent{tail}",
+    "nothing to do": "{row.meaning}{tail}",
+    "refused": "{row.meaning} is no method of this version; nearest: {row.remark}",
+    **dict.fromkeys(("set", "together"), "{row.meaning}; nothing depends on it in this command"),
+}
+
+# The sources that the tables were made from.
+VERSIONS: dict[Framework, str] = {
+    "ms-swift": "4.6.0.dev0, commit 3602360",
+    "TRL": "1.16.0",
+    "VLM-R1": "commit 90052f4, with TRL 0.17",
+    "LLaMA-Factory": "0.9.6.dev0, commit ff6d4d1",
+    "EasyR1": "commit b44b311",
+    "verl": "commit b178a3c",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRow:
+    """A flag, or a variable of the environment, of a peer."""
+
+    name: str
+    default: tuple[str, ...]  # its words; empty where the flag has no default
+    treatment: Treatment
+    key: str | None  # the key that takes the value, or is nearest
+    meaning: str
+    remark: str
+
+    def told(self) -> str:
+        """Return the note on a flag that sets no key."""
+        tail = f": {self.remark}" if self.remark else ""
+        return _TOLD[self.treatment].format(row=self, tail=tail)
+
+
+@cache
+def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
+    """Return every known flag by its name, with its meaning in one method."""
+    ranks = {"": 1, method: 2, KINDS[method]: 2}  # an own row comes after a plain one, and that after those of others
+
+    def rank(row: TableRow) -> int:
+        return max(ranks.get(name, 0) for name in row.name.partition("@")[2].split(","))
+
+    shared = () if framework in OVERRIDING else _read("transformers.txt")
+    read = sorted(shared + _read(f"{framework.lower()}.txt"), key=rank)
+    return {
+        row.name.partition("@")[0]: row
+        if rank(row)
+        else replace(row, default=(), treatment="nothing to do", remark="another method reads it")
+        for row in read
+    }
+
+
+@cache
+def environment_rows() -> tuple[TableRow, ...]:
+    """Return variables, some of them patterns such as NCCL_*, and flags of launchers as `launcher NAME`."""
+    return _read("environment.txt")
+
+
+def environment_row(name: str) -> TableRow | None:
+    """Return the row of a variable, or of a launcher's flag; None where it is not known."""
+    return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
+
+
+def columns_of(file: str) -> Iterator[list[str]]:
+    """Read the columns of each line of a table."""
+    text = (files("tiercel.convert.peers") / file).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            yield [column.strip() for column in line.split("|")]
+
+
+@cache
+def _read(file: str) -> tuple[TableRow, ...]:
+    rows = []
+    for name, default, key, meaning, remark in columns_of(file):
+        treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
+        own = None if key in _MARKS else key.removeprefix("~")
+        words = tuple(default.split())
+        rows.append(TableRow(name=name, default=words, treatment=treatment, key=own, meaning=meaning, remark=remark))
+    return tuple(rows)

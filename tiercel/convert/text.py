@@ -1,0 +1,95 @@
+"""Writing a draft as the text of a recipe, with comments on the origin of each value and on what has no key."""
+
+import json
+import re
+from typing import Any
+
+from tiercel.config.keys import keys_of
+from tiercel.config.yaml_text import render
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.table import VERSIONS
+
+COMMENT_COLUMN = 48
+_HEADINGS = {"Look at these: another meaning, or no equivalent.": True, "Nothing to do about these.": False}
+_PLAIN = re.compile(r"[\w./-]+(:[\w./-]+)*")
+
+
+def recipe_text(draft: RecipeDraft) -> str:
+    """Write the recipe as YAML with comments."""
+    launch = draft.launch
+    lines = [
+        f"# Made from a command of {launch.framework}. tiercel check RECIPE says what is still missing.",
+        f"# Flags and defaults are those of {launch.framework} {VERSIONS[launch.framework]}.",
+    ]
+    if launch.processes > 1:
+        lines.append(f"# It ran {launch.processes} processes: tiercel {launch.kind} RECIPE --nproc {launch.processes}")
+    for heading, is_change in _HEADINGS.items():
+        if notes := [note for note in draft.notes if note.is_change == is_change]:
+            lines += ["#", f"# {heading}"]
+            lines += [f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes]
+    lines.append("")
+    tree = draft.tree
+    for section in sorted(tree, key=lambda name: _place(draft, name)):
+        lines += _lines(section, tree[section], section, draft, 0)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> list[str]:
+    indent = "  " * depth
+    comment = _comment(draft, key)
+    if isinstance(value, dict) and key not in draft.origins:
+        ordered = sorted(value.items(), key=lambda item: _place(draft, f"{key}.{item[0]}"))
+        below = [line for leaf, inner in ordered for line in _lines(leaf, inner, f"{key}.{leaf}", draft, depth + 1)]
+        return [f"{indent}{name}:", *below]
+    line, entries = f"{indent}{name}: {_inline(value)}", []
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        line, entries = f"{indent}{name}:", [f"{indent}  - {_inline(entry)}" for entry in value]
+    # The comment begins after a blank, else it would be part of the value.
+    return [f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line, *entries]
+
+
+def _comment(draft: RecipeDraft, key: str) -> str:
+    """Return the comment on a key: what was given, without the value where the line shows it."""
+    origin = draft.origins.get(key)
+    if origin is None:
+        return ""
+    shown = [_short(draft, key, label) for label in origin.labels]
+    return _one_line("; ".join(part for part in (", ".join(shown), origin.remark) if part))
+
+
+def _short(draft: RecipeDraft, key: str, label: str) -> str:
+    """Return what was given in full at its first key where the line does not show its value; else its name."""
+    given, value = draft.shown(label), draft.values[key]
+    first = next(each for each, origin in draft.origins.items() if label in origin.labels)
+    if "launcher" in label:
+        return given
+    name, _, words = given.partition("=" if "--" not in given else " ")
+    rendered = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return name if key != first or words.strip("'\"") in (rendered, _inline(value)) else given
+
+
+def _one_line(text: str) -> str:
+    """Put a text into one line, so that it stays a comment whatever a flag holds."""
+    return " ".join(text.split())
+
+
+def _inline(value: Any) -> str:
+    """Write a value as one line of YAML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_in_brackets(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_in_brackets(inner) for inner in value) + "]"
+    text = render(value).strip().removesuffix("...").strip()
+    return json.dumps(value, ensure_ascii=False) if "\n" in text else text
+
+
+def _in_brackets(value: Any) -> str:
+    """Write a value inside brackets, where a comma or a bracket would end a text without quotes."""
+    text = _inline(value)
+    return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(value, ensure_ascii=False)
+
+
+def _place(draft: RecipeDraft, key: str) -> int:
+    """Return the place of a key in the order of the schema."""
+    keys = list(keys_of(draft.launch.kind))
+    return keys.index(key) if key in keys else len(keys)

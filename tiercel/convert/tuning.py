@@ -1,0 +1,333 @@
+"""Converting what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
+
+import json
+import re
+from pathlib import PurePath
+
+from tiercel.config.keys import allowed_words, keys_of
+from tiercel.config.parts import PARTS
+from tiercel.convert.accelerate import Sharding, mapping_in, sharding_by_name, sharding_of_json
+from tiercel.convert.draft import RecipeDraft, whole_number_of
+from tiercel.convert.launches import Launch
+from tiercel.convert.preferences import needs_reference
+from tiercel.convert.table import OVERRIDING, Framework
+
+_FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
+    "ms-swift": ("freeze_vit", "freeze_aligner", "freeze_llm"),
+    "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
+}
+_FREEZE_NAMES = tuple(name for names in _FREEZERS.values() for name in names)
+_BITSANDBYTES = ("bnb", "bitsandbytes")
+_QUANTISING = (
+    "load_in_8bit", "load_in_4bit", "quant_bits", "quant_method", "quantization_bit", "quantization_method",
+    "bnb_4bit_quant_type", "quantization_type",
+)  # fmt: skip
+_OPTIMIZERS = {
+    "adamw_8bit": "adamw_8bit",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw": "paged_adamw",
+    "paged_adamw_32bit": "paged_adamw",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+}
+TUNERS = ("tuner_type", "train_type", "finetuning_type")
+_TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
+_TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
+
+
+def set_tuning(draft: RecipeDraft) -> None:
+    """Set everything except rows, sizes and sampling."""
+    for step in (_model, _quantised, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
+        step(draft)
+
+
+def _model(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    if path := launch.text("model"):
+        draft.set("model.path", path, "--model")
+        if launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true"):
+            draft.set("model.hub", "huggingface", "--use_hf", "USE_HF")
+        elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
+            for key in ("model.hub", "teacher.hub"):
+                draft.set(key, "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
+        if "output" not in draft.values:
+            draft.set("output", f"output/{PurePath(path).name}", remark="ms-swift's default")
+    if (revision := launch.text("model_revision")) not in (None, "main") and launch.framework != "ms-swift":
+        draft.set("model.revision", revision, "--model_revision")
+    elif launch.framework != "ms-swift":
+        draft.note("the hub's newest, as here", "--model_revision", is_change=False)
+    if launch.framework == "VLM-R1" and "qwen" not in draft.model_name:
+        for flag in ("max_pixels", "min_pixels"):
+            draft.drop(f"model.{flag}")
+            draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
+    for flag, key in (("gradient_checkpointing", "learner.gradient_checkpointing"), ("shuffling", "data.shuffle")):
+        if launch.is_true(f"disable_{flag}"):
+            draft.set(key, False, f"--disable_{flag}")
+    side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
+    for name in sorted(launch.environment):
+        if found := _TOKENS.fullmatch(name):
+            key = f"{'model' if found[1] == 'IMAGE' else 'data.video'}.{found[2].lower()}_pixels"
+            pixels = whole_number_of(name, launch.environment[name]) * side * side
+            draft.set(key, pixels, name, remark=f"tokens of {side} x {side} pixels")
+
+
+def _quantised(draft: RecipeDraft) -> None:
+    """Set how the base is quantised, where bitsandbytes does it to 8 bits or to NF4."""
+    launch = draft.launch
+    by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
+    bits = by_switch or launch.text("quant_bits", "quantization_bit")
+    method = launch.text("quant_method", "quantization_method") or "bnb"
+    numbers = launch.text("bnb_4bit_quant_type", "quantization_type") or "nf4"
+    labels = [f"--{name}" for name in _QUANTISING]
+    if bits == "8" and method in _BITSANDBYTES:
+        draft.set("model.quantize", "int8", *labels)
+    elif bits == "4" and method in _BITSANDBYTES and numbers == "nf4":
+        draft.set("model.quantize", "nf4", *labels)
+    elif bits is not None or method not in _BITSANDBYTES:
+        draft.note("has no equivalent: model.quantize is nf4 or int8, by bitsandbytes", *labels)
+
+
+def tuner_of(launch: Launch) -> str:
+    """Return the tuner: full, lora, lora_llm, or another name."""
+    if launch.framework in OVERRIDING:
+        ranks = ("actor_rollout_ref.model.lora_rank", "worker.actor.model.lora.rank")
+        return "lora" if launch.text(*ranks) not in (None, "0") else "full"
+    return launch.text(*TUNERS) or ("lora" if launch.is_true("use_peft") else "full")
+
+
+def _adapters(draft: RecipeDraft) -> None:
+    launch, tuner = draft.launch, tuner_of(draft.launch)
+    rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
+    if tuner == "full":
+        draft.drop("lora.init")
+        return
+    alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
+    for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
+        draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=launch.default_remark(name))
+    for kind in ("rslora", "dora"):
+        if launch.is_true(f"use_{kind}"):
+            draft.set("lora.kind", kind, f"--use_{kind}")
+    dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
+    if tuner == "lora_llm":
+        draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
+    if launch.is_true("disable_dropout"):
+        dropout = 0.0
+        draft.note("is off there in this method, as here", "--lora_dropout", "--disable_dropout", is_change=False)
+    if dropout and launch.kind != "sft":
+        draft.set("lora.dropout", 0.0, "--lora_dropout", remark=f"{dropout:g} there; see above")
+        text = f"{dropout:g} there, 0 here: answers share a prompt; to have it, write learner.form: repeated too"
+        draft.note(text, "--lora_dropout", subject=f"--lora_dropout {dropout:g}")
+    elif dropout or "lora_dropout" in launch.flags:
+        draft.set("lora.dropout", dropout, "--lora_dropout", remark=launch.default_remark("lora_dropout"))
+    _targets(draft, tuner)
+    if isinstance(adapter := draft.values.get("lora.init"), str):
+        _as_given(draft, adapter)
+
+
+def _as_given(draft: RecipeDraft, adapter: str) -> None:
+    """Describe an adapter to go on from as its own config does, which the peers read instead of the flags."""
+    given = mapping_in(draft.launch.file(f"{adapter}/adapter_config.json"), json.loads)
+    if given is None:
+        keys = "lora.rank, alpha, kind and targets"
+        draft.note(f"{adapter}/adapter_config.json is not here; write {keys} as there", subject="lora.init")
+        return
+    kind = "dora" if given.get("use_dora") else "rslora" if given.get("use_rslora") else "lora"
+    targets = given.get("target_modules")
+    if isinstance(targets, list):
+        targets = rf"(.*\.)?({'|'.join(re.escape(str(name)) for name in sorted(targets))})"
+    targets = "all" if targets == "all-linear" else targets
+    found = {"rank": given.get("r"), "alpha": given.get("lora_alpha"), "kind": kind, "targets": targets}
+    for key, value in found.items():
+        if value is not None:
+            draft.set(f"lora.{key}", value, remark=f"as {adapter} has it")
+
+
+def _targets(draft: RecipeDraft, tuner: str) -> None:
+    """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
+    launch = draft.launch
+    names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
+    labels = [f"--{name}" for name in (*names, *_FREEZE_NAMES)]
+    modules = [word for part in launch.parts(r"[,\s\[\]]+", *names[1:]) if (word := part.strip("'\""))]
+    if tuner == "lora_llm":
+        draft.set("lora.targets", "language", "--tuner_type", "--train_type", *labels)
+        draft.set("freeze", [], "--tuner_type", "--train_type", *labels, remark="tower and projector are trained whole")
+    elif launch.framework == "VLM-R1":
+        draft.set("lora.targets", "language", "--lora_target_modules", remark="linear layers outside the vision tower")
+        outside = ", and the projector of InternVL" if "internvl" in draft.model_name else ""
+        draft.note(f"its adapters are on lm_head{outside} too; here on the decoder's layers", subject="lora.targets")
+    elif regex := launch.text("target_regex"):
+        draft.set("lora.targets", regex, *labels)
+    elif {"all-linear", "all"} & set(modules) and launch.framework in _FREEZERS:
+        _all_linear(draft, labels)
+    elif "all-linear" in modules:
+        draft.set("lora.targets", "all", *labels)
+    elif modules:
+        words = "|".join(re.escape(word) for word in modules)
+        draft.set("lora.targets", rf"(.*\.)?({words})", *labels, remark="as names end")
+        if launch.framework == "LLaMA-Factory":
+            draft.note("layers of frozen parts are left out there; here all that the pattern matches", "--lora_target")
+    else:
+        draft.set("lora.targets", "language", remark="no layers are given")
+        draft.note("there PEFT chooses them by the model type", subject="no --lora_target_modules")
+
+
+def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
+    """Set the linear layers of the parts that are not frozen."""
+    adapted = [part for part in PARTS if part not in _frozen(draft)]
+    is_said = {"target_modules", "lora_target"} & set(draft.launch.flags)
+    remark = "" if is_said else f"{draft.launch.framework}'s default, all linear layers"
+    draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *labels, remark=remark)
+    if len(adapted) not in (1, 3):
+        text = f"only {' and '.join(adapted)} there; lora.targets takes one part, all, or a regular expression"
+        draft.note(text, *labels, subject="lora.targets: all")
+
+
+def _frozen(draft: RecipeDraft) -> list[str]:
+    """Return the parts that the peer freezes, in the order of the schema."""
+    flags = _FREEZERS[draft.launch.framework]
+    return [part for part, flag in zip(PARTS, flags, strict=True) if draft.launch.is_true(flag)]
+
+
+def _parts(draft: RecipeDraft) -> None:
+    """Set the frozen parts of full fine-tuning."""
+    launch = draft.launch
+    if tuner_of(launch) != "full":
+        if launch.framework == "VLM-R1":
+            draft.note("with LoRA the tower's own weights stay as they are", "--freeze_vision_modules", is_change=False)
+        return
+    if launch.framework in _FREEZERS:
+        frozen, names = _frozen(draft), (*_FREEZE_NAMES, *TUNERS, "use_peft")
+    elif launch.is_true("freeze_vision_modules"):
+        frozen = ["vision"] if "internvl" in draft.model_name else ["vision", "projector"]
+        names = ("freeze_vision_modules",)
+    else:
+        frozen, names = [], ("freeze_vision_modules", "use_peft")
+    draft.set("freeze", frozen, *(f"--{name}" for name in names), remark=launch.default_remark(*names))
+
+
+def _rates(draft: RecipeDraft) -> None:
+    launch, tuner = draft.launch, tuner_of(draft.launch)
+    rate = launch.real("learning_rate")
+    if rate is None:
+        rate = 1e-5 if tuner == "full" else 1e-4
+    draft.set("optim.lr", rate, "--learning_rate", remark=launch.default_remark("learning_rate"))
+    betas = [launch.real("adam_beta1") or 0.9, launch.real("adam_beta2") or 0.999]
+    remark = launch.default_remark("adam_beta1", "adam_beta2", of="--adam_beta2")
+    if betas != [0.9, 0.999] or not remark:
+        draft.set("optim.betas", betas, "--adam_beta1", "--adam_beta2", remark=remark)
+    stays, targets = draft.values.get("freeze", ["vision", "projector"]), draft.values.get("lora.targets")
+    for part, flag in (("vision", "vit_lr"), ("projector", "aligner_lr")):
+        trains = targets in ("all", part) if tuner == "lora" else part not in stays
+        if (value := launch.real(flag)) is not None and trains:
+            draft.set(f"optim.part_lr.{part}", value, f"--{flag}")
+    for name in ("optim", "optimizer"):
+        given = launch.text(name) or ""
+        if kind := _OPTIMIZERS.get(given):
+            draft.carry("optim.name", kind, name)
+            continue
+        is_same = given.startswith("adamw")
+        text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
+        draft.note(text, f"--{name}", is_change=not is_same)
+
+
+def _precision(draft: RecipeDraft) -> None:
+    """Set the dtype of the computation. TRL takes bfloat16 by default, whatever dtype the weights are loaded in."""
+    launch = draft.launch
+    labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
+    in_file = launch.accelerate.precision if launch.accelerate else ""
+    mixed = launch.launcher.get("mixed_precision", ("",))[0] or in_file
+    loaded = (launch.text("dtype", "torch_dtype") or "").lower()
+    if launch.is_true("fp16") or mixed == "fp16":
+        draft.set("model.dtype", "float16", *labels)
+    elif launch.is_true("bf16") or mixed == "bf16":
+        draft.set("model.dtype", "bfloat16", *labels)
+    elif launch.framework == "TRL" and "bf16" not in launch.flags:
+        draft.set("model.dtype", "bfloat16", *labels, remark="TRL's default, --bf16")
+    elif launch.framework in ("TRL", "VLM-R1"):
+        draft.set("model.dtype", loaded if loaded in ("bfloat16", "float16") else "float32", *labels)
+
+
+def _sharding(draft: RecipeDraft) -> None:
+    launch = draft.launch
+    of_launcher = [f"launcher --{name}" for name in ("config_file", "accelerate_config", "zero_stage")]
+    labels = ("--deepspeed", "--fsdp", *of_launcher)
+    found, remark = _asked(draft)
+    if found is None:
+        return
+    if found.is_fsdp:
+        draft.set("train.strategy", "fsdp2", *labels, remark=remark)
+    elif found.stage == 0 and launch.processes == 1:
+        draft.note("divides nothing, as a single process here", *labels, is_change=False)
+    elif found.stage == 0:
+        draft.set("train.strategy", "ddp", *labels, remark="stage 0 divides nothing")
+    elif found.stage is not None:
+        draft.set("train.strategy", "deepspeed", *labels, remark=remark)
+        lower = "stage 1 divides the optimiser's state only; stages 2 and 3 are here" if found.stage == 1 else remark
+        draft.set("train.deepspeed.stage", max(2, found.stage), *labels, remark=lower)
+        offloads = {"parameters": found.offload_parameters and found.stage == 3, "optimizer": found.offload_optimizer}
+        for name in [name for name, is_on in offloads.items() if is_on]:
+            draft.set(f"train.deepspeed.offload_{name}", True, *labels)
+
+
+def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
+    """Return how the command shards the model, and a remark where only a file's name says so."""
+    launch = draft.launch
+    if words := launch.words("deepspeed"):
+        return _deepspeed(draft, words[0])
+    if words := launch.words("fsdp"):
+        return (Sharding(is_fsdp=True) if words[0].strip("'\"") not in ("", "no", "false") else None), ""
+    if launch.accelerate is not None:
+        return launch.accelerate.sharding, ""
+    if stage := launch.launcher.get("zero_stage"):
+        return sharding_by_name(f"zero{stage[0]}"), ""
+    if named := launch.launcher.get("config_file") or launch.launcher.get("accelerate_config"):
+        label = "launcher --config_file" if "config_file" in launch.launcher else "launcher --accelerate_config"
+        found = sharding_by_name(PurePath(named[0]).name)
+        text = "the file is not here: sharding is taken from its name" if found else "the file is not here"
+        draft.note(f"{text}; how many processes it starts is unknown: optim.prompts_per_step is that of 1", label)
+        return found, "by the file's name"
+    return None, ""
+
+
+def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
+    is_text = value.startswith("{")
+    file = draft.launch.file(value) if value.endswith(".json") and not is_text else None
+    if is_text or file is not None:
+        try:
+            found = sharding_of_json(json.loads(value if file is None else file.read_text(encoding="utf-8")))
+        except ValueError:
+            found = None
+        if found is None:
+            draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "--deepspeed")
+        if file is None:
+            return found, ""
+        draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "--deepspeed")
+        return found, f"read from {PurePath(value).name}"
+    found = sharding_by_name(PurePath(value).name)
+    if value.endswith(".json") and found is not None:
+        draft.note("the file is not here: its stage is taken from its name; see train.deepspeed.config", "--deepspeed")
+    elif found is None:
+        draft.note("the file is not here; write train.strategy: deepspeed with stage 2 or 3", "--deepspeed")
+    return found, ""
+
+
+def _kept_reference(draft: RecipeDraft) -> None:
+    """Set the place of the copy of the start that full fine-tuning with a reference keeps."""
+    if tuner_of(draft.launch) == "full" and needs_reference(draft):
+        place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
+        draft.set("model.reference", place, remark="the reference of full fine-tuning")
+
+
+def _trackers(draft: RecipeDraft) -> None:
+    known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
+    words = draft.launch.words("report_to")
+    given = [word for value in words for word in re.split(r"[\s,'\"]+", value.strip("[]")) if word not in ("", "none")]
+    if "report_to" not in draft.launch.flags:
+        if given:
+            text = f"trackers: [{', '.join(given)}] writes the same"
+            draft.note(text, subject=f"--report_to is {given[0]} by default")
+        return
+    draft.set("trackers", [name for name in dict.fromkeys(given) if name in known], "--report_to")
+    others = [name for name in given if name not in known]
+    if others:
+        text = f"{', '.join(others)} has no equivalent; trackers are {', '.join(known)}"
+        draft.note(text, "--report_to", subject=f"--report_to {' '.join(others)}")

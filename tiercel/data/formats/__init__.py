@@ -1,0 +1,1 @@
+"""From a record of any format to a draft of a row."""

@@ -1,0 +1,106 @@
+"""Columns of rows: their names in the formats, and values that JSON and UTF-8 can hold."""
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tiercel.data.readers import Record
+from tiercel.errors import DataError
+from tiercel.samples import column
+
+_MOST_NAMED = 20  # columns in a message
+
+
+def named(record: Record, columns: Mapping[str, str]) -> Record:
+    """Copy a record with columns under other names. `columns`: the row's name by the new one. What a row does not have
+    stays as it is; a value from within a column stays there too."""
+    found = {name: value for name, given in columns.items() if (value := column(record.value, given)) is not None}
+    moved = {columns[name] for name in found}
+    kept = {key: value for key, value in record.value.items() if key not in moved}
+    return replace(record, value={**kept, **found})
+
+
+def lacking(record: Record, columns: Mapping[str, str]) -> list[str]:
+    """List the columns that data.columns names and a row does not have."""
+    return [given for given in columns.values() if column(record.value, given) is None]
+
+
+def require_columns(records: Sequence[Record], columns: Mapping[str, str], file: str) -> None:
+    """Raise DataError where no row has a column that data.columns names, or one is named for two."""
+    for name, given in columns.items():
+        if others := [other for other in columns if other != name and columns[other] == given]:
+            raise DataError(
+                f"{file}: data.columns: {name} and {others[0]} both name {given}; name a column of its own for each",
+                field="columns",
+            )
+    for name, given in columns.items():
+        if any(given in record.value or column(record.value, given) is not None for record in records):
+            continue
+        there = list(dict.fromkeys(key for record in records for key in record.value))
+        turned = f"; where {name} is the name in the file, write {{{given}: {name}}}" if name in there else ""
+        raise DataError(
+            f"{file}: data.columns.{name} names {given}, which no row has{turned}; columns there: "
+            f"{', '.join(there[:_MOST_NAMED])}",
+            field="columns",
+        )
+
+
+_DEEPEST = 64  # levels of a value; deeper ones could not be read again from the files that tiercel writes
+_VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")
+_ALWAYS_PLAIN = frozenset({int, bool, type(None)})
+
+
+def require_plain(record: Mapping[str, Any]) -> None:
+    """Raise DataError for a value that JSON or UTF-8 cannot hold. Images and videos are checked elsewhere."""
+    for key, value in record.items():
+        _require_text(key, "row")
+        if key not in _VISUALS:
+            require_plain_value(value, key or "row", _DEEPEST)
+
+
+def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str, str]:
+    """Return the columns with a value of a type that JSON does not know, such as bytes or a date, with that type, but
+    for those that are in `read`. Images and videos are read elsewhere."""
+    kinds = {key: _foreign(value, _DEEPEST) for key, value in record.items() if key not in read}
+    kinds = {key: kind for key, kind in kinds.items() if key not in _VISUALS}
+    return {key: kind for key, kind in kinds.items() if kind is not None}
+
+
+def _foreign(value: Any, levels: int) -> str | None:
+    kind = type(value)
+    if kind in _ALWAYS_PLAIN or kind is str or kind is float or levels == 0:
+        return None
+    if kind is not list and kind is not dict:
+        return kind.__name__
+    inner = (_foreign(item, levels - 1) for item in (value.values() if kind is dict else value))
+    return next((found for found in inner if found is not None), None)
+
+
+def require_plain_value(value: Any, field: str, levels: int) -> None:
+    """Raise DataError for a value of a field that JSON or UTF-8 cannot hold, or with more levels."""
+    kind = type(value)
+    if kind is str:
+        _require_text(value, field)
+    elif kind is float:
+        if not math.isfinite(value):
+            raise DataError(f"is {value}; only finite numbers are read", field=field)
+    elif kind is list or kind is dict:
+        if levels == 0:
+            raise DataError(f"is part of a value nested more than {_DEEPEST} levels deep", field=field[:40])
+        for key, item in value.items() if kind is dict else enumerate(value):
+            if isinstance(key, str):
+                _require_text(key, field)
+            if type(item) not in _ALWAYS_PLAIN:
+                require_plain_value(item, f"{field}.{key}" if kind is dict else f"{field}[{key}]", levels - 1)
+    elif kind not in _ALWAYS_PLAIN:
+        raise DataError(f"has a value of type {kind.__name__}, which JSON does not know; write it as text", field=field)
+
+
+def _require_text(text: str, field: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError("contains half of a surrogate pair, which is not text", field=field) from error

@@ -1,0 +1,247 @@
+"""Open images of rows, which are not trusted: check the path, read the size from the header, decode to plain RGB.
+
+Only PNG, JPEG and WEBP are read, from files under the recipe's roots or from bytes in the row. Nothing is downloaded.
+"""
+
+import os
+import re
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from io import BufferedReader, BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
+
+from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.pictures import SIDEWAYS, orientation, upright_rgb
+from tiercel.types import ImageRoots, ImageSource, Size
+from tiercel.wording import CUT, LONGEST_PATH
+
+ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
+
+# data.max_image_pixels is the limit, which `_opened` compares with the header before a pixel is decoded. Pillow's own
+# would refuse a picture that the recipe allows, from 179 million pixels on.
+Image.MAX_IMAGE_PIXELS = None
+# Text beside the pixels of a PNG, such as the workflow that made it, does not matter; Pillow's own limit is 1 MB.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 * 1024 * 1024
+
+# What Pillow raises for broken files: SyntaxError for broken chunks, LookupError for broken EXIF blocks.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
+
+LONGEST_NAME = 255  # bytes of a name in a path, which is the system's limit
+_LONGEST_SHOWN = 200  # characters, in a message, of a text that is too long to be a path
+_MOST_READS = 300_000  # of one image of up to 600 MB; a PNG of 400 MB takes 200,000
+_BYTES_OF_A_READ = 2000  # at least, of a larger one
+# Control characters, and halves of surrogate pairs, which cannot be written to a file.
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class ImageProblem(DataError):
+    """Raised where an image cannot be used. `path`: as the row names it; `reason`: why."""
+
+    def __init__(self, path: str, reason: str, field: str = "images"):
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{shown_path(path)}: {reason}", field=field)
+
+    def __reduce__(self) -> tuple[type["ImageProblem"], tuple[str, str, str]]:
+        return ImageProblem, (self.path, self.reason, self.field)
+
+
+def open_header(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
+    """Read (width, height) in pixels of the upright picture from the header.
+
+    Raises ImageProblem where the path leads out of `roots`, and where the file is missing, empty, of another format,
+    animated, or has more than `max_pixels` by its header.
+    """
+    with _opened(source, roots, max_pixels) as image:
+        width, height = image.size
+        return (height, width) if orientation(image) in SIDEWAYS else (width, height)
+
+
+def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Image:
+    """Decode an image to an upright picture in 8-bit RGB, without metadata.
+
+    Transparent pixels are drawn on white. 16-bit greyscale keeps its high byte. CMYK is converted without a colour
+    profile. Raises ImageProblem as `open_header` does, and where the pixel data are incomplete or broken.
+    """
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise EnvironmentProblem(
+            "some imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to True, so incomplete images would be taken "
+            "for complete ones; set it back to False"
+        )
+    with _opened(source, roots, max_pixels) as image:
+        return upright_rgb(image)
+
+
+def source_name(source: ImageSource) -> str:
+    """Name an image for messages and reports."""
+    return source.path if source.path is not None else "(embedded image)"
+
+
+def path_problem(path: str) -> str | None:
+    """Say why a row's image path is refused, from its text; None where it may be opened."""
+    if not path:
+        return "the path is empty"
+    longest = _longest_name(path)
+    if "\0" in path:
+        return "the path contains a null character"
+    if _UNWRITABLE.search(path):
+        return "the path contains a control character or half of a surrogate pair"
+    if len(path) > LONGEST_PATH:
+        return f"the path has {len(path)} characters; at most {LONGEST_PATH} are allowed"
+    if longest > LONGEST_NAME:
+        return f"a name in the path has {longest} bytes; at most {LONGEST_NAME} are allowed"
+    if "://" in path or path.lower().startswith(("data:", "file:")):
+        return "is a URL, and tiercel downloads no images; give a path relative to data.image_root"
+    parts = path.replace("\\", "/").split("/")
+    if path[0] == "\\" or (len(parts[0]) == 2 and parts[0][1] == ":"):
+        return "is an absolute path of Windows; give it relative to data.image_root"
+    if ".." in parts:
+        return "contains '..'; give it relative to data.image_root"
+    return None
+
+
+def _longest_name(path: str) -> int:
+    return max(len(name.encode(errors="surrogatepass")) for name in path.split("/"))
+
+
+def require_path(path: str, field: str = "images") -> None:
+    """Raise ImageProblem where `path_problem` refuses a path."""
+    if problem := path_problem(path):
+        raise ImageProblem(path, problem, field)
+
+
+def stray_problem(path: str, roots: ImageRoots) -> str | None:
+    """Say why an absolute path is refused. None for any other path, and where its directory is under a root: then the
+    file is checked when it is opened."""
+    if not path.startswith("/") or _directory_is_under(os.path.dirname(path), roots):
+        return None
+    return None if _is_under(Path(os.path.realpath(path)), roots) else _stray(roots)
+
+
+@lru_cache(maxsize=4096)  # rows of a file have few directories, and the disk may be slow
+def _directory_is_under(directory: str, roots: ImageRoots) -> bool:
+    return _is_under(Path(os.path.realpath(directory)), roots)
+
+
+def _is_under(file: Path, roots: ImageRoots) -> bool:
+    """Whether a file is under a root, with links followed. The root of the file system does not count."""
+    real = (Path(os.path.realpath(root)) for root in (roots.base, *roots.more))
+    return any(root != root.parent and file.is_relative_to(root) for root in real)
+
+
+def _stray(roots: ImageRoots) -> str:
+    return (
+        f"is an absolute path that is neither under data.image_root ({roots.base}) nor under data.image_roots; add "
+        "its directory to data.image_roots, or give it relative to data.image_root"
+    )
+
+
+def shown_path(path: str) -> str:
+    """Write a row's path for a message, without control characters; only what is no path is cut."""
+    is_path = len(path) <= LONGEST_PATH and _longest_name(path) <= LONGEST_NAME
+    text = path if is_path else path[:_LONGEST_SHOWN] + CUT
+    return text if text.isprintable() else ascii(text)
+
+
+def resolve(path: str, roots: ImageRoots) -> Path:
+    """Return the file that `path` names under `roots`, with symbolic links followed. Raises ImageProblem where it is
+    elsewhere, missing, empty, or not a regular file."""
+    require_path(path)
+    try:
+        base = Path(roots.base).resolve()
+        file = (base / path).resolve()
+        if path.startswith("/"):
+            if not _is_under(file, roots):
+                raise ImageProblem(path, _stray(roots))
+        elif base == base.parent:
+            reason = "could be anywhere in the file system; set data.image_root to the directory of the images"
+            raise ImageProblem(path, reason)
+        elif not _is_under(file, roots):
+            reason = (
+                f"leads out of data.image_root ({roots.base}) through a symbolic link; add the directory that it leads "
+                "to to data.image_roots"
+            )
+            raise ImageProblem(path, reason)
+        status = file.stat()
+    except FileNotFoundError as error:
+        where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
+        raise ImageProblem(path, f"no such file{where}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ImageProblem(path, "is not a regular file")
+    if status.st_size == 0:
+        raise ImageProblem(path, "the file is empty (0 bytes)")
+    return file
+
+
+@contextmanager
+def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator[Image.Image]:
+    """Open an image and check its header. Errors of reading it, in the caller's code too, become ImageProblem."""
+    name = source_name(source)
+    try:
+        with _stream(source, roots) as stream, Image.open(stream, formats=ACCEPTED_FORMATS) as image:
+            if problem := _header_problem(image, max_pixels):
+                raise ImageProblem(name, problem)
+            yield image
+    except ImageProblem:
+        raise
+    except UnidentifiedImageError as error:
+        raise ImageProblem(name, "is not a PNG, JPEG or WEBP image, or its header is broken") from error
+    except _UNREADABLE as error:
+        raise ImageProblem(name, f"cannot be read: {str(error) or type(error).__name__}") from error
+
+
+class _Stream(BufferedReader):
+    """Reads bytes of an image, with a limited number of reads: Pillow looks for a JPEG's next marker byte by byte,
+    through padding of any length."""
+
+    reads, most_reads = 0, _MOST_READS
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        if self.reads > self.most_reads:
+            raise OSError("its header has too many padding bytes")
+        return super().read(size)
+
+
+def _stream(source: ImageSource, roots: ImageRoots) -> _Stream:
+    if source.data is not None:
+        if not source.data:
+            raise ImageProblem(source_name(source), "the embedded image is empty (0 bytes)")
+        return _Stream(BytesIO(source.data))
+    if source.path is None:
+        raise ImageProblem(source_name(source), "has neither a path nor bytes")
+    file = resolve(source.path, roots)
+    stream = _Stream(file.open("rb", buffering=0))
+    stream.most_reads = max(_MOST_READS, file.stat().st_size // _BYTES_OF_A_READ)
+    return stream
+
+
+def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
+    width, height = image.size
+    if width * height > max_pixels:
+        return f"{width} x {height} pixels are more than data.max_image_pixels = {max_pixels}"
+    # The other pictures of a multi-picture JPEG ("MPO", which many phones write) are previews or depth maps of the
+    # first one, not frames.
+    frames = getattr(image, "n_frames", 1)
+    if image.format != "MPO" and frames > 1:
+        return f"is animated ({frames} frames); give a single picture"
+    return None

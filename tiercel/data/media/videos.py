@@ -1,0 +1,152 @@
+"""Read videos of rows: lists of frames, or files, from which PyAV takes frames at equal distances.
+
+The first bytes of a file decide whether it is opened as MP4, Matroska (WebM) or AVI. It is opened as a file object, so
+that no other file or address that it names is opened. Frames are turned upright, as images are.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from PIL import Image
+
+from tiercel.config.schema import Data
+from tiercel.data.media.images import ImageProblem, decode, open_header, resolve
+from tiercel.errors import EnvironmentProblem
+from tiercel.types import ImageRoots, Size, VideoSource
+
+_HEAD_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoHeader:
+    """Describes the frames to take from a video."""
+
+    size: Size
+    frame_numbers: tuple[int, ...]  # in the file, or in the list
+    fps: float  # frames a second of these frames
+
+
+def open_video(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
+    """Read the size of a video's frames and choose the frames to take, from every frame's header of a list, or from the
+    first frame of a file. Raises ImageProblem, and EnvironmentProblem where a file needs PyAV."""
+    with _naming_videos():
+        return _header_of_list(source, roots, data) if source.frames else _header_of_file(source, roots, data)
+
+
+def decode_video(source: VideoSource, roots: ImageRoots, data: Data, header: VideoHeader) -> Iterator[Image.Image]:
+    """Yield the frames in RGB, one at a time to save memory. Raises ImageProblem."""
+    of_list = (decode(frame, roots, data.max_image_pixels) for frame in source.frames)
+    with _naming_videos():
+        for frame in of_list if source.frames else _frames_of_file(source, roots, header):
+            if frame.size != header.size:
+                raise _problem(source, f"has frames of {frame.size} among frames of {header.size} pixels")
+            yield frame
+
+
+@contextmanager
+def _naming_videos() -> Iterator[None]:
+    """Name `videos` as the wrong field, whatever raises ImageProblem inside."""
+    try:
+        yield
+    except ImageProblem as problem:
+        raise ImageProblem(problem.path, problem.reason, field="videos") from problem.__cause__
+
+
+def _problem(source: VideoSource, reason: str) -> ImageProblem:
+    return ImageProblem(source.path, reason)
+
+
+def _header_of_list(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
+    count = len(source.frames)
+    if count > data.video.max_frames:
+        raise _problem(source, f"has {count} frames, more than data.video.max_frames = {data.video.max_frames}")
+    sizes = [open_header(frame, roots, data.max_image_pixels) for frame in source.frames]
+    if odd := [size for size in sizes if size != sizes[0]]:
+        raise _problem(source, f"has frames of {odd[0]} among frames of {sizes[0]} pixels")
+    return VideoHeader(size=sizes[0], frame_numbers=tuple(range(count)), fps=source.fps or data.video.fps)
+
+
+def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
+    with _opened(source, roots) as (container, stream):
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if width * height > data.max_image_pixels:
+            reason = f"{width} x {height} pixels are more than data.max_image_pixels = {data.max_image_pixels}"
+            raise _problem(source, reason)
+        rate, count = stream.average_rate or stream.guessed_rate, stream.frames
+        first = next(container.decode(stream), None)
+        if first is None:
+            raise _problem(source, "has no frame that can be decoded")
+        size = _upright(first).size
+    if not count:
+        with _opened(source, roots) as (container, stream):
+            count = sum(1 for packet in container.demux(stream) if packet.size)
+    if not count or not rate:
+        raise _problem(source, "does not tell its number of frames or its frame rate")
+    numbers, fps = evenly(count, Fraction(rate), source.fps or data.video.fps, data.video.max_frames)
+    return VideoHeader(size=size, frame_numbers=numbers, fps=fps)
+
+
+def _frames_of_file(source: VideoSource, roots: ImageRoots, header: VideoHeader) -> Iterator[Image.Image]:
+    wanted, taken = set(header.frame_numbers), 0
+    with _opened(source, roots) as (container, stream):
+        for number, frame in enumerate(container.decode(stream)):
+            if number in wanted:
+                yield _upright(frame)
+                taken += 1
+            if taken == len(wanted):
+                return
+    raise _problem(source, f"ends too early: only {taken} of {len(wanted)} frames could be decoded")
+
+
+def _upright(frame: Any) -> Image.Image:
+    """Convert a frame to RGB and rotate it as its file says: phones store upright videos sideways."""
+    image = frame.to_image()
+    return image.rotate(frame.rotation, expand=True) if frame.rotation else image
+
+
+def evenly(count: int, rate: Fraction, fps: float, most: int) -> tuple[tuple[int, ...], float]:
+    """Choose frames at equal distances: about `fps` a second from `count` frames at `rate` a second, at most `most`.
+    Returns their numbers and their real frames a second."""
+    wanted = max(1, min(count, most, round(count * Fraction(fps) / rate)))
+    numbers = tuple(count * number // wanted for number in range(wanted))
+    return numbers, float(wanted * rate / count)
+
+
+def _kind(head: bytes) -> str | None:
+    """Return FFmpeg's name of a file's container, from its first bytes; None where it is unknown."""
+    if head[4:8] == b"ftyp":
+        return "mp4"
+    if head[:4] == b"\x1a\x45\xdf\xa3":
+        return "matroska"
+    return "avi" if head[:4] == b"RIFF" and head[8:12] == b"AVI " else None
+
+
+@contextmanager
+def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]:
+    """Open a video file. Yields the container and its first video stream."""
+    path = resolve(source.path, roots)
+    try:
+        import av
+    except ImportError as error:
+        reason = "a video file needs a package that is not installed: pip install av"
+        raise EnvironmentProblem(f"{source.path}: {reason}") from error
+    try:
+        with path.open("rb") as file:
+            kind = _kind(file.read(_HEAD_BYTES))
+            if kind is None:
+                raise _problem(source, "is not an MP4, Matroska (WebM) or AVI file")
+            file.seek(0)
+            with av.open(file, format=kind) as container:
+                if not container.streams.video:
+                    raise _problem(source, "has no video stream")
+                stream = container.streams.video[0]
+                if stream.codec_context is None:
+                    raise _problem(source, "has a codec that PyAV cannot decode")
+                yield container, stream
+    except ImageProblem:
+        raise
+    except (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError) as error:
+        raise _problem(source, f"cannot be read as a video: {error}") from error

@@ -1,0 +1,1 @@
+"""How ranks share the weights, gradients and moments of what is trained."""

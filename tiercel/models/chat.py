@@ -1,0 +1,164 @@
+"""Turns of a chat: the tokens of what comes back between two turns, and of a turn's end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Literal
+
+import torch
+from PIL import Image
+
+from tiercel.errors import DataError, ModelError
+from tiercel.models.families.base import Family, TurnEnd
+from tiercel.models.prompts import apply_template, render, template_messages, token_ids
+from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
+
+ASKED = Message(role="user", content="What is it?")
+WRITTEN = Message(role="assistant", content="I look.")  # stands for the policy's turn
+SHOWN = 40  # tokens or characters of a difference
+PICTURE_SIZE = (56, 56)  # of a picture that stands for what comes back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pieces:
+    """Holds a rendered conversation, cut after the end token of the policy's turn."""
+
+    before: str  # up to that end token, included
+    end: str
+    after: str  # the answer, up to where the policy writes again
+
+
+def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[EncodedImage]) -> Observation:
+    """Encode messages that follow a turn of the policy, up to where it writes again. `<image>` in their contents marks
+    each picture. Raises DataError where the template refuses them, ModelError where it has no end after a turn."""
+    pieces = _pieces(family, messages)
+    after = token_ids(family, pieces.after, [image.plan for image in images])
+    ids = [family.tokenizer.convert_tokens_to_ids(pieces.end), *after]
+    return Observation(token_ids_L=torch.tensor(ids, dtype=torch.int64), images=tuple(images))
+
+
+def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
+    """Continue a prompt with a turn and an answer that shows the prompt's first picture again, where it has one, to
+    compare engines by."""
+    shown = [image for image in prompt.images[:1] if image.plan.fps is None]
+    role: Literal["tool", "user"] = "tool" if family.tools else "user"
+    tool = family.tools[0]["function"]["name"] if family.tools else None
+    answer = Message(role=role, content="<image>" * len(shown) + "It is a seven.", tool=tool)
+    written = family.tokenizer(WRITTEN.content, add_special_tokens=False)["input_ids"]
+    turn = torch.tensor(written)
+    token_ids_P = torch.cat([prompt.token_ids_P, turn, encode_answer(family, [answer], shown).token_ids_L])
+    images = (*prompt.images, *shown)
+    return replace(
+        prompt,
+        token_ids_P=token_ids_P,
+        positions_DP=family.positions(token_ids_P, [image.plan for image in images]),
+        images=images,
+        picture_spans=family.picture_spans(token_ids_P),
+    )
+
+
+def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictures: bool = False) -> None:
+    """Raise ModelError where the tokens of turns, joined one after the other, are not those of the whole conversation,
+    or where the template cannot write what comes back. `role`: of what comes back."""
+    answer = Message(role=role, content="It is a seven.", tool="look" if role == "tool" else None)
+    try:
+        pieces = _pieces(family, [answer])
+        if has_pictures:
+            picture = family.encode_image(Image.new("RGB", PICTURE_SIZE))
+            encode_answer(family, [replace(answer, content="<image>")], [picture])
+    except DataError as error:
+        raise ModelError(
+            f"{family.checkpoint.path}: its chat template cannot write what comes back to the policy: {error}; set "
+            "data.template to a newer one of the model, or to one of your own"
+        ) from error
+    asked = render(family, [ASKED], True)
+    if not pieces.before.startswith(asked):
+        raise _not_joined(family, pieces.before, asked)
+    texts = (asked, pieces.before.removeprefix(asked).removesuffix(pieces.end), pieces.end, pieces.after)
+    joined = [token for text in texts if text for token in token_ids(family, text, ())]
+    whole = token_ids(family, pieces.before + pieces.after, ())
+    if joined != whole:
+        raise _not_joined(family, *(family.tokenizer.convert_ids_to_tokens(ids) for ids in (whole, joined)))
+
+
+def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> ModelError:
+    """Make the error that names the first difference. Both are tokens, or both characters."""
+    place = next(i for i, (there, here) in enumerate(zip_longest(whole, joined)) if there != here)
+    there, here = (list(each[place : place + SHOWN]) for each in (whole, joined))
+    return ModelError(
+        f"{family.checkpoint.path}: its chat template writes a turn otherwise where another follows: from place "
+        f"{place} on, the whole conversation has {''.join(there)!r}, and the turns one after the other have "
+        f"{''.join(here)!r}. A policy would learn from a text that it does not see later; set data.template to a "
+        "template that leaves earlier turns as they are"
+    )
+
+
+def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
+    """Render the messages after the turn that stands for the policy's."""
+    called = [message.tool for message in messages if message.role == "tool"]
+    turns = template_messages(family, [ASKED, replace(WRITTEN, content="") if called else WRITTEN])
+    if called:
+        # Some templates write an answer only beside the call that it belongs to, and a text of the same turn after it.
+        turns[-1]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in called]
+    alone = apply_template(family, turns, False)
+    whole = apply_template(family, [*turns, *template_messages(family, messages)], True)
+    ends = [family.tokenizer.convert_ids_to_tokens(end) for end in family.checkpoint.end_token_ids]
+    end = max(ends, key=alone.rfind)
+    cut = alone.rfind(end) + len(end)
+    if end not in alone:
+        raise ModelError(f"{family.checkpoint.path}: its chat template ends no turn with {' or '.join(ends)}")
+    if not whole.startswith(alone[:cut]):
+        raise _not_joined(family, whole, alone[:cut])
+    return Pieces(before=whole[:cut], end=end, after=whole[cut:])
+
+
+def take_turn_end(family: Family) -> None:
+    """Find the end of a turn by the template, and put its token before the others that end a completion. A template
+    that refuses a conversation of two turns leaves the family as it is. Raises ModelError where it does not write what
+    the assistant says, or begins that turn otherwise than the policy is asked to."""
+    try:
+        conversation = render(family, [ASKED, WRITTEN], False)
+        asked, prompt = (render(family, [ASKED], is_prompt) for is_prompt in (False, True))
+    except DataError:
+        return
+    start, found, text = conversation.rpartition(WRITTEN.content)
+    if not found:
+        raise ModelError(
+            "the chat template leaves out or changes what the assistant says; set data.template to one that writes it "
+            "as it is"
+        )
+    header = start.removeprefix(prompt).strip()
+    if asked == prompt and start.startswith(prompt) and header:
+        raise ModelError(
+            f"the chat template writes {header!r} before an assistant's turn, but not where the policy is to answer "
+            "(add_generation_prompt); set data.template to one that does"
+        )
+    checkpoint, tokenizer = family.checkpoint, family.tokenizer
+    more_than_text = {*tokenizer.added_tokens_decoder, *checkpoint.end_token_ids}
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    token = next((token for token in ids if token in more_than_text), None)
+    family.turn_end = TurnEnd(text=text, token=token)
+    if token is not None:
+        ends = dict.fromkeys((token, *checkpoint.end_token_ids))
+        family.checkpoint = replace(checkpoint, end_token_ids=tuple(ends))
+
+
+def turn_end_line(family: Family) -> str | None:
+    """Say for `check` what ends a turn; None where the template did not tell."""
+    end, names = family.turn_end, family.tokenizer.convert_ids_to_tokens(list(family.checkpoint.end_token_ids))
+    if end is None:
+        return None
+    listed = " or ".join(names)
+    if end.token is not None:
+        if len(names) == 1:
+            return f"an assistant's turn ends with {names[0]}, as the chat template writes it"
+        return f"an assistant's turn ends with {names[0]}, as the chat template writes it; a completion with {listed}"
+    if end.text.strip():
+        return (
+            f"the chat template writes {end.text.strip()!r} after an assistant's turn, which is no token of this "
+            f"tokenizer: a completion ends with {listed}"
+        )
+    return (
+        f"the chat template writes no end after an assistant's turn: a completion ends with {listed}, and {names[0]} "
+        "is trained after the last turn"
+    )

@@ -1,0 +1,113 @@
+"""Mixtures of experts: in each layer a router chooses, for every token, the experts that compute it.
+
+transformers holds the experts of a layer as two parameters of three dimensions, and computes them by `IMPLEMENTATION`:
+tokens are sorted by expert and go through one grouped product. It never waits for the device to count tokens, and it
+adds up the experts of a token in a fixed order. Shape suffixes: docs/shapes.md. X are the experts of a layer.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+IMPLEMENTATION = "grouped_mm"  # its name in transformers
+METRICS = "experts/"  # the names of the metrics begin so
+_ROUTERS = ("gate", "router")  # of these two, a block has one
+_GATES = (*_ROUTERS, "shared_expert_gate")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLayer:
+    """The experts of one layer, before or after an adapter is added."""
+
+    name: str  # of the block in the model that was asked
+    block: Any  # has `experts`, and one of _ROUTERS
+
+    @property
+    def router(self) -> Any:
+        """Return the module that chooses experts."""
+        return next(getattr(self.block, name) for name in _ROUTERS if hasattr(self.block, name))
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Tell whether transformers computes these experts by a chosen implementation."""
+        experts = self.block.experts
+        plain = experts.get_base_layer() if hasattr(experts, "get_base_layer") else experts  # PEFT's, with an adapter
+        return hasattr(plain, "_apply_gate")
+
+    @property
+    def expert_parameters(self) -> tuple[str, ...]:
+        """Return the names of the experts' weights. Call it on a model without an adapter."""
+        return tuple(f"{self.name}.experts.{name}" for name, _ in self.block.experts.named_parameters())
+
+
+def is_mixture(module: nn.Module) -> bool:
+    """Tell whether a module is a router with its experts."""
+    return hasattr(module, "experts") and any(hasattr(module, name) for name in _ROUTERS)
+
+
+def mixtures(model: nn.Module) -> list[ExpertLayer]:
+    """List the mixtures of a model, in the order of its layers; none where it has no experts."""
+    return [ExpertLayer(name=name, block=module) for name, module in model.named_modules() if is_mixture(module)]
+
+
+def gate_names(model: nn.Module) -> set[str]:
+    """Return the names of the modules that choose or weigh experts. tiercel does not train them."""
+    gates = [
+        (f"{mixture.name}.{gate}", getattr(mixture.block, gate))
+        for mixture in mixtures(model)
+        for gate in _GATES
+        if hasattr(mixture.block, gate)
+    ]
+    return {name for prefix, gate in gates for name, _ in gate.named_modules(prefix=prefix)}
+
+
+class ExpertLoad:
+    """Counts the tokens that each expert computes in passes with a gradient. Nothing waits for the device."""
+
+    def __init__(self, language_model: nn.Module):
+        self.mixtures = [mixture for mixture in mixtures(language_model) if mixture.uses_kernels]
+        self._counts: dict[int, Tensor] = {}  # int64 (X,), by layer
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count inside. A layer that is computed again in the backward pass is outside, and is not counted twice."""
+        if not (self.mixtures and torch.is_grad_enabled()):
+            yield
+            return
+        hooks = [
+            mixture.block.experts.register_forward_pre_hook(self._counter(layer, mixture.router.num_experts))
+            for layer, mixture in enumerate(self.mixtures)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def take(self) -> dict[str, Tensor]:
+        """Return the load of the busiest and of the least busy expert, as a multiple of an even share, and the share of
+        experts that got no token: means over the layers. Empty without experts. Then begin to count anew."""
+        if not self._counts:
+            return {}
+        counts_LX = torch.stack(list(self._counts.values())).float()
+        self._counts = {}
+        loads_LX = counts_LX / counts_LX.mean(dim=1, keepdim=True)
+        return {
+            f"{METRICS}load_max": loads_LX.amax(dim=1).mean(),
+            f"{METRICS}load_min": loads_LX.amin(dim=1).mean(),
+            f"{METRICS}unused_fraction": (counts_LX == 0).float().mean(),
+        }
+
+    def _counter(self, layer: int, experts: int) -> Any:
+        def count(module: Any, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+            chosen = inputs[1].flatten()  # states, experts of each, their weights
+            counts_X = self._counts.get(layer)
+            if counts_X is None:
+                counts_X = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
+            self._counts[layer] = counts_X.scatter_add(0, chosen, torch.ones_like(chosen))
+
+        return count

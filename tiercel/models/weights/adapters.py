@@ -1,0 +1,222 @@
+"""Adapters from files: PEFT's config and weights, put into a model whole or refused."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils.integrations import dequantize_module_weight
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, WeightTransform
+
+from tiercel.errors import ModelError
+from tiercel.models.families.base import Family, HuggingFaceModel
+from tiercel.models.layers.quantized import is_quantized
+from tiercel.models.weights.loading import ADAPTER_CONFIG as CONFIG
+from tiercel.models.weights.loading import load_weights, named_few, read_json, read_tensors, require_finite
+from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
+from tiercel.models.weights.targets import adaptable_names, adapted_names
+
+WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+PREFIX = "base_model.model."  # which PEFT writes before every name of the model
+# What PEFT's own code computes from, and what only says where the adapter comes from.
+UNDERSTOOD = {
+    *("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
+    *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("peft_type", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "peft_version"),
+    *("inference_mode", "fan_in_fan_out", "init_lora_weights", "loftq_config", "eva_config", "corda_config"),
+    *("lora_ga_config", "runtime_config", "megatron_core"),
+}
+# Other starts change the model's own weights too, and PEFT would do it once for each copy of the adapter.
+PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+def read_adapter(model: HuggingFaceModel, directory: Path, dropout: float = 0.0) -> PeftModel:
+    """Add the adapter of a directory to a model, trainable, with the dropout given. Names of weights and of modules may
+    be those that published checkpoints have, as before transformers 4.52. Raises ModelError where the adapter cannot be
+    read, asks for what is not computed here, or does not fit the model."""
+    config = adapter_config(directory)
+    with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
+        tensors = read_tensors(directory / WEIGHTS)
+        require_finite(tensors, directory / WEIGHTS)
+        names = _Names(model)
+        written = {names.in_model(name): name for name in tensors}
+        if written.keys() != tensors.keys():
+            config = names.rename(config)
+        config.lora_dropout = dropout
+        peft = _with_layers(model, config, directory)
+        _fill(peft, {name: tensors[old] for name, old in written.items()}, written, directory)
+    return peft
+
+
+def adapter_config(directory: Path) -> LoraConfig:
+    """Read the config of an adapter. Raises ModelError where there is none, and where it is of a kind that is not
+    computed here."""
+    if not (directory / CONFIG).is_file() or not (directory / WEIGHTS).is_file():
+        if (directory / PICKLED).is_file():
+            raise ModelError(
+                f"{directory} has {PICKLED}, a pickle, which is never opened here; load the adapter by PEFT where you "
+                f"trust it, and save it by save_pretrained, which writes {WEIGHTS}"
+            )
+        raise ModelError(f"{directory} is not an adapter: {CONFIG} or {WEIGHTS} is missing there")
+    given = read_json(directory / CONFIG)
+    if (kind := given.get("peft_type")) != "LORA":
+        raise ModelError(
+            f"{directory / CONFIG}: peft_type {kind!r} is not read here, only LORA; merge the adapter into its "
+            "model by PEFT's merge_and_unload, and write that model as model.path"
+        )
+    known = {field.name: _default(field) for field in dataclasses.fields(LoraConfig)}
+    for name, value in given.items():
+        if name not in UNDERSTOOD and value != known.get(name) and value not in (None, False, "", [], {}):
+            raise ModelError(
+                f"{directory / CONFIG}: an adapter with {name} {value!r} is not read here; merge it into its model by "
+                "PEFT's merge_and_unload, and write that model as model.path"
+            )
+    if (start := given.get("init_lora_weights")) not in PLAIN_STARTS:
+        raise ModelError(
+            f"{directory / CONFIG}: init_lora_weights {start!r} changes the model's own weights too; merge the adapter "
+            "into its model by PEFT's merge_and_unload, and write that model as model.path"
+        )
+    config = _made({name: value for name, value in given.items() if name in known}, directory)
+    config.init_lora_weights = True  # the weights follow
+    config.task_type = "CAUSAL_LM"  # others add modules of their own
+    return config
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _made(values: Mapping[str, Any], directory: Path) -> LoraConfig:
+    try:
+        return LoraConfig(**values)
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        raise ModelError(f"{directory / CONFIG}: the adapter cannot be read: {error}") from error
+
+
+class _Names:
+    """Translates between the names of a model's modules and those in published checkpoints, which were the modules'
+    own before transformers 4.52 and are in adapters of that time."""
+
+    def __init__(self, model: HuggingFaceModel):
+        changes = get_model_conversion_mapping(model, add_legacy=False)
+        self._to_model = [each for each in changes if isinstance(each, WeightRenaming)]
+        self._to_published = [each.reverse_transform() for each in reversed(self._to_model)]
+        self._modules = tuple(model.named_modules())
+
+    def in_model(self, name: str) -> str:
+        """Return the model's name of an adapter's weight."""
+        if not name.startswith(PREFIX):
+            return name
+        return PREFIX + _renamed(name.removeprefix(PREFIX), self._to_model)
+
+    def rename(self, config: LoraConfig) -> LoraConfig:
+        """Make a config of published names one of the model's: each layer by its own name."""
+        if config.target_modules == "all-linear":
+            return config
+        chosen = {}
+        for name, module in self._modules:
+            published = _renamed(name, self._to_published)
+            if isinstance(module, nn.Linear) and check_target_module_exists(config, published):
+                chosen[name] = published
+        if not chosen:  # neither side's names; the weights will say it
+            return config
+        patterns = {
+            key: {
+                name: value
+                for pattern, value in getattr(config, key).items()
+                for name, published in chosen.items()
+                if re.fullmatch(rf"(.*\.)?({pattern})", published)
+            }
+            for key in ("rank_pattern", "alpha_pattern")
+        }
+        renamed = dataclasses.replace(
+            config, target_modules=sorted(chosen), exclude_modules=None, layers_to_transform=None, layers_pattern=None
+        )
+        renamed.rank_pattern, renamed.alpha_pattern = patterns["rank_pattern"], patterns["alpha_pattern"]
+        return renamed
+
+
+def _renamed(name: str, changes: Iterable[WeightTransform]) -> str:
+    for change in changes:
+        name, _ = change.rename_source_key(name)
+    return name
+
+
+def _with_layers(model: HuggingFaceModel, config: LoraConfig, directory: Path) -> PeftModel:
+    """Add PEFT's layers, whose weights are still to come. Raises ModelError where one of them is read past PEFT: its
+    adapter would be saved and merged, but neither learn nor count."""
+    adaptable = adaptable_names(model)
+    try:
+        peft = get_peft_model(model, config)
+    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(f"{directory}: the adapter does not fit the model: {error}") from error
+    if odd := adapted_names(model) - adaptable:
+        raise ModelError(
+            f"{directory} adapts {named_few(odd)}, which no adapter changes here; train one without, or merge it into "
+            "its model by PEFT's merge_and_unload, and write that model as model.path"
+        )
+    return peft
+
+
+def _fill(peft: PeftModel, tensors: Mapping[str, Tensor], written: Mapping[str, str], directory: Path) -> None:
+    """Copy the weights into PEFT's layers. `written`: their names in the file. Raises ModelError unless every weight of
+    both sides has its other."""
+    try:
+        found: Any = set_peft_model_state_dict(peft, dict(tensors), adapter_name="default")
+    except (RuntimeError, ValueError, LookupError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[2].strip() or str(error)
+        raise ModelError(f"{directory}: the adapter does not fit the model: {reason}") from error
+    missing = _plain(name for name in found.missing_keys if ".lora_" in name and ".default" in name)
+    left = _plain(written.get(name := _without_adapter(each), name) for each in found.unexpected_keys)
+    if missing or left:
+        raise ModelError(
+            f"{directory}: the adapter's weights do not fit the model. Missing in the file: "
+            f"{named_few(missing) or 'none'}. Without a place in the model: {named_few(left) or 'none'}. It was made "
+            "for another model, or the file is incomplete; write an adapter that was trained on this model.path"
+        )
+
+
+def _plain(names: Iterable[str]) -> set[str]:
+    return {_without_adapter(name).removeprefix(PREFIX) for name in names}
+
+
+def _without_adapter(name: str) -> str:
+    return name.replace(".default", "")
+
+
+MORE_RANKS, ITERATIONS = 16, 4  # of the randomised decomposition
+
+
+@torch.no_grad()
+def start_at_rounding(family: Family, model: HuggingFaceModel, dtype: torch.dtype) -> None:
+    """Set the new adapter of a quantised model. Reads the checkpoint's weights to the CPU once more, in `dtype`."""
+    exact = load_weights(family, dtype, torch.device("cpu"))
+    if is_quantized(exact):
+        raise ModelError(
+            "lora.start: loftq needs the checkpoint in full precision, and this one is quantised; remove it"
+        )
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer) or not hasattr(layer.get_base_layer(), "compute_dtype"):
+            continue  # a layer that is not quantised starts at zero
+        quantized = dequantize_module_weight(layer.get_base_layer()).float()
+        off = exact.get_parameter(f"{name}.weight").to(quantized) - quantized
+        rank = layer.r["default"]
+        left, values, right = torch.svd_lowrank(off, rank + MORE_RANKS, niter=ITERATIONS)
+        roots = values[:rank].sqrt()
+        first, second = (matrices["default"].get_parameter("weight") for matrices in (layer.lora_A, layer.lora_B))
+        first.copy_(roots[:, None] * right.T[:rank])
+        second.copy_(left[:, :rank] * roots / layer.scaling["default"])

@@ -1,0 +1,157 @@
+"""Write and read the trained weights, and the files beside them: tokenizer, processors, generation config."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tiercel.errors import ModelError
+from tiercel.models.families.base import Family, HuggingFaceModel
+from tiercel.models.layers.value_head import NAME, value_head
+from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
+from tiercel.models.weights.loading import read_tensors
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "generation_config.json",
+)
+TEMPLATE = "chat_template.jinja"
+OWN_TEMPLATE = "chat_template"  # a key of older checkpoints' files
+Config = dict[str, Any]
+
+
+def write_companions(family: Family, directory: Path) -> None:
+    """Write the files beside the weights of a family's model."""
+    copy_files(Path(family.checkpoint.path), directory)
+    if family.checkpoint.chat_template != family.tokenizer.chat_template:
+        _write_template(family.checkpoint.chat_template, directory)
+    if family.min_pixels is not None or family.max_pixels is not None:
+        limited = {"shortest_edge": family.min_pixels, "longest_edge": family.max_pixels}
+        given = {key: value for key, value in limited.items() if value is not None}
+        _change(directory / "preprocessor_config.json", lambda config: _limit(config, given))
+        _change(directory / "processor_config.json", lambda config: _limit(config.get("image_processor"), given))
+
+
+def copy_files(source: Path, directory: Path) -> None:
+    """Copy the files of tokenizer and processors, byte for byte."""
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
+
+
+def _write_template(template: str, directory: Path) -> None:
+    """Write the template to the file that is read before all others, and take it out of those."""
+    (directory / TEMPLATE).write_text(template, encoding="utf-8")
+    (directory / "chat_template.json").unlink(missing_ok=True)
+    for name in ("tokenizer_config.json", "processor_config.json"):
+        _change(directory / name, lambda config: config.pop(OWN_TEMPLATE, None))
+
+
+def _limit(config: Config | None, edges: Config) -> None:
+    """Set the limits of an image's pixels, by both of their names."""
+    if config is None or "shortest_edge" not in (config.get("size") or {}):
+        return
+    config["size"] |= edges
+    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if name in config and edge in edges:
+            config[name] = edges[edge]
+
+
+def _change(file: Path, change: Callable[[Config], Any]) -> None:
+    """Change a JSON file where it is there and where the change is one."""
+    if not file.is_file():
+        return
+    text = file.read_text(encoding="utf-8")
+    config = json.loads(text)
+    before = json.dumps(config)
+    change(config)
+    if json.dumps(config) != before:
+        file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> Path:
+    """Write `directory`/adapter, or `directory`/model in full fine-tuning, and return its path. `weights`: whole
+    tensors by their names in the policy's model, for strategies that leave only parts of them in the model."""
+    if policy.peft is None:
+        save_model(policy.family, policy.model, directory / "model", weights)
+        return directory / "model"
+    save_adapter(policy, directory / "adapter", weights)
+    return directory / "adapter"
+
+
+def save_adapter(
+    policy: Policy,
+    directory: Path,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write PEFT's two files, and a third where some weights are trained whole. Equal weights give equal bytes.
+    `dtype`: of the adapter, which is trained in float32."""
+    assert policy.peft is not None
+    directory.mkdir(parents=True, exist_ok=True)
+    named = None if weights is None else {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+    if whole := policy.whole_parameters():
+        kept = {name: (whole if weights is None else weights)[name] for name in whole}
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}, directory / WHOLE_FILE)
+    state = get_peft_model_state_dict(policy.peft, named, adapter_name="default", save_embedding_layers=False)
+    tensors = {name: state[name].detach().to(dtype).cpu().contiguous() for name in sorted(state)}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = dict(policy.peft.peft_config["default"].to_dict())
+    config["base_model_name_or_path"] = policy.family.checkpoint.path
+    config["inference_mode"] = True
+    text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
+    (directory / "adapter_config.json").write_text(text, encoding="utf-8")
+
+
+def restore_adapter(policy: Policy, directory: Path) -> None:
+    """Copy a saved adapter's weights into the policy. Raises ModelError where the names differ."""
+    assert policy.peft is not None
+    tensors = read_tensors(directory / "adapter_model.safetensors")
+    own = get_peft_model_state_dict(policy.peft, adapter_name="default", save_embedding_layers=False)
+    if odd := sorted(set(tensors) ^ set(own)):
+        raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd[0]}")
+    for name, tensor in tensors.items():
+        own[name].copy_(tensor)  # it shares the memory of the policy's
+    if others := sorted(read_whole(policy.model, directory) ^ set(policy.whole_parameters())):
+        raise ModelError(
+            f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}; "
+            "make freeze equal to that run's"
+        )
+
+
+def save_model(
+    family: Family, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a whole Hugging Face directory: weights, config, tokenizer, processors; of a reward model the value head in
+    a file of its own. `weights`: instead of the model's."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if value_head(model) is not None:
+        weights = dict(model.state_dict() if weights is None else weights)
+        own = {name: weights.pop(name).float().cpu() for name in tuple(weights) if name.startswith(f"{NAME}.")}
+        save_file(own, directory / WHOLE_FILE)
+    family.save(model, directory, weights)
+    write_companions(family, directory)
+
+
+def _plain(value: Any) -> Any:
+    """Convert what JSON does not know in PEFT's config. Sets are sorted, because their order differs between
+    processes."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(getattr(value, "value", value))

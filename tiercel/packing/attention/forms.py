@@ -1,0 +1,276 @@
+"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`: each prompt is computed once, and each completion attends to
+its prompt and to itself.
+
+`split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp. Tests compare it
+with the dense (T, T) mask of `PrefixLayout`. The form for a GPU is in flex.py.
+
+Shape suffixes: docs/shapes.md. Here R are the completions of a bucket, padded to L tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiercel.devices import moved
+from tiercel.models.layers.attention import Layer, attended
+from tiercel.models.layers.sight import FULL, Sight, Span, sequence_masks
+from tiercel.packing.layout import BySight, GroupSpans, PrefixLayout
+
+PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Describes an attention of a span of queries over a span of keys."""
+
+    queries: Span
+    keys: Span
+    is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all, or by the bias
+    bias_11SK: Tensor | None = None  # fp32, -inf where a query does not see a key
+
+    def after(self, first_query: int, device: torch.device) -> "Block":
+        """Return the block on the device, its queries counted from `first_query`."""
+        queries = (self.queries[0] - first_query, self.queries[1] - first_query)
+        return replace(
+            self, queries=queries, bias_11SK=None if self.bias_11SK is None else moved(self.bias_11SK, device)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Describes a causal attention of completions of similar length, each over itself."""
+
+    places_RL: Tensor  # int64, place among the queries; the padding repeats the last one
+    is_padding_RL: Tensor  # bool
+    valid: Tensor  # int64 (M,), the entries of places_RL (flattened) that are not padding
+    valid_places: Tensor  # int64 (M,), the places at these entries
+    key_offset: int  # place among the keys minus place among the queries
+    bias_R1LL: Tensor | None = None  # fp32, -inf where a token does not see another; None: causal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitPlan:
+    """Lists what to compute: first the blocks, then the buckets, which are joined to the results of the blocks."""
+
+    blocks: tuple[Block, ...]
+    buckets: tuple[Bucket, ...]
+
+
+def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> SplitPlan:
+    """Plan the attention of a packed row. `first_query`: how many tokens at the start have keys but no queries."""
+    sight = layout.simplest(sight)
+    completions: list[Span] = []
+    blocks: list[Block] = []
+    for group in layout.groups:
+        if group.prompt[0] >= first_query:
+            blocks.append(_over_itself(layout, group.prompt, sight))
+        if group.completions:
+            blocks += _over_prompt(group, sight)
+        completions += group.completions
+    return SplitPlan(
+        blocks=tuple(block.after(first_query, device) for block in blocks),
+        buckets=tuple(_own_bucket(layout, spans, sight, first_query, device) for spans in similar(completions)),
+    )
+
+
+def _over_itself(layout: PrefixLayout, prompt: Span, sight: Sight) -> Block:
+    length, picture_spans = prompt[1] - prompt[0], layout.picture_spans_in(prompt)
+    sight = sight.within(length, picture_spans)
+    if sight.is_causal:
+        return Block(queries=prompt, keys=prompt, is_causal=True)
+    bias_11PP = _bias(sequence_masks(sight, length, [picture_spans]))
+    return Block(queries=prompt, keys=prompt, is_causal=False, bias_11SK=bias_11PP)
+
+
+def _over_prompt(group: GroupSpans, sight: Sight) -> list[Block]:
+    """Make one block for all completions, or where the window ends in the prompt, a block for each: a query that saw no
+    key would have no log-sum-exp."""
+    if sight.window is None:
+        queries = (group.completions[0][0], group.completions[-1][1])
+        return [Block(queries=queries, keys=group.prompt, is_causal=False)]
+    reach = sight.window - 1  # tokens before a token that it sees
+    keys = (max(group.prompt[0], group.prompt[1] - reach), group.prompt[1])
+    blocks = []
+    for start, stop in group.completions:
+        queries = (start, min(stop, start + reach))
+        if queries[0] < queries[1]:
+            distance_SK = torch.arange(queries[1] - start)[:, None] + torch.arange(keys[1] - keys[0], 0, -1)
+            bias_11SK = _bias(distance_SK <= reach)[None, None]
+            blocks.append(Block(queries=queries, keys=keys, is_causal=False, bias_11SK=bias_11SK))
+    return blocks
+
+
+def _own_bucket(
+    layout: PrefixLayout, spans: Sequence[Span], sight: Sight, first_query: int, device: torch.device
+) -> Bucket:
+    picture_spans = [layout.picture_spans_in(span) for span in spans]
+    length = spans[-1][1] - spans[-1][0]
+    sight = sight.within(length, [pair for of_row in picture_spans for pair in of_row])
+    moved_spans = [(start - first_query, stop - first_query) for start, stop in spans]
+    bucket = bucket_of(moved_spans, first_query, device)
+    if sight.is_causal:
+        return bucket
+    return replace(bucket, bias_R1LL=moved(_bias(sequence_masks(sight, length, picture_spans)), device))
+
+
+def _bias(sees: Tensor) -> Tensor:
+    return torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)
+
+
+def similar(spans: Sequence[Span]) -> list[list[Span]]:
+    """Sort spans by length and start a new bucket where PADDING_TOLERANCE would be exceeded."""
+    groups: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
+        length = span[1] - span[0]
+        if not groups or length > PADDING_TOLERANCE * (groups[-1][0][1] - groups[-1][0][0]):
+            groups.append([])
+        groups[-1].append(span)
+    return groups
+
+
+def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> Bucket:
+    """Put spans of similar length, sorted by length, side by side."""
+    width = spans[-1][1] - spans[-1][0]
+    starts_R = torch.tensor([span[0] for span in spans])
+    lengths_R = torch.tensor([span[1] - span[0] for span in spans])
+    order_L = torch.arange(width)
+    places_RL = starts_R[:, None] + torch.minimum(order_L, lengths_R[:, None] - 1)
+    is_padding_RL = order_L >= lengths_R[:, None]
+    valid = (~is_padding_RL).flatten().nonzero()[:, 0]
+    return Bucket(
+        places_RL=moved(places_RL, device),
+        is_padding_RL=moved(is_padding_RL, device),
+        valid=moved(valid, device),
+        valid_places=moved(places_RL.flatten()[valid], device),
+        key_offset=key_offset,
+    )
+
+
+class SplitAttention:
+    """Computes three kinds of attention without a mask: prompts over themselves, completions over their prompt, and
+    completions over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et
+    al. 2022). `queries`: one span, to the end of the pack."""
+
+    def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
+        (first_query, _), *more = queries or layout.after(0)
+        assert not more  # forms.py refuses
+        self.plans = BySight(layout, lambda sight: split_plan(layout, device, first_query, sight))
+
+    def prepare(self, sight: Sight) -> None:
+        self.plans.of(sight)
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        return _JoinedAttention.apply(query_BATE, key_BJTE, value_BJTE, self.plans.of(layer.sight), layer.scale)
+
+
+class _JoinedAttention(torch.autograd.Function):
+    """Joins the parts. The backward pass of each part gets the joined output and log-sum-exp, so its probabilities are
+    those of the whole row, and the gradients of the parts are added."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
+        joined_ASE = torch.zeros(query.shape[1:], dtype=torch.float32, device=query.device)
+        lse_AS = torch.full(query.shape[1:3], -torch.inf, device=query.device)  # of what sees no key of its prompt
+        for block in plan.blocks:
+            queries, keys = slice(*block.queries), slice(*block.keys)
+            rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+            output, lse = _flash(*rows, 0.0, block.is_causal, attn_mask=_in(block.bias_11SK, query), scale=scale)
+            joined_ASE[:, queries], lse_AS[:, queries] = output[0], lse[0]
+        for bucket in plan.buckets:
+            bias, rows = _in(bucket.bias_R1LL, query), _gathered(bucket, query, key, value)
+            output, lse = _flash(*rows, 0.0, bias is None, attn_mask=bias, scale=scale)
+            places = bucket.valid_places
+            own_AME, own_AM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
+            prompt_AM = lse_AS[:, places]
+            both_AM = torch.logaddexp(own_AM, prompt_AM)
+            prompt_AME = joined_ASE[:, places] * (prompt_AM - both_AM).exp()[..., None]
+            joined_ASE[:, places] = prompt_AME + own_AME * (own_AM - both_AM).exp()[..., None]
+            lse_AS[:, places] = both_AM
+        output = joined_ASE[None].to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse_AS)
+        ctx.plan, ctx.scale = plan, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, lse_AS = ctx.saved_tensors
+        gradient = gradients[0].to(query.dtype)
+        sums = [torch.zeros(t.shape[1:], dtype=torch.float32, device=t.device) for t in (query, key, value)]
+        for block in ctx.plan.blocks:
+            queries, keys = slice(*block.queries), slice(*block.keys)
+            parts = _flash_backward(
+                gradient[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                output[:, :, queries],
+                lse_AS[None, :, queries],
+                0.0,
+                block.is_causal,
+                attn_mask=_in(block.bias_11SK, query),
+                scale=ctx.scale,
+            )
+            for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
+                total[:, places].add_(part[0])  # `+=` would copy the sum once more
+        for bucket in ctx.plan.buckets:
+            rows = _gathered(bucket, query, key, value)
+            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RL), _rows(output[0], bucket.places_RL)
+            rows_lse = lse_AS[:, bucket.places_RL].transpose(0, 1)
+            # A padded place repeats a real one; its gradient must not be counted twice.
+            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RL[:, None, :, None], 0.0)
+            bias = _in(bucket.bias_R1LL, query)
+            parts = _flash_backward(
+                rows_gradient, *rows, rows_output, rows_lse, 0.0, bias is None, attn_mask=bias, scale=ctx.scale
+            )
+            offsets = (0, bucket.key_offset, bucket.key_offset)
+            for total, part, offset in zip(sums, parts, offsets, strict=True):
+                total[:, bucket.valid_places + offset] += _flat(part)[:, bucket.valid]
+        d_query, d_key, d_value = (total[None].to(query.dtype) for total in sums)
+        return d_query, d_key, d_value, None, None
+
+
+def _in(bias: Tensor | None, query: Tensor) -> Tensor | None:
+    """Convert a bias to the dtype of the queries, which the kernel asks for."""
+    return None if bias is None else bias.to(query.dtype)
+
+
+def _rows(tensor_ATE: Tensor, places_RL: Tensor) -> Tensor:
+    """Gather the rows (R, A, L, E) of a bucket."""
+    return tensor_ATE[:, places_RL].transpose(0, 1)
+
+
+def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    key_places_RL = bucket.places_RL + bucket.key_offset
+    return _rows(query[0], bucket.places_RL), _rows(key[0], key_places_RL), _rows(value[0], key_places_RL)
+
+
+def _flat(tensor_RAL: Tensor) -> Tensor:
+    """Reshape (R, A, L, ...) to (A, R * L, ...)."""
+    return tensor_RAL.transpose(0, 1).flatten(1, 2)
+
+
+class DenseAttention:
+    """Computes attention with one dense (S, T) mask. `queries`: spans of the tokens that have queries; None: all."""
+
+    def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
+        self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight, queries))
+        self.biases = cache(lambda dtype: BySight(layout, lambda sight: self._bias(sight, dtype)))
+
+    def prepare(self, sight: Sight) -> None:
+        self.masks_11ST.of(sight)
+
+    def __call__(self, layer: Layer, query_BASE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        bias = self.biases(query_BASE.dtype).of(layer.sight)
+        return attended(query_BASE, key_BJTE, value_BJTE, layer, bias)
+
+    def _bias(self, sight: Sight, dtype: torch.dtype) -> Tensor:
+        """Convert a mask to what PyTorch adds to the scores: else it does so in each layer, and keeps the result."""
+        mask_11ST = self.masks_11ST.of(sight)
+        return torch.zeros_like(mask_11ST, dtype=dtype).masked_fill(~mask_11ST, -torch.inf)

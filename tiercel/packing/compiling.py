@@ -1,0 +1,147 @@
+"""Compiled decoder layers: the norms, the MLP and what surrounds the attention become a few fused kernels.
+
+All layers, and rows of all lengths, use the same graphs. The form of attention stays outside them. Only passes of the
+learner run compiled; the sampler shares the layers and runs them as they are. Shape suffixes: docs/shapes.md.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.fx.experimental import _config
+
+from tiercel.config.conflicts.compiling import compile_obstacle
+from tiercel.config.schema import BaseRecipe
+from tiercel.config.strategies import StrategyKind
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.models.layers.experts import is_mixture
+
+LAYER_GRAPHS = 4  # of a model with a gradient, and as many without: norm, before and after the attention, MLP
+GRAPH_LIMIT = 32  # of a function in one process: a few models, dtypes and adapters
+ATTENTION = "self_attn"  # the part of a layer that calls the form
+_TOO_MANY = (
+    "learner.compile: a decoder layer would need more than {limit} graphs in this process, and would go on uncompiled; "
+    "write learner.compile: false, and report the recipe, please"
+)
+_shapes: Any = _config
+
+
+def default_backend(device: torch.device) -> str:
+    """Return the compiler of a device. On a CPU, graphs are traced as on a GPU and run operation by operation."""
+    return "aot_eager" if device.type == "cpu" else "inductor"
+
+
+def chosen_backend(
+    recipe: BaseRecipe, strategy: StrategyKind, form: str, device: torch.device, say: Callable[[str], None]
+) -> str | None:
+    """Choose the compiler of the decoder's layers by `learner.compile`; None where they are not compiled. `form`: a
+    result of forms.chosen_form; `say` hears what `auto` is on a GPU."""
+    asked = recipe.learner.compile
+    if asked != "auto":
+        return default_backend(device) if asked else None
+    if device.type != "cuda":
+        return None
+    obstacle = compile_obstacle(recipe, strategy)
+    if form != "flex" or obstacle:
+        say(f"learner.compile: false, with {obstacle.given if obstacle else f'learner.form {form}'}")
+        return None
+    say("learner.compile: true; the first passes take longer, because layers are compiled then")
+    return default_backend(device)
+
+
+def require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:
+    """Raise EnvironmentProblem where `learner.compile: true` does not go with the strategy that the run chose."""
+    if recipe.learner.compile is True and (obstacle := compile_obstacle(recipe, strategy)):
+        raise EnvironmentProblem(f"learner.compile: true given with {obstacle}")
+
+
+@contextmanager
+def few_graphs(limit: int, message: str) -> Iterator[None]:
+    """Compile at most `limit` graphs of a function inside. Raises TrainingError with this message in place of one
+    more: PyTorch would go on uncompiled."""
+    try:
+        # Duck shapes would make PyTorch compile anew where two sizes that happened to be equal, say of blocks and of
+        # heads, are no longer so.
+        with (
+            torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True),
+            _shapes.patch(use_duck_shape=False),
+        ):
+            yield
+    except FailOnRecompileLimitHit as error:
+        raise TrainingError(message) from error
+
+
+class CompiledLayers:
+    """Runs the parts of decoder layers compiled: in passes inside `running`, and where they are computed again in a
+    backward pass."""
+
+    def __init__(self, layers: nn.ModuleList, backend: str, limit: int = GRAPH_LIMIT):
+        self.limit = limit
+        self.is_running = False
+        functions: dict[type, Callable[..., Any]] = {}
+        for name, part in _parts(layers):
+            if "forward" in vars(part):
+                continue  # a delta net is routed, and not compiled
+            if is_mixture(part):
+                continue  # the sizes of its products are known to the device alone
+            kind = type(part)
+            if kind not in functions:
+                functions[kind] = torch.compile(
+                    kind.forward, dynamic=True, fullgraph=name != ATTENTION, backend=backend
+                )
+            part.forward = _Region(layers=self, compiled=functions[kind], part=part)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the decoder compiled inside."""
+        self.is_running = True
+        try:
+            with self.few_graphs():
+                yield
+        finally:
+            self.is_running = False
+
+    def few_graphs(self) -> Any:
+        return few_graphs(self.limit, _TOO_MANY.format(limit=self.limit))
+
+
+def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers | None:
+    """Compile the layers of a decoder, or undo it where `backend` is None."""
+    layers = language_model.layers
+    for _, part in _parts(layers):
+        if isinstance(vars(part).get("forward"), _Region):
+            del part.forward
+    return None if backend is None else CompiledLayers(layers, backend)
+
+
+def like_later_inputs(embeddings: Tensor) -> Tensor:
+    """Copy the input of the first layer into a tensor like the inputs of the others: contiguous, no view, and with a
+    gradient in training. PyTorch would compile anew for another kind."""
+    hidden = embeddings.clone(memory_format=torch.contiguous_format)
+    return hidden.requires_grad_() if torch.is_grad_enabled() else hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Region:
+    """Is the forward function of a part of a layer."""
+
+    layers: CompiledLayers
+    compiled: Callable[..., Any]
+    part: nn.Module
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        if self.layers.is_running:
+            return self.compiled(self.part, *inputs, **options)
+        if not torch.is_grad_enabled():  # the sampler
+            return type(self.part).forward(self.part, *inputs, **options)
+        with self.layers.few_graphs():
+            return self.compiled(self.part, *inputs, **options)
+
+
+def _parts(layers: nn.ModuleList) -> Iterator[tuple[str, nn.Module]]:
+    for layer in layers:
+        yield from layer.named_children()

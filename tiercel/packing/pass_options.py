@@ -1,0 +1,49 @@
+"""What a pass is asked for beside logprobs and entropy. Shape suffixes: docs/shapes.md."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tiercel.packing.layout import PrefixLayout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingNoise:
+    """Adds noise to the embeddings of tokens (NEFTune: Jain et al. 2023), even within +-alpha / sqrt(L H) of a row of L
+    tokens. Each row has a generator of its own, so that its noise depends neither on its neighbours in the pack nor on
+    the rank that computes it."""
+
+    alpha: float
+    seeds: tuple[int, ...]  # of the pack's groups, each of which is a row; an empty pass has none
+
+    def of(self, layout: PrefixLayout, like_TH: Tensor, width: int) -> Tensor:
+        """Draw the noise (T, H) of a pack, on the device of `like_TH` and in its dtype; 0 beyond `width`, where a
+        family keeps inputs of layers."""
+        noise_TH = like_TH.new_zeros(layout.length, like_TH.shape[-1])
+        for group, seed in zip(layout.groups, self.seeds, strict=bool(self.seeds)):
+            start, stop = group.prompt[0], max(stop for _, stop in (group.prompt, *group.completions))
+            generator = torch.Generator(like_TH.device).manual_seed(seed)
+            even_LH = torch.rand(stop - start, width, generator=generator, device=like_TH.device)
+            size = self.alpha / math.sqrt((stop - start) * width)
+            noise_TH[start:stop] = pad((2 * even_LH - 1) * size, (0, like_TH.shape[-1] - width)).to(like_TH.dtype)
+        return noise_TH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassOptions:
+    """Changes what a pass computes. The default asks for nothing, and costs nothing."""
+
+    smoothing: float = 0.0  # e: logprobs become (1-e) log p + e times the mean of log p over all words
+    noise: EmbeddingNoise | None = None
+    squares: bool = False  # log of the sum of p² over all words, at each token
+
+    @property
+    def is_of_all_words(self) -> bool:
+        """Tell whether the gradient needs more of the distribution than the target's."""
+        return self.smoothing > 0
+
+
+NOTHING = PassOptions()

@@ -1,0 +1,87 @@
+"""How far a rank is, from the start of its process to its end: phase, rows, the collective it waits in. The watchdog
+reads it from another thread."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from tiercel.reliability.faults import faults
+
+T = TypeVar("T")
+HEARTBEATS = "pulse"  # folder of a run: what each rank does now, while the run goes; `tiercel view` shows it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activity:
+    """The activity of a rank at one moment."""
+
+    phase: str = "import"
+    phases: int = 0  # begun so far; all ranks go through the same phases
+    step: int = 0
+    rows: tuple[str, ...] = ()
+    collective: str | None = None  # the one that the rank waits in, and its place in the code
+    collectives: int = 0  # entered so far
+
+
+class Heartbeat:
+    """The activity of this rank. The rank's main thread writes it; any thread may report progress. Each write replaces
+    one whole value."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.activity = Activity()
+        self.moment = time.monotonic()  # of the last progress
+        self.file: Path | None = None  # where the watchdog shows what the rank does, while its run is open
+
+    def begin(self, phase: str, step: int, rows: Sequence[str] = ()) -> None:
+        """Begin a phase of a step."""
+        phases = self.activity.phases + 1
+        self.activity = replace(self.activity, phase=phase, phases=phases, step=step, rows=tuple(rows), collective=None)
+        self.beat()
+        self.maybe_fail(phase)
+
+    def maybe_fail(self, site: str) -> bool:
+        """Let a planned fault happen here. True where the caller is to leave out what it was about to do."""
+        return faults().maybe_fail(site, self.activity.step, self.rank)
+
+    def maybe_corrupt(self, value: T, site: str) -> T:
+        """Return the value, or what a planned fault makes of it."""
+        return faults().maybe_corrupt(value, site, self.activity.step, self.rank)
+
+    def work_on(self, rows: Sequence[str]) -> None:
+        """Go on in the same phase with these rows."""
+        self.activity = replace(self.activity, rows=tuple(rows))
+        self.beat()
+
+    def beat(self) -> None:
+        """Report progress."""
+        self.moment = time.monotonic()
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Mark the time inside as waiting for the other ranks."""
+        self.activity = replace(self.activity, collective=name, collectives=self.activity.collectives + 1)
+        self.beat()
+        yield  # after an error the name stays: it says where the rank was
+        self.activity = replace(self.activity, collective=None)
+        self.beat()
+
+    @contextmanager
+    def shown_in(self, file: Path) -> Iterator[None]:
+        """Have the watchdog write to this file what the rank does; at the end the file is removed."""
+        self.file = file
+        try:
+            yield
+        finally:
+            self.file = None
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+                file.parent.rmdir()
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Return the seconds since the last progress."""
+        return time.monotonic() - self.moment

@@ -1,0 +1,119 @@
+"""All kinds of reward, by the names that recipes give them; docs/rewards.md has a table of the built-in ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import GetCoreSchemaHandler, create_model
+from pydantic_core import CoreSchema, core_schema
+
+from tiercel.rewards.base import RewardEntry
+from tiercel.rewards.external import STARTED, ByCall, OfEnvironment
+from tiercel.rewards.grounding import GROUNDING
+from tiercel.rewards.shape import SHAPE
+from tiercel.rewards.text import WORDING
+from tiercel.sections import Keys, Problems
+
+KINDS: tuple[type[RewardEntry], ...] = (*WORDING, *GROUNDING, *SHAPE, OfEnvironment, *STARTED)
+CALL = "call"
+BY_NAME: dict[str, type[RewardEntry]] = {kind.model_fields["name"].default or CALL: kind for kind in KINDS}
+BUILTIN = {name: kind for name, kind in BY_NAME.items() if kind is not ByCall}
+TELLS_RIGHT = tuple(name for name, kind in BUILTIN.items() if kind.own_right_from is not None)
+OF_EVERY_REWARD = tuple(RewardEntry.model_fields)
+OPTIONS = tuple(dict.fromkeys(key for kind in KINDS for key in kind.model_fields if key not in OF_EVERY_REWARD))
+
+
+def takers(option: str) -> tuple[str, ...]:
+    """List the rewards that take a key."""
+    return tuple(name for name, kind in BY_NAME.items() if option in kind.model_fields)
+
+
+MOST_NAMED = 6  # what a key means to more rewards is said without their names
+
+
+class UnresolvedReward(RewardEntry):
+    """One reward: a built-in by `name`, or your own function by `call`."""
+
+    call: str | None = None
+
+    @classmethod
+    def meanings(cls) -> Mapping[str, str]:
+        """Join what each key means to the rewards that take it, with their names."""
+        return {**RewardEntry.meanings(), **{option: _meaning(option) for option in OPTIONS}}
+
+    def problems(self, before: Sequence[RewardEntry]) -> Problems:
+        both = f"has both name ({self.name}) and call ({self.call}); write an entry for each"
+        yield Keys("").problem("has neither name nor call; write one of them" if self.name is None else both)
+
+
+def _meaning(option: str) -> str:
+    """Join what a key means to the rewards that take it: `length: ... cosine: ...`."""
+    names: dict[str, list[str]] = {}
+    for name in takers(option):
+        names.setdefault(BY_NAME[name].meanings().get(option, ""), []).append(name)
+    return " ".join(
+        text if len(each) > MOST_NAMED or option == CALL else f"{', '.join(each)}: {lowered(text)}"
+        for text, each in names.items()
+    )
+
+
+def lowered(text: str) -> str:
+    """Return a text as the rest of a sentence."""
+    return text[:1].lower() + text[1:]
+
+
+def _optional(option: str) -> Any:
+    """Return the type of a key of some rewards, with null, and null as its default."""
+    field = BY_NAME[takers(option)[0]].model_fields[option]
+    declared: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return declared | None, None
+
+
+_NAMES: Any = Literal[tuple(BUILTIN)]
+
+# The keys of all rewards, each optional: what an entry is that names no reward, or two, and what keys there are.
+AnyEntry = create_model(
+    "AnyEntry",
+    __base__=UnresolvedReward,
+    __doc__=UnresolvedReward.__doc__,
+    name=(_NAMES | None, None),
+    **{option: _optional(option) for option in OPTIONS},
+)
+_SECTIONS: dict[str, type[RewardEntry]] = {
+    "(unclear)": AnyEntry,
+    **{f"({name})": kind for name, kind in BY_NAME.items()},
+}
+TAGS = tuple(_SECTIONS)  # pydantic puts them into its locations
+
+
+class RewardByName:
+    """Tell pydantic which kind of reward an entry is, by its `name` or `call`."""
+
+    section = AnyEntry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {tag: handler.generate_schema(section) for tag, section in _SECTIONS.items()}
+        return core_schema.tagged_union_schema(choices, discriminator=_tag)
+
+
+def _tag(entry: Any) -> str:
+    if isinstance(entry, RewardEntry):
+        return "(unclear)" if isinstance(entry, UnresolvedReward) else f"({entry.name or CALL})"
+    return "(unclear)" if (name := named(entry)) is None else f"({name})"
+
+
+def named(entry: Any) -> str | None:
+    """Return the name of a raw entry's reward, "call" for the user's own; None where it is not clear."""
+    name, call = (entry.get("name"), entry.get(CALL)) if isinstance(entry, Mapping) else (None, None)
+    if call is not None:
+        return CALL if name is None else None
+    return name if isinstance(name, str) and name in BUILTIN else None
+
+
+def without_nulls(entry: Any) -> Any:
+    """Return a raw entry without two kinds of null keys: those of other rewards, which a recipe may give, and those
+    that its own reward needs, which are then told as missing."""
+    if (name := named(entry)) is None:
+        return entry
+    fields = BY_NAME[name].model_fields
+    dropped = {key for key in OPTIONS if key not in fields or fields[key].is_required()}
+    return {key: value for key, value in entry.items() if value is not None or key not in dropped}

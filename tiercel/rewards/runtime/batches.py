@@ -1,0 +1,71 @@
+"""What scores the rewards that are started: a process, a server, a model, each for a whole batch of completions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from tiercel.config.schema import Reliability
+from tiercel.rewards.base import RewardEntry
+from tiercel.rewards.external import ByCall, ByJudge, ByModel, Math
+from tiercel.rewards.runtime.judge import JudgeReward
+from tiercel.rewards.runtime.user import UserReward
+from tiercel.samples import RewardValue, Sample
+from tiercel.types import EncodedPrompt
+
+
+class BatchReward(Protocol):
+    """A reward with a part of its own to start and to end."""
+
+    def start(self) -> None:
+        """Start it. Raises RecipeError with the reason where that fails."""
+
+    def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class AnswerReward(BatchReward, Protocol):
+    """A reward that sees a completion's prompt as well, with its pictures."""
+
+    def score_answers(self, samples: Sequence[Sample], prompts: Sequence[EncodedPrompt]) -> tuple[RewardValue, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WithTruth:
+    """A reward in a process of its own, which finds the right answer in `answer`, whatever its column."""
+
+    user: UserReward
+    reward: Math
+
+    def start(self) -> None:
+        self.user.start()
+
+    def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
+        return self.user.score([replace(sample, answer=self._truth(sample)) for sample in samples])
+
+    def close(self) -> None:
+        self.user.close()
+
+    def _truth(self, sample: Sample) -> Any:
+        truth = self.reward.truth(sample)
+        return None if truth is None else truth.value
+
+
+def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
+    from tiercel.rewards.runtime.model import ModelReward  # torch and transformers, which no other reward needs
+
+    return ModelReward(reward)
+
+
+STARTERS: dict[type[RewardEntry], Callable[[Any, Reliability], BatchReward]] = {
+    ByCall: lambda reward, limits: UserReward(reward.call, limits, variables=reward.env or ()),
+    Math: lambda reward, limits: WithTruth(UserReward("tiercel.rewards.runtime.mathematics:score", limits), reward),
+    ByJudge: JudgeReward,
+    ByModel: _by_model,
+}
+
+
+def batch_reward(reward: RewardEntry, reliability: Reliability) -> BatchReward | None:
+    """Return what scores batches for a reward, not yet started; None where the reward scores by itself."""
+    starter = STARTERS.get(type(reward))
+    return None if starter is None else starter(reward, reliability)

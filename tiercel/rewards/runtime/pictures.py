@@ -1,0 +1,54 @@
+"""Files of a prompt's pictures, for rewards of the user's that look at them. A picture in the row itself is written to
+a file that nobody may change, which is there while a batch is scored."""
+
+import hashlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+
+from tiercel.data.media.images import ImageProblem, resolve
+from tiercel.types import EncodedPrompt, ImageSource
+
+READ_ONLY = 0o444
+
+
+class PictureFiles:
+    """Finds the file of each picture. As a context manager it removes those that it wrote."""
+
+    def __init__(self) -> None:
+        self._folder: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> "PictureFiles":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def of(self, prompt: EncodedPrompt) -> tuple[str | None, ...]:
+        """Return the file of each picture of a prompt; None for a video, for a picture that an environment added, and
+        for one that has gone."""
+        visuals = prompt.row.visuals
+        return tuple(self._file(visuals[i], prompt) if i < len(visuals) else None for i in range(len(prompt.images)))
+
+    def _file(self, source: object, prompt: EncodedPrompt) -> str | None:
+        if not isinstance(source, ImageSource):
+            return None
+        if source.data is not None:
+            return self._written(source.data)
+        try:
+            return None if source.path is None else str(resolve(source.path, prompt.row.image_roots))
+        except ImageProblem:
+            return None
+
+    def _written(self, data: bytes) -> str:
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="tiercel-pictures-")
+        file = Path(self._folder.name, hashlib.sha256(data).hexdigest())
+        if not file.exists():
+            file.write_bytes(data)
+            file.chmod(READ_ONLY)
+        return str(file)

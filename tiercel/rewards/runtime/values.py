@@ -1,0 +1,159 @@
+"""The reward `model` by a reward model of `tiercel reward`: the value that it gives a row's prompt, with its pictures,
+and a completion.
+
+Completions of one prompt share its computation, as in the learner. Imports torch and transformers, as model.py does.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from tiercel.algorithms import completions
+from tiercel.config.schema import Model
+from tiercel.data.media.images import decode
+from tiercel.errors import DataError, ModelError, TrainingError
+from tiercel.models.families.base import Family
+from tiercel.models.layers.value_head import NAME
+from tiercel.models.policy import WHOLE_FILE, frozen_policy
+from tiercel.models.prompts import encode_conversation, prompt_messages
+from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.loading import DTYPES, load_family, read_tensors
+from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.packing.batch import filled_bins
+from tiercel.packing.examples import all_items, bundles
+from tiercel.packing.forms import chosen_form
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import pack
+from tiercel.rewards.external import RewardModel
+from tiercel.types import EncodedImage, EncodedPrompt, Example, Message, VideoSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnsweredPrompt:
+    """A completion's text, and the prompt that it answers."""
+
+    text: str
+    prompt: EncodedPrompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueModel:
+    """A frozen reward model with a value head."""
+
+    options: RewardModel
+    learner: PackedPolicy
+    vision: VisionStore
+
+    def scores(self, answers: Sequence[AnsweredPrompt]) -> list[float | DataError]:
+        """Compute the value of each answer; in its place the error of one that cannot be encoded."""
+        found: list[float | DataError] = []
+        examples: list[Example] = []
+        images: dict[Hashable, tuple[EncodedImage, ...]] = {}  # decoded once for all answers
+        for answer in answers:
+            row = answer.prompt.row
+            # not the row's id, which two files may have
+            shown = row.visuals[: len(answer.prompt.images)], row.image_roots, row.pixels
+            try:
+                if shown not in images:
+                    images[shown] = self._images(answer.prompt)
+                examples.append(self._example(answer, images[shown], len(found)))
+                found.append(0.0)
+            except DataError as error:
+                found.append(error)
+        for place, value in self._values(examples).items():
+            found[place] = value
+        self.vision.end_step()
+        return found
+
+    @property
+    def _family(self) -> Family:
+        return self.vision.policy.family
+
+    def _images(self, prompt: EncodedPrompt) -> tuple[EncodedImage, ...]:
+        """Decode the pictures of the prompt's row. Raises DataError for a video."""
+        row = prompt.row
+        found = []
+        for source, image in zip(row.visuals, prompt.images, strict=False):  # the row may have pictures of later turns
+            if isinstance(source, VideoSource):
+                raise DataError("a reward model of `tiercel reward` takes no videos as a reward", field="videos")
+            width, height = image.plan.original_size
+            found.append(self._family.encode_image(decode(source, row.image_roots, width * height), row.pixels))
+        return tuple(found)
+
+    def _example(self, answer: AnsweredPrompt, images: Sequence[EncodedImage], index: int) -> Example:
+        """Encode the turns before the answer, with the system message that the policy saw, and the answer."""
+        row, first = answer.prompt.row, answer.prompt.messages[0]
+        turns = prompt_messages(row.messages)
+        if row.boxes and "<bbox>" in answer.text:
+            raise DataError("the completion has a mark of rows, <bbox>", field="messages")
+        boxes = sum(message.content.count("<bbox>") for message in turns)
+        answered = replace(
+            row,
+            messages=(*turns, Message(role="assistant", content=answer.text)),
+            boxes=row.boxes[:boxes],
+            box_images=row.box_images[:boxes],
+        )
+        conversation = encode_conversation(
+            self._family,
+            answered,
+            index,
+            images,
+            system=first.content if first.role == "system" else None,
+            max_prompt_tokens=self.options.max_tokens,
+        )
+        return Example(conversations=(conversation,))
+
+    @torch.no_grad()
+    def _values(self, examples: Sequence[Example]) -> dict[int, float]:
+        """Compute the values, by the examples' indices."""
+        form, budget = self.learner.form, self.options.batch_tokens
+        found: dict[int, float] = {}
+        made = bundles(examples, self._family.is_placeholder, form, budget, share_rows=True)
+        for places in filled_bins([(str(bundle.index), bundle.length(form)) for bundle in made], budget):
+            chosen = [made[place] for place in places]
+            packed = pack(all_items(chosen))
+            try:
+                values_N = self.learner(packed, self.vision.features(packed.images), 1.0).values_N
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise TrainingError(
+                    f"reward model at {self.options.path}: out of memory: {first_line(error)}\nlower its "
+                    f"model.batch_tokens (now {budget})"
+                ) from error
+            indices = [example.prompt.index for bundle in chosen for example in bundle.examples]
+            values = completions.lasts(values_N, packed.continuation_of_N).tolist()
+            found |= dict(zip(indices, values, strict=True))
+        return found
+
+
+def is_value_model(options: RewardModel, path: Path) -> bool:
+    """Tell whether a recipe's reward model is one of `tiercel reward`, by its files. `path`: the checkpoint's
+    directory."""
+    return options.adapter is not None or (path / WHOLE_FILE).is_file()
+
+
+def load_value_model(options: RewardModel, path: Path) -> ValueModel:
+    """Load a reward model of `tiercel reward` from its directory, or from its base's with `options.adapter`. Raises
+    ModelError."""
+    if options.label:
+        raise ModelError(f"model.label: {options.label} given, but {path} gives 1, counted from 0")
+    on_gpu = options.device == "auto" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    model = Model(path=str(path), min_pixels=options.min_pixels, max_pixels=options.max_pixels)
+    family = load_family(model, options.template)
+    adapter = None if options.adapter is None else Path(options.adapter)
+    _require_value_head(adapter or path)
+    policy = frozen_policy(family, DTYPES[options.dtype], device, adapter, is_valued=True)
+    policy.model.requires_grad_(False)
+    obstacle = family.sharing_obstacle(family.language_model(policy.model).config)
+    learner = PackedPolicy(policy, chosen_form("auto", device, obstacle), False)
+    return ValueModel(options=options, learner=learner.eval(), vision=VisionStore(policy, 0))
+
+
+def _require_value_head(directory: Path) -> None:
+    file = directory / WHOLE_FILE
+    if not file.is_file() or not any(name.startswith(f"{NAME}.") for name in read_tensors(file)):
+        raise ModelError(f"{directory} has no value head; write what `tiercel reward` trained")

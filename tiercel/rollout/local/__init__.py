@@ -1,0 +1,1 @@
+"""The `local` engine: the trained model itself samples."""

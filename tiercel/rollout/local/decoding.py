@@ -1,0 +1,320 @@
+"""Prefill and one-token steps of the local engine: the keys and values of each layer, and the attention of a new token.
+
+`SharedDecoder` keeps a prompt's keys and values once for its whole group. `RepeatedDecoder` uses the cache of
+transformers with the prompt repeated, for models that cannot share prompts and for comparison in tests. Shape suffixes:
+docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from tiercel.devices import moved
+from tiercel.models.layers.attention import AttentionForm, Layer, attended, form_inputs, position_ids, sights_of
+from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
+from tiercel.models.layers.sight import FULL, Sight, Span, sequence_masks
+from tiercel.models.policy import Policy
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.attention import DecodeAttention
+from tiercel.rollout.local.paused_rows import ResumedAttention, ResumedTokens, RowMemory, RowState
+from tiercel.types import EncodedPrompt
+
+MOST_SCORES = 2**22  # of a head, in a pass of observed tokens
+
+
+class Decoder(Protocol):
+    """Decodes one batch of prompts, each with `group_size` rows. Rows are removed when they have ended."""
+
+    keeps_casts: bool  # autocast may keep cast weights from token to token
+
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
+        """Run the prompts. Returns the logits (B, V) after each. `rows_return`: rows that were taken come back; then
+        `max_new_tokens` is the limit of a turn."""
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        """Add one token to every row. Returns the logits (R, V) after it."""
+
+    def rows_for(self, going_on: int) -> int:
+        """Return how many rows to decode where so many go on; the others have ended."""
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Keep only these rows, given by their places among the present ones, in order."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that are held for the rows of the last batch."""
+
+    def release(self) -> None:
+        """Free them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedPrompts:
+    """Holds the prompts of a batch, padded on the right."""
+
+    embeddings_BPH: Tensor
+    positions: Tensor  # (D, B, P), or (B, P) where D is 1, as in transformers
+    lengths: tuple[int, ...]
+    lengths_B: Tensor  # the same on the device
+    starts_B: Tensor  # first position after each prompt
+    picture_spans: tuple[tuple[Span, ...], ...]  # of each prompt
+
+    def mask(self, sight: Sight) -> Tensor | None:
+        """Return the mask, bool (B, 1, P, P); None where it is causal. Padding comes last, so that no real token sees
+        it."""
+        length = self.embeddings_BPH.shape[1]
+        sight = sight.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
+        return (
+            None if sight.is_causal else moved(sequence_masks(sight, length, self.picture_spans), self.starts_B.device)
+        )
+
+
+class BaseDecoder:
+    """Has the common parts of the decoders: padded prompts, positions, logits."""
+
+    keeps_casts = True
+
+    def __init__(self, policy: Policy, vision: VisionStore):
+        self.policy = policy
+        self.vision = vision
+        self.family = policy.family
+        self.language_model = policy.family.language_model(policy.model)
+        self.embedding = policy.family.embedding(policy.model)
+        self.head = policy.model.get_output_embeddings()
+
+    def padded(self, prompts: Sequence[EncodedPrompt]) -> PaddedPrompts:
+        """Pad the prompts to the longest, with their vision features in place."""
+        device = self.policy.device
+        lengths = tuple(len(prompt.token_ids_P) for prompt in prompts)
+        ids_BP = moved(nn.utils.rnn.pad_sequence([p.token_ids_P for p in prompts], batch_first=True), device)
+        positions = [p.positions_DP.T for p in prompts]
+        positions_DBP = moved(nn.utils.rnn.pad_sequence(positions, batch_first=True).permute(2, 0, 1), device)
+        lengths_B = moved(torch.tensor(lengths), device)
+        embeddings_BPH = self.embedding(ids_BP)
+        features_KH = self.vision.features([image for p in prompts for image in p.images])
+        if features_KH is not None:
+            is_prompt_BP = torch.arange(ids_BP.shape[1], device=device) < lengths_B[:, None]
+            is_vision_BP = self.family.is_placeholder(ids_BP) & is_prompt_BP
+            embeddings_BPH = self.family.with_features(embeddings_BPH, is_vision_BP, features_KH)
+        starts = [int(p.positions_DP.max()) + 1 for p in prompts]
+        return PaddedPrompts(
+            embeddings_BPH=embeddings_BPH,
+            positions=position_ids(positions_DBP),
+            lengths=lengths,
+            lengths_B=lengths_B,
+            starts_B=moved(torch.tensor(starts), device),
+            picture_spans=tuple(prompt.picture_spans for prompt in prompts),
+        )
+
+    def rows_for(self, going_on: int) -> int:
+        return going_on
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Compute the logits (R, V)."""
+        logits_RV = self.head(hidden_RH)
+        cap = self.family.logit_cap
+        return logits_RV if cap is None else cap * torch.tanh(logits_RV.float() / cap)
+
+    def logits_after(self, prompts: PaddedPrompts, hidden_BPH: Tensor) -> Tensor:
+        """Compute the logits (B, V) at the last token of each prompt."""
+        order_B = torch.arange(len(hidden_BPH), device=hidden_BPH.device)
+        return self.logits(hidden_BPH[order_B, prompts.lengths_B - 1])
+
+    def new_positions(self, positions_R: Tensor) -> Tensor:
+        """Return the positions of one new token in every row, equal in all dimensions."""
+        return position_ids(positions_R[None, :, None].expand(self.family.position_dimensions, -1, 1))
+
+    def hidden_states(self, prompts: PaddedPrompts, form: AttentionForm) -> Tensor:
+        """Run the prompts. Returns the last hidden states (B, P, H)."""
+        return self.language_model(
+            **self.family.decoder_inputs(prompts.embeddings_BPH), position_ids=prompts.positions, **form_inputs(form)
+        ).last_hidden_state
+
+    def new_hidden_states(self, token_ids_R: Tensor, positions_R: Tensor, form: AttentionForm) -> Tensor:
+        """Run one token of every row. Returns its last hidden state (R, H)."""
+        hidden_R1H = self.language_model(
+            **self.family.decoder_inputs(self.embedding(token_ids_R[:, None])),
+            position_ids=self.new_positions(positions_R),
+            **form_inputs(form),
+        ).last_hidden_state
+        return hidden_R1H[:, 0]
+
+
+class PromptStore(Protocol):
+    """Keeps what the layers make of the prompts."""
+
+    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
+        """Keep the keys and values of a layer."""
+
+    def put_state(self, layer: int, state: DeltaState) -> None:
+        """Keep the state of a layer after each prompt."""
+
+
+class PrefillAttention:
+    """Computes the attention of padded prompts, and the recurrence of layers with a state."""
+
+    def __init__(self, store: PromptStore, prompts: PaddedPrompts):
+        self.store = store
+        self.lengths_B = prompts.lengths_B
+        self.mask = cache(prompts.mask)
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        order_P = torch.arange(tokens.rate_RTA.shape[1], device=self.lengths_B.device)
+        is_padding_BP = order_P >= self.lengths_B[:, None]
+        output, state = scan(tokens.without(is_padding_BP), self.lengths_B)
+        self.store.put_state(layer, state)
+        return output
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        self.store.put(layer.index, key_BJTE, value_BJTE)
+        mask = self.mask(layer.sight)
+        return attended(query_BATE, key_BJTE, value_BJTE, layer, mask, is_causal=mask is None)
+
+
+class RowDecoder(BaseDecoder):
+    """Decodes a batch whose rows can leave it, and come back with what they observed."""
+
+    @property
+    def rows(self) -> RowMemory:
+        """Return the memory of the rows of the batch."""
+        raise NotImplementedError
+
+    def put(self, rows: Sequence[RowState], order: Sequence[int]) -> None:
+        """Put rows after those of the batch, and then all rows in order, sorted by prompt."""
+        raise NotImplementedError
+
+    def run(self, rows: Sequence[ResumedTokens]) -> tuple[list[RowState], Tensor]:
+        """Run the new tokens of rows that are not in the batch, in passes of at most MOST_SCORES scores of a head.
+        Returns the rows with them, and the logits (N, V) after each."""
+        seen = max(self.rows.prompt_lengths) + max(row.state.length for row in rows)
+        new = max(len(row.tokens.token_ids_P) for row in rows)
+        count = max(1, MOST_SCORES // (new * (seen + new)))
+        states, logits = [], []
+        for first in range(0, len(rows), count):
+            padded = self.padded([row.tokens for row in rows[first : first + count]])
+            form = ResumedAttention(self.rows, rows[first : first + count], self.policy.device)
+            logits.append(self.logits_after(padded, self.hidden_states(padded, form)))
+            states += form.states()
+        return states, torch.cat(logits)
+
+
+class SharedDecoder(RowDecoder):
+    """Runs each prompt once for its group, on a CPU. The memory of all new tokens is allocated before the first one."""
+
+    def __init__(self, policy: Policy, vision: VisionStore):
+        super().__init__(policy, vision)
+        self.release()
+
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
+        padded = self.padded(prompts)
+        self.positions_R = padded.starts_B.repeat_interleave(group_size)
+        self.attention = DecodeAttention(padded.lengths, group_size, max_new_tokens, rows_return)
+        hidden_BPH = self.hidden_states(padded, PrefillAttention(self.attention, padded))
+        self.attention.arrange()
+        return self.logits_after(padded, hidden_BPH)
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        logits_RV = self.logits(self.new_hidden_states(token_ids_R, self.positions_R, self.attention))
+        self.attention.add_token()
+        self.positions_R += 1
+        return logits_RV
+
+    def keep(self, kept: Sequence[int]) -> None:
+        self.positions_R = self.positions_R[torch.tensor(kept, dtype=torch.int64)]
+        self.attention.keep(kept)
+
+    @property
+    def rows(self) -> RowMemory:
+        return self.attention
+
+    def put(self, rows: Sequence[RowState], order: Sequence[int]) -> None:
+        self.positions_R = torch.cat([self.positions_R, torch.tensor([row.position for row in rows])])
+        self.attention.append(rows)
+        self.keep(order)
+
+    @property
+    def held_bytes(self) -> int:
+        held = self.attention
+        prompts = held.all_prompts or held.prompts
+        in_pairs = [*held.own_tokens.values(), (*prompts.keys.values(), *prompts.values.values())]
+        return sum(tensor.nbytes for tensors in in_pairs for tensor in tensors)
+
+    def release(self) -> None:
+        self.attention = DecodeAttention((), 0, 0)
+
+
+class RepeatedDecoder(BaseDecoder):
+    """Decodes with the cache of transformers. Each prompt's keys and values are repeated for every row, and rows that
+    have left do not come back."""
+
+    def __init__(self, policy: Policy, vision: VisionStore):
+        super().__init__(policy, vision)
+        self.release()
+
+    def prefill(
+        self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
+    ) -> Tensor:
+        padded = self.padded(prompts)
+        self.cache = DynamicCache()
+        hidden_BPH = self.language_model(
+            **self.family.decoder_inputs(padded.embeddings_BPH),
+            position_ids=padded.positions,
+            attention_mask=self._masks(padded.mask),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        self.cache.batch_repeat_interleave(group_size)
+        self.lengths_R = padded.lengths_B.repeat_interleave(group_size)
+        self.positions_R = padded.starts_B.repeat_interleave(group_size)
+        order_P = torch.arange(hidden_BPH.shape[1], device=self.lengths_R.device)
+        self.order_RP = order_P.where(order_P < self.lengths_R[:, None], -1)  # -1: padding
+        return self.logits_after(padded, hidden_BPH)
+
+    def _masks(self, mask: Callable[[Sight], Tensor | None]) -> Tensor | dict[str, Tensor | None] | None:
+        """Return the mask of all layers, or those of each kind of layer."""
+        sights = sights_of(self.language_model.config)
+        if "sliding_attention" in sights:
+            return {kind: mask(sight) for kind, sight in sights.items()}
+        return mask(sights.get("full_attention", FULL))
+
+    def _step_mask(self, sight: Sight) -> Tensor:
+        """Return the mask (R, 1, 1, P) of the newest token."""
+        sees_RP = self.order_RP >= 0
+        if sight.window is not None:
+            sees_RP &= self.order_RP > self.lengths_R[:, None] - sight.window
+        return sees_RP[:, None, None]
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        self.order_RP = torch.cat([self.order_RP, self.lengths_R[:, None]], dim=1)
+        hidden_R1H = self.language_model(
+            **self.family.decoder_inputs(self.embedding(token_ids_R[:, None])),
+            position_ids=self.new_positions(self.positions_R),
+            attention_mask=self._masks(self._step_mask),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        self.lengths_R, self.positions_R = self.lengths_R + 1, self.positions_R + 1
+        return self.logits(hidden_R1H[:, 0])
+
+    def keep(self, kept: Sequence[int]) -> None:
+        kept_R = moved(torch.tensor(kept, dtype=torch.int64), self.positions_R.device)
+        self.cache.batch_select_indices(kept_R)
+        self.positions_R, self.lengths_R = self.positions_R[kept_R], self.lengths_R[kept_R]
+        self.order_RP = self.order_RP[kept_R]
+
+    @property
+    def held_bytes(self) -> int:
+        layers: list[Any] = list(self.cache.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+    def release(self) -> None:
+        self.cache = DynamicCache()

@@ -1,0 +1,215 @@
+"""Keys, values and states of the rows that an accelerator decodes, in memory that is kept from batch to batch.
+
+All tensors keep their addresses while batches fit, so a captured graph stays valid for the next batch. Shape suffixes:
+docs/shapes.md. B are prompts, R the rows that are being decoded.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from tiercel.devices import moved
+from tiercel.models.layers.attention import Layer
+from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
+from tiercel.rollout.local.attention import slots_of
+from tiercel.rollout.local.attention_kernels import CachePlaces, Kernel, kernel_for
+from tiercel.rollout.local.paused_rows import KeysAndValues, RowMemory
+
+PROMPT_STEP = 256  # tokens: prompts that are a little longer than those before them still fit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSize:
+    """The size of a batch, or of memory for batches."""
+
+    prompts: int
+    prompt_tokens: int
+    group_size: int
+    new_tokens: int  # places for a row's own tokens
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group_size
+
+    def holds(self, other: "BatchSize") -> bool:
+        """Say whether a batch of that size has room here."""
+        return (
+            self.prompts >= other.prompts
+            and self.prompt_tokens >= other.prompt_tokens
+            and self.group_size >= other.group_size
+            and self.new_tokens >= other.new_tokens
+        )
+
+    def rounded(self) -> "BatchSize":
+        """Return room for prompts that are a little longer."""
+        tokens = -(-self.prompt_tokens // PROMPT_STEP) * PROMPT_STEP
+        return replace(self, prompt_tokens=tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layer:
+    """Holds the keys and values of a layer."""
+
+    kernel: Kernel
+    prompt_key_BJPE: Tensor
+    prompt_value_BJPE: Tensor
+    own_key_RJLE: Tensor
+    own_value_RJLE: Tensor
+
+    @property
+    def own(self) -> KeysAndValues:
+        return self.own_key_RJLE, self.own_value_RJLE
+
+
+class FixedMemory(RowMemory):
+    """Computes the attention of one new token in every row, over its prompt and over its own new tokens, joined by
+    their log-sum-exp."""
+
+    def __init__(self, room: BatchSize, device: torch.device):
+        self.room, self.device = room, device
+        self.layers: dict[int, _Layer] = {}
+        self.states: dict[int, DeltaState] = {}
+        prompt_order = torch.arange(room.prompts + 1, dtype=torch.int32, device=device)
+        row_order = torch.arange(room.rows + 1, dtype=torch.int32, device=device)
+        self.places = CachePlaces(
+            group_size=room.group_size,
+            lengths_B=torch.ones_like(prompt_order[1:]),
+            bounds=torch.zeros_like(prompt_order),
+            prompt_starts=prompt_order * room.prompt_tokens,
+            slots_R=torch.zeros(room.rows, dtype=torch.int64, device=device),
+            used_R=torch.zeros_like(row_order[1:]),
+            row_order=row_order,
+            own_starts=row_order * room.new_tokens,
+        )
+        self.newest_1 = torch.full((1,), -1, device=device)  # place of the newest token
+
+    def begin(self, lengths: Sequence[int], group_size: int, turn_tokens: int | None = None) -> None:
+        """Prepare for a new batch of prompts of these lengths. `turn_tokens`: of a turn, where rows come back."""
+        self.places = replace(self.places, are_ragged=turn_tokens is not None)
+        self.turn_tokens = turn_tokens or 0
+        self.prompt_lengths = lengths
+        self.prompt_of = [prompt for prompt in range(len(lengths)) for _ in range(group_size)]  # by row
+        self.length = 0
+        self.unused = [0] * len(self.prompt_of)
+        self.places.lengths_B[: len(lengths)] = self._moved(lengths)
+        self._arrange()
+
+    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
+        """Copy the prompts' keys and values into the memory, in the layout that the kernel reads."""
+        if layer not in self.layers:
+            self.layers[layer] = self._new_layer(key_BJPE)
+        held, (prompts, _, tokens, _) = self.layers[layer], key_BJPE.shape
+        held.prompt_key_BJPE[:prompts, :, :tokens] = key_BJPE
+        held.prompt_value_BJPE[:prompts, :, :tokens] = value_BJPE
+
+    def put_state(self, layer: int, state: DeltaState) -> None:
+        of_rows = state.of(self._moved(self.prompt_of))
+        if layer not in self.states:
+            self.states[layer] = DeltaState(
+                recent=of_rows.recent.new_zeros(self.room.rows, *of_rows.recent.shape[1:]),
+                memory_RAEE=of_rows.memory_RAEE.new_zeros(self.room.rows, *of_rows.memory_RAEE.shape[1:]),
+            )
+        self._put_rows(self.states[layer], of_rows)
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Keep only these rows. They move to the front of the memory."""
+        kept_R = self._moved(kept)
+        for layer in self.layers.values():
+            for own in layer.own:
+                own[: len(kept), :, : self.length] = own[kept_R, :, : self.length]
+        for state in self.states.values():
+            self._put_rows(state, state.of(kept_R))
+        self.prompt_of = [self.prompt_of[row] for row in kept]
+        self.unused = [self.unused[row] for row in kept]
+        self._arrange()
+
+    def own(self) -> Mapping[int, KeysAndValues]:
+        return {number: layer.own for number, layer in self.layers.items()}
+
+    def make_room(self, rows: int, tokens: int) -> None:
+        """Allocate larger memory where another turn after `tokens` might not fit. There is memory for all rows."""
+        if tokens + self.turn_tokens <= self.room.new_tokens:
+            return
+        before = self.room.new_tokens
+        self.room = replace(self.room, new_tokens=max(tokens + self.turn_tokens, 2 * before))
+        for number, layer in self.layers.items():
+            larger = [layer.kernel.memory(own, self.room.rows, self.room.new_tokens) for own in layer.own]
+            for memory, own in zip(larger, layer.own, strict=True):
+                memory[:, :, :before] = own
+            self.layers[number] = replace(layer, own_key_RJLE=larger[0], own_value_RJLE=larger[1])
+
+    def of_prompts(self, layer: int) -> KeysAndValues:
+        return self.layers[layer].prompt_key_BJPE, self.layers[layer].prompt_value_BJPE
+
+    def add_token(self) -> None:
+        """Take one more token of every row into use."""
+        self.newest_1 += 1
+        self.places.used_R.add_(1)
+
+    def counters(self) -> Iterator[Tensor]:
+        """Yield what a step changes beside the place of the newest token, which the next step overwrites."""
+        yield from (self.newest_1, self.places.used_R)
+        for state in self.states.values():
+            yield from (state.recent, state.memory_RAEE)
+
+    @property
+    def held_bytes(self) -> int:
+        tensors = [
+            each
+            for layer in self.layers.values()
+            for each in (layer.prompt_key_BJPE, layer.prompt_value_BJPE, *layer.own)
+        ]
+        return sum(tensor.nbytes for tensor in (*tensors, *self.counters()))
+
+    def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
+        rows, heads, _, size = query_RA1E.shape
+        held, places = self.layers[layer.index], self.places.of(rows)
+        window = layer.sight.window
+        if window is not None and window < self.room.prompt_tokens + self.room.new_tokens:
+            places = places.within(window)
+        own_key, own_value = held.own_key_RJLE[:rows], held.own_value_RJLE[:rows]
+        own_key.index_copy_(2, self.newest_1, key_RJ1E)
+        own_value.index_copy_(2, self.newest_1, value_RJ1E)
+        query_RJQE = query_RA1E.reshape(rows, key_RJ1E.shape[1], -1, size)
+        own_RJQE, own_lse_RJQ = held.kernel.over_own(query_RJQE, own_key, own_value, places, layer.scale)
+        prompt_RJQE, prompt_lse_RJQ = held.kernel.over_prompts(
+            query_RJQE, held.prompt_key_BJPE, held.prompt_value_BJPE, places, layer.scale
+        )
+        weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
+        return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        held, rows = self.states[layer], len(tokens.mixed_RTO)
+        return scan.step(tokens, DeltaState(recent=held.recent[:rows], memory_RAEE=held.memory_RAEE[:rows]))
+
+    def _new_layer(self, key_BJPE: Tensor) -> _Layer:
+        kernel, room = kernel_for(key_BJPE), self.room
+        return _Layer(
+            kernel=kernel,
+            prompt_key_BJPE=kernel.memory(key_BJPE, room.prompts, room.prompt_tokens),
+            prompt_value_BJPE=kernel.memory(key_BJPE, room.prompts, room.prompt_tokens),
+            own_key_RJLE=kernel.memory(key_BJPE, room.rows, room.new_tokens),
+            own_value_RJLE=kernel.memory(key_BJPE, room.rows, room.new_tokens),
+        )
+
+    def _arrange(self) -> None:
+        """Write the places of the rows, which are sorted by prompt, and how many of their own tokens are used."""
+        counts = Counter(self.prompt_of)
+        ends = accumulate(counts[prompt] for prompt in range(self.room.prompts))
+        self.places.bounds.copy_(self._moved([0, *ends]))
+        self.places.slots_R[: len(self.prompt_of)] = self._moved(slots_of(self.prompt_of, self.room.group_size))
+        unused = self._moved([*self.unused, *[0] * (self.room.rows + 1 - len(self.unused))])
+        self.newest_1.fill_(self.length - 1)
+        self.places.used_R.copy_(self.length - unused[:-1])
+        self.places.own_starts.copy_(self.places.row_order * self.room.new_tokens + unused)
+
+    def _put_rows(self, target: DeltaState, rows: DeltaState) -> None:
+        target.recent[: len(rows.recent)] = rows.recent
+        target.memory_RAEE[: len(rows.memory_RAEE)] = rows.memory_RAEE
+
+    def _moved(self, numbers: Sequence[int]) -> Tensor:
+        return moved(torch.tensor(numbers, dtype=torch.int64), self.device)

@@ -1,0 +1,186 @@
+"""Functions of both vLLM engines: the parameters of a request, and checks of an answer.
+
+vLLM gives each token's logprob among the tokens that could be drawn. Before `min_new_tokens` the end tokens cannot be
+drawn, so the number is not the policy's logprob, and NaN replaces it. Shape suffixes: docs/shapes.md.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
+from tiercel.errors import EnvironmentProblem
+from tiercel.http_json import brief
+from tiercel.models.families.base import Family
+from tiercel.models.layers.delta_net import BRANCHING_MODELS
+from tiercel.rollout.dialogue import TurnReply
+from tiercel.rollout.drawing import sampling_seed
+from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.trajectory import TrajectoryBuilder
+from tiercel.types import Completion, EncodedPrompt
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
+BATCHED_TOKENS = 4096  # of one pass on a CPU
+ROUNDING = 1e-4  # largest error of a logprob that should be 0: a float32 sum over 1e5 words
+UNKNOWN = -9999.0  # what vLLM writes for a logprob that is unknown or minus infinity
+
+
+class ImpossibleCompletion(ValueError):
+    """Raised where an engine cannot have drawn a completion. The text names the field and its value."""
+
+
+def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
+    """Return the fields of vLLM's SamplingParams. All are given, because vLLM would take missing ones from the
+    checkpoint's generation_config.json. Sample i of the group draws with seed + i."""
+    return {
+        "n": params.group_size,
+        "seed": seed,
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "top_p": 1.0 if params.greedy else params.top_p,
+        "top_k": 0 if params.greedy else params.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": params.min_new_tokens,
+        "stop": list(params.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": list(family.checkpoint.end_token_ids),
+        "bad_words": family.tokenizer.convert_ids_to_tokens(list(family.placeholder_ids)),
+        "skip_special_tokens": False,
+    }
+
+
+def scheduling(family: Family, row_tokens: int) -> dict[str, Any]:
+    """Return engine arguments for a machine without a GPU: prompts are not cut into chunks. With chunks, vLLM would
+    have to reset the random generator of a request with a seed. On a CPU it cannot ("CPU Generator does not use
+    offset"), and the engine would end. Without chunks vLLM cannot keep the states of delta nets in its prefix cache."""
+    if torch.cuda.is_available():
+        return {}
+    arguments = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
+    if family.checkpoint.config.get_text_config().model_type in BRANCHING_MODELS:
+        arguments["enable_prefix_caching"] = False
+    return arguments
+
+
+def lora_rank_limit(rank: int) -> int:
+    """Return the smallest `max_lora_rank` of vLLM that is not below the recipe's rank."""
+    return next((limit for limit in LORA_RANKS if limit >= rank), rank)
+
+
+def require_served(family: Family, engine: str) -> None:
+    """Raise EnvironmentProblem where vLLM does not compute this family as the trainer does."""
+    if family.name in NOT_SERVED:
+        raise EnvironmentProblem(
+            f"rollout.engine: {engine} given with {family.name}, {NOT_SERVED[family.name]}; write rollout.engine: local"
+        )
+
+
+def require_vision_adapters(family: Family, engine: str) -> None:
+    """Raise EnvironmentProblem where vLLM leaves adapters on vision layers of this family out, or refuses them."""
+    if family.name not in VISION_ADAPTERS:
+        raise EnvironmentProblem(
+            f"rollout.engine: {engine} given with an adapter on vision layers of {family.name}, which vLLM does not "
+            f"apply; it does for {', '.join(VISION_ADAPTERS)}; write lora.targets: language, or rollout.engine: local"
+        )
+
+
+def make_completion(
+    family: Family,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    finish_reason: str | None,
+    seed: int,
+    params: SamplingParams,
+) -> Completion:
+    """Make a Completion of an engine's answer. The text is decoded here, so that it is the same from every engine.
+    Raises Impossible."""
+    if not token_ids or len(token_ids) > params.max_new_tokens:
+        raise ImpossibleCompletion(f"token_ids: {len(token_ids)} came; 1 to {params.max_new_tokens} are possible")
+    if len(logprobs) != len(token_ids):
+        raise ImpossibleCompletion(f"logprobs: {len(logprobs)} came for {len(token_ids)} token_ids")
+    ids_L = torch.tensor(list(token_ids), dtype=torch.int64)
+    logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
+    _require_possible(family, ids_L, logprobs_L)
+    logprobs_L[: params.min_new_tokens] = math.nan
+    has_end = token_ids[-1] in family.checkpoint.end_token_ids
+    if finish_reason == "stop" and not has_end and not params.stop:
+        raise ImpossibleCompletion(
+            f"finish_reason: 'stop' came; token_ids ends with {token_ids[-1]}, which is not an end token"
+        )
+    said = list(token_ids[:-1] if has_end else token_ids)
+    return Completion(
+        token_ids_L=ids_L,
+        logprobs_L=logprobs_L,
+        text=family.tokenizer.decode(said),
+        is_truncated=not has_end and finish_reason != "stop",
+        seed=seed,
+    )
+
+
+def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None:
+    """Raise Impossible for the first token that cannot have been drawn."""
+    ends = torch.tensor(family.checkpoint.end_token_ids)
+    faults = (
+        ("token_ids", ids_L, (ids_L < 0) | (ids_L >= family.vocabulary_size), "ids are below the vocabulary's size, "
+         f"{family.vocabulary_size}"),
+        ("token_ids", ids_L, family.is_placeholder(ids_L), "it stands for a picture and is never sampled"),
+        ("token_ids", ids_L, torch.isin(ids_L, ends) & (torch.arange(len(ids_L)) + 1 < len(ids_L)),
+         "it is an end token, but others came after it"),
+        ("logprobs", logprobs_L, ~((logprobs_L > UNKNOWN) & (logprobs_L <= ROUNDING)),
+         "the logprob of a sampled token is a finite number of at most 0"),
+    )  # fmt: skip
+    for field, values_L, is_wrong_L, reason in faults:
+        if bool(is_wrong_L.any()):
+            place = int(is_wrong_L.nonzero()[0])
+            raise ImpossibleCompletion(f"{field}[{place}]: {brief(values_L[place].item())} came; {reason}")
+
+
+def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:
+    """Raise EnvironmentProblem, with the likely cause, where an engine has other prompt ids than the trainer."""
+    here = prompt.token_ids_P.tolist()
+    if list(token_ids) == here:
+        return
+    vision = set(family.placeholder_ids)
+    images = [sum(token in vision for token in ids) for ids in (here, token_ids)]
+    start = f"{source}: row {prompt.row.id}: the engine's prompt is not the trainer's"
+    if images[0] != images[1]:
+        raise EnvironmentProblem(
+            f"{start}: {images[1]} image tokens there, {images[0]} here; its picture limits differ: start vLLM with "
+            f"--mm-processor-kwargs '{json.dumps(pixel_limits(family))}'"
+        )
+    place = next((i for i, (a, b) in enumerate(zip(here, token_ids, strict=False)) if a != b), len(here))
+    texts = [family.tokenizer.decode(list(ids[max(0, place - 4) : place + 8])) for ids in (here, token_ids)]
+    raise EnvironmentProblem(
+        f"{start} from token {place} on: {texts[1]!r} there, {texts[0]!r} here; its chat template or tokenizer "
+        "differs: start vLLM with the same checkpoint, and with --chat-template and the trainer's own"
+    )
+
+
+def pixel_limits(family: Family) -> dict[str, int]:
+    """Return the family's pixel limits by their names in vLLM's --mm-processor-kwargs."""
+    limits = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def turn_params(params: SamplingParams, builder: TrajectoryBuilder) -> SamplingParams:
+    """Return the parameters of the next turn."""
+    least = min(params.min_new_tokens, builder.budget)
+    return replace(params, group_size=1, min_new_tokens=least, max_new_tokens=builder.budget)
+
+
+def turn_seed(builder: TrajectoryBuilder) -> int:
+    """Return the seed of the next turn: that of the sample for the first, a function of both for others."""
+    turn = len(builder.turns)
+    return builder.seed if turn == 0 else sampling_seed(builder.seed, turn)
+
+
+def add_sampled(builder: TrajectoryBuilder, turn: Completion) -> "Future[TurnReply] | None":
+    """Add what vLLM sampled. Returns what the reply will be; None where the trajectory has ended."""
+    return builder.add_turn(turn.token_ids_L.tolist(), turn.logprobs_L.tolist(), is_truncated=turn.is_truncated)

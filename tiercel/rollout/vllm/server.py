@@ -1,0 +1,502 @@
+"""The `vllm-server` engine: completions from any number of vLLM servers, without changes to vLLM.
+
+A prompt is one request, whose answer is used once or not at all. A server that fails gets no requests for some time;
+its prompts go to the other servers. Before it gets requests again, it gets the adapter.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tiercel.config.schema import GrpoRecipe
+from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.http_json import brief
+from tiercel.models.families.base import Family
+from tiercel.rollout.dialogue import Dialogues
+from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
+from tiercel.rollout.vllm.http import (
+    NONSENSE,
+    SHORT_ANSWER,
+    AdapterMissing,
+    InvalidAnswer,
+    ServerFault,
+    ServerFaults,
+    ServerRequirements,
+    VllmServer,
+    servers_key,
+)
+from tiercel.rollout.vllm.protocol import CompletionChoice, Completions
+from tiercel.rollout.vllm.requests import (
+    ROUNDING,
+    ImpossibleCompletion,
+    add_sampled,
+    make_completion,
+    require_same_prompt,
+    turn_params,
+    turn_seed,
+)
+from tiercel.rollout.vllm.routes import ChatRoute, Route, TokenRoute
+from tiercel.types import Completion, EncodedPrompt, Group
+
+REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
+POLL_SECONDS = 0.05
+FORGIVEN = 1000  # good answers after which earlier invalid ones are forgotten
+BYTES_PER_TOKEN = 1024  # limit of an answer; vLLM needs about 150
+CHATS = ChatRoute()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerPool:
+    """Holds the servers that a run samples from, and how they are used."""
+
+    servers: tuple[VllmServer, ...]
+    needs: ServerRequirements
+    patience_seconds: float  # without any answer, before the run ends
+    route: Route = CHATS
+    takes_adapters: bool = True  # else it takes all weights
+    versions: int = 1  # of the policy that completions are drawn from at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedPolicy:
+    """Names the policy to sample from."""
+
+    version: int
+    name: str
+    directory: Path
+    is_whole: bool = False  # a model, whose weights replace those of the server's own, rather than an adapter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GroupRequest:
+    """Describes the request for a group, which goes to one server after the other."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    seed: int
+    policy: LoadedPolicy
+
+
+@dataclass(kw_only=True, slots=True)
+class _ServerState:
+    """Holds a server and its state, as this rank knows it."""
+
+    server: VllmServer
+    faults: ServerFaults
+    base: str = ""  # name of the server's own model
+    in_flight: int = 0  # requests without an answer yet
+    fault: str | None = None  # why it gets no requests; None: it does
+    last_fault: str | None = None  # the same, kept after the server is back
+    good: int = 0  # good answers since the last invalid one
+    next_try: float = 0.0  # time.monotonic() from which it is tried again
+    is_tried: bool = False  # a task is trying it now
+
+
+class ServerSampler:
+    """Samples from servers; each prompt goes to the server with the fewest requests. Raises TrainingError when none has
+    answered for the pool's `patience_seconds`.
+
+    All requests run in one event loop, in a separate thread. The states of the servers are changed only there.
+    """
+
+    shares_weights = False
+
+    def __init__(
+        self, family: Family, pool: ServerPool, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
+    ):
+        self.family = family
+        self.pool = pool
+        self.servers = [_ServerState(server=server, faults=ServerFaults()) for server in pool.servers]
+        self.ranks = ranks
+        self.say = say
+        self.policy: LoadedPolicy | None = None
+        self._loaded: list[LoadedPolicy] = []  # it and those before it from which completions are still drawn
+        self._last_answer = time.monotonic()
+        self._probe: EncodedPrompt | None = None  # the prompt that checks a server that is back
+        self._retries = 0  # requests that were sent again
+        self._loop = asyncio.new_event_loop()
+        # A daemon thread, so that the process can end whatever a server does.
+        threading.Thread(target=self._loop.run_forever, name="tiercel-vllm-servers", daemon=True).start()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        yield
+
+    def close(self) -> None:
+        """Unload the policy from the servers and close all connections."""
+        if self.ranks.is_first:
+            self._run(self._unload(self._loaded))
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def load_policy(self, version: int, adapter_directory: Path | None) -> None:
+        """Load the version into every server that answers. The others get it when they are back. Older ones are
+        unloaded from which no completion is drawn any more."""
+        assert adapter_directory is not None
+        directory = adapter_directory.absolute()
+        policy = LoadedPolicy(
+            version=version, name=directory.name, directory=directory, is_whole=not self.pool.takes_adapters
+        )
+        before = [each for each in self._loaded if each.name != policy.name]
+        self.policy, is_new = policy, len(before) == len(self._loaded)
+        kept = self.pool.versions - 1
+        self._loaded = [*before[len(before) - kept :], policy] if kept else [policy]
+        if is_new:
+            self.ranks.on_first(lambda: self._run(self._on_good_servers(lambda state: self._load(state, policy))))
+        gone = [each for each in before if each not in self._loaded]
+        self.ranks.on_first(lambda: self._run(self._unload(gone)))
+
+    def sample_everywhere(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        """Sample every prompt from every server that answers."""
+        return self._run(self._sample_everywhere(prompts, params, seeds))
+
+    def sample(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        dialogues: Dialogues | None = None,
+    ) -> tuple[Group, ...]:
+        if dialogues is None:
+            return self.begin(prompts, params, seeds).result()
+        begun = begun_trajectories(self.family, prompts, params, seeds, dialogues)
+        return self._run(self._sample_trajectories(begun, params))
+
+    def begin(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> "Future[tuple[Group, ...]]":
+        """Sample from the policy as it is now, without waiting. The result must be there before so many further
+        policies are loaded as the pool has versions."""
+        return asyncio.run_coroutine_threadsafe(self._sample(self._asked(prompts, params, seeds)), self._loop)
+
+    def metrics(self) -> dict[str, float]:
+        retries, self._retries = self._retries, 0
+        return {"sampler/retries": retries}
+
+    def faults(self) -> dict[str, str]:
+        """Return for each server that gets no requests the reason, by its address."""
+        return {state.server.url: state.fault for state in self.servers if state.fault is not None}
+
+    def require_fit(self) -> None:
+        """Check that each server that answers has the right model and context length. Raises EnvironmentProblem, with
+        the right flag."""
+        self._run(self._on_good_servers(self._require_fit))
+
+    def require_usable(self, prompt: EncodedPrompt) -> None:
+        """Raise EnvironmentProblem where a server gives logprobs of the raw logits: where the only token that may be
+        drawn has another logprob than 0. A server that comes back later is checked in the same way."""
+        self._probe = prompt
+        self._run(self._on_good_servers(lambda state: self._require_processed_logprobs(state, prompt)))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _asked(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[_GroupRequest]:
+        assert self.policy is not None
+        return [
+            _GroupRequest(prompt=prompt, params=params, seed=seed, policy=self.policy)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+    async def _sample(self, every: Sequence[_GroupRequest]) -> tuple[Group, ...]:
+        self._last_answer = time.monotonic()
+        room = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
+
+        async def one(asked: _GroupRequest) -> Group:
+            async with room:
+                return await self._group(asked)
+
+        return await together(map(one, every))
+
+    async def _sample_trajectories(
+        self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
+    ) -> tuple[Group, ...]:
+        """Sample all trajectories side by side; none waits for the answers of another."""
+        assert self.policy is not None
+        self._last_answer = time.monotonic()
+        room, policy = asyncio.Semaphore(REQUESTS_IN_FLIGHT), self.policy
+
+        async def one(builder: TrajectoryBuilder) -> Completion:
+            while True:
+                turn = turn_params(params, builder)
+                asked = _GroupRequest(prompt=builder.so_far(), params=turn, seed=turn_seed(builder), policy=policy)
+                async with room:
+                    group = await self._group(asked)
+                reply = add_sampled(builder, group.completions[0])
+                if reply is None or not builder.add_reply(await asyncio.wrap_future(reply)):
+                    return await asyncio.to_thread(builder.completion)
+
+        async def of_prompt(builders: Sequence[TrajectoryBuilder]) -> Group:
+            completions = await asyncio.gather(*map(one, builders))
+            return Group(prompt=builders[0].prompt, completions=tuple(completions), policy_version=policy.version)
+
+        return await together(map(of_prompt, begun))
+
+    async def _sample_everywhere(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
+    ) -> tuple[Group, ...]:
+        self._last_answer = time.monotonic()
+        groups: list[Group] = []
+
+        async def ask(state: _ServerState) -> None:
+            for asked in self._asked(prompts, params, seeds):
+                groups.append(await self._ask(state, asked, await self._request(asked)))
+
+        while not groups and prompts:
+            await self._pick(prompts[0], None)  # wait until a server answers
+            await self._on_good_servers(ask)
+        return tuple(groups)
+
+    async def _group(self, asked: _GroupRequest) -> Group:
+        """Request a group until a server has given a complete answer. Raises as `_pick`."""
+        faults = ServerFaults()
+        body = await self._request(asked)
+        while True:
+            state = await self._pick(asked.prompt, faults.first)
+            try:
+                return await self._ask(state, asked, body)
+            except ServerFault as fault:
+                faults.add(fault)
+                self._retries += 1
+                self._leave(state, fault)
+
+    async def _ask(self, state: _ServerState, asked: _GroupRequest, body: dict[str, Any]) -> Group:
+        """Request a group from one server. Raises ServerFault where it gives no complete answer."""
+        body = body | {"model": await self._served_name(state, asked.policy)}
+        state.in_flight += 1
+        try:
+            answer = await state.server.complete(self.pool.route.path, body, _most_bytes(asked))
+            completions = self._completions(asked, answer, state)
+        finally:
+            state.in_flight -= 1
+        state.faults.in_a_row = 0
+        state.good += 1
+        if state.good >= FORGIVEN:
+            state.faults.nonsense = 0
+        self._last_answer = time.monotonic()
+        self.ranks.heartbeat.beat()
+        return Group(prompt=asked.prompt, completions=completions, policy_version=asked.policy.version)
+
+    async def _request(self, asked: _GroupRequest, **fields: Any) -> dict[str, Any]:
+        return await self.pool.route.body(
+            self.family, asked.policy.name, asked.prompt, asked.params, asked.seed, **fields
+        )
+
+    def _completions(self, asked: _GroupRequest, answer: Completions, state: _ServerState) -> tuple[Completion, ...]:
+        """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
+        and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
+        url, name = state.server.url, state.base if asked.policy.is_whole else asked.policy.name
+        if answer.model != name:
+            raise AdapterMissing(f"it answered with {brief(answer.model)}; {name} was requested")
+        if answer.prompt_token_ids is None:
+            raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
+        require_same_prompt(self.family, asked.prompt, answer.prompt_token_ids, url)
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        if (numbers := [choice.index for choice in choices]) != list(range(asked.params.group_size)):
+            raise InvalidAnswer(
+                f"{self.pool.route.path}: choices: {brief(numbers)} came as indices; {asked.params.group_size} were "
+                "asked for"
+            )
+        return tuple(self._completion(choice, asked.seed + choice.index, asked.params) for choice in choices)
+
+    def _completion(self, choice: CompletionChoice, seed: int, params: SamplingParams) -> Completion:
+        field = f"{self.pool.route.path}: choices[{choice.index}]"
+        if choice.finish_reason not in ("stop", "length"):
+            raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
+        token_ids = choice.token_ids or ()
+        entries = (choice.logprobs and choice.logprobs.content) or ()
+        logprobs = [entry.logprob for entry in entries]
+        try:
+            completion = make_completion(self.family, token_ids, logprobs, choice.finish_reason, seed, params)
+        except ImpossibleCompletion as error:
+            raise InvalidAnswer(f"{field}.{error}") from error
+        for place, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
+            if entry.named_id not in (None, str(token)):
+                raise InvalidAnswer(
+                    f"{field}.logprobs[{place}]: {brief(entry.named_id)} came; token_ids has {token} there"
+                )
+        return completion
+
+    async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _ServerState:
+        """Choose the server with the fewest requests. A server whose pause is over is tried first. Raises TrainingError
+        where no server has answered for longer than the patience, where this prompt has failed for longer, and where no
+        server is used any more."""
+        while True:
+            if all(state.faults.are_too_wrong for state in self.servers):
+                raise TrainingError(self._useless())
+            now = time.monotonic()
+            since = self._last_answer if first_fault is None else first_fault
+            if now - since > self.pool.patience_seconds and (first_fault is not None or not self._good_servers()):
+                raise TrainingError(self._lost(prompt))
+            due = next((s for s in self.servers if s.fault and not s.is_tried and s.next_try <= now), None)
+            if due is not None:
+                await self._try_again(due)
+                continue
+            if good := self._good_servers():
+                return min(good, key=lambda each: each.in_flight)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _good_servers(self) -> list[_ServerState]:
+        return [state for state in self.servers if state.fault is None]
+
+    def _lost(self, prompt: EncodedPrompt) -> str:
+        return (
+            f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience "
+            f"({self.pool.patience_seconds:g} s): {self._reasons()}; start the servers again and give the same "
+            "command, which goes on from the newest checkpoint"
+        )
+
+    def _useless(self) -> str:
+        return (
+            f"rollout.urls: every server has given {NONSENSE} invalid answers: {self._reasons()}; none of them "
+            "was trained on; look into the server's log, start it again or update vLLM, and give the same command, "
+            "which goes on from the newest checkpoint"
+        )
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{state.server.url}: {state.last_fault}" for state in self.servers if state.last_fault)
+
+    async def _try_again(self, state: _ServerState) -> None:
+        """Check a server that had failed and load the policy into it. If that succeeds, it gets requests again."""
+        assert self.policy is not None
+        state.is_tried = True
+        try:
+            if not await state.server.is_healthy():
+                raise ServerFault(state.fault or "it does not answer /health")
+            await self._require_fit(state)
+            for policy in self._loaded:
+                await self._load(state, policy)
+            if self._probe is not None:
+                await self._require_processed_logprobs(state, self._probe)
+        except ServerFault as fault:
+            self._leave(state, fault)
+        else:
+            state.fault = None
+            self.say(f"{state.server.url} is back, with {self.policy.name}")
+        finally:
+            state.is_tried = False
+
+    def _leave(self, state: _ServerState, fault: ServerFault) -> None:
+        """Send no requests to a server for some time, or never again where it has given too many invalid answers."""
+        is_news = state.fault is None
+        state.fault = state.last_fault = str(fault)
+        if is_news or state.is_tried:  # where many requests fail together, only the first is counted
+            state.next_try = time.monotonic() + state.faults.add(fault)
+            if isinstance(fault, InvalidAnswer):
+                state.good = 0
+        if state.faults.are_too_wrong and state.next_try != math.inf:
+            state.next_try = math.inf
+            self.say(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
+        elif is_news:
+            self.say(f"{state.server.url} failed ({fault}); its prompts are tried again")
+
+    async def _load(self, state: _ServerState, policy: LoadedPolicy) -> None:
+        """Load a policy into a server."""
+        if policy.is_whole:
+            await state.server.load_weights(policy.directory)
+        else:
+            await state.server.load(policy.name, policy.directory)
+
+    async def _served_name(self, state: _ServerState, policy: LoadedPolicy) -> str:
+        """Return a policy's name at a server: an adapter's, or that of the server's own model."""
+        if policy.is_whole and not state.base:
+            await self._require_fit(state)
+        return state.base if policy.is_whole else policy.name
+
+    async def _unload(self, policies: Sequence[LoadedPolicy]) -> None:
+        async def unload(server: VllmServer, policy: LoadedPolicy) -> None:
+            with suppress(ServerFault):  # a server that has ended does not have it any more
+                await server.unload(policy.name)
+
+        adapters = [policy for policy in policies if not policy.is_whole]  # the next version replaces a whole one
+        good = self._good_servers()
+        await asyncio.gather(*(unload(state.server, policy) for state in good for policy in adapters))
+
+    async def _close(self) -> None:
+        """Cancel the requests that are left, which closes their connections, and close all clients."""
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        for state in self.servers:
+            await state.server.close()
+
+    async def _on_good_servers(self, work: Callable[[_ServerState], Coroutine[Any, Any, None]]) -> None:
+        """Run `work` for all servers that get requests, at the same time. One that fails gets none for some time."""
+
+        async def on(state: _ServerState) -> None:
+            try:
+                await work(state)
+            except ServerFault as fault:
+                self._leave(state, fault)
+
+        await asyncio.gather(*(on(state) for state in self._good_servers()))
+
+    async def _require_fit(self, state: _ServerState) -> None:
+        state.base = (await state.server.fitting(self.pool.needs)).id
+
+    async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
+        only = self.family.checkpoint.end_token_ids[0]
+        (asked,) = self._asked([prompt], SamplingParams(max_new_tokens=1), [0])
+        body = await self._request(asked, allowed_token_ids=[only], min_tokens=0)
+        body |= {"model": await self._served_name(state, asked.policy)}
+        answer = await state.server.complete(self.pool.route.path, body)
+        entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
+        if not entries:
+            raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
+        if abs(entries[0].logprob) > ROUNDING:
+            raise EnvironmentProblem(
+                f"{state.server.url}: gives logprobs of the raw logits; "
+                "start it with --logprobs-mode processed_logprobs"
+            )
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
+    """Await all at the same time, and cancel what is left where one fails."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # after a failure the others are not needed
+            task.cancel()
+
+
+def connect(
+    recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
+) -> ServerSampler:
+    """Make a sampler for the recipe's servers, with the key of the environment. Raises EnvironmentProblem where a
+    server that answers was started with another model or too short a context."""
+    rollout = recipe.rollout
+    key = servers_key()
+    pool = ServerPool(
+        servers=tuple(VllmServer(url, key, rollout.request_timeout) for url in rollout.urls),
+        needs=ServerRequirements(
+            model_names=(recipe.model.path, family.checkpoint.path),
+            row_tokens=recipe.data.max_prompt_tokens + rollout.longest,
+        ),
+        patience_seconds=rollout.patience,
+        route=TokenRoute() if rollout.has_turns else CHATS,
+        takes_adapters=recipe.lora is not None,
+        versions=rollout.versions,
+    )
+    sampler = ServerSampler(family, pool, ranks, say)
+    ranks.on_first(sampler.require_fit)
+    return sampler
+
+
+def _most_bytes(asked: _GroupRequest) -> int:
+    """Limit the bytes of an answer to this request."""
+    tokens = len(asked.prompt.token_ids_P) + asked.params.group_size * asked.params.max_new_tokens
+    return SHORT_ANSWER + BYTES_PER_TOKEN * tokens

@@ -1,0 +1,162 @@
+"""Whether a recipe goes on with a run: its keys, and the files that it names."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from os.path import dirname, expanduser, isdir, realpath
+from pathlib import Path
+from typing import Any
+
+from tiercel.calls import call_file
+from tiercel.config import Recipe, flatten
+from tiercel.config.conflicts.paths import PATH_CHECKS
+from tiercel.config.keys import declared_name
+from tiercel.config.row_sources import row_source
+from tiercel.config.schema import Learner, Reliability
+from tiercel.regular_files import read_json
+from tiercel.reliability.redaction import redact_values
+
+_FREE_IN = {
+    "model": ("vision_cache_bytes", "reference"),
+    "data": ("workers", "image_roots", "max_bad_fraction"),
+    "train": ("steps", "epochs", "save_every", "eval_every", "log_every", "keep", "keep_best", "profile"),
+    "train.profile": ("steps",),
+    "rollout": ("urls", "request_timeout", "patience", "parity_tolerance", "parity_action", "record_tokens"),
+    "rollout.vllm": ("gpu_memory_utilization", "sleep_level"),
+    "rewards.N.judge": ("url", "key", "concurrency", "timeout", "retries"),
+    "reliability": tuple(Reliability.model_fields),
+}
+_ROUNDED_IN = {
+    "learner": tuple(Learner.model_fields),
+    "dpo": ("precompute_reference",),
+    "train": ("strategy", "shard_size", "context_parallel", "deterministic", "threads"),
+    "train.deepspeed": ("stage", "offload_parameters", "offload_optimizer", "config"),
+    "rollout": ("prepacked_bytes",),
+    "rollout.vllm": ("tensor_parallel",),
+    "rewards.N.model": ("device", "batch_tokens"),
+}
+
+
+def _keys(by_section: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    return (f"{section}.{key}" for section, keys in by_section.items() for key in keys)
+
+
+ROUNDED = tuple(_keys(_ROUNDED_IN))  # the same result, but for sums that are taken in another order
+MAY_DIFFER = (*_keys(_FREE_IN), *ROUNDED, "teacher.url", "algorithm.teacher.url", "trackers", "output")
+
+
+def changes(before: Recipe, now: Recipe) -> dict[str, str]:
+    """Return the keys with other values, each with both in words; a path that is written otherwise is the same."""
+    old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
+    return {
+        key: f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not _is_one_place(key, old, new)
+    }
+
+
+def may_differ(key: str) -> bool:
+    """Tell whether a run goes on under another value of this key."""
+    return declared_name(key) in MAY_DIFFER
+
+
+def is_rounded(key: str) -> bool:
+    """Tell whether another value of this key only takes sums in another order."""
+    return declared_name(key) in ROUNDED
+
+
+def _is_one_place(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if declared_name(key) not in PATH_CHECKS:
+        return False
+    places = [_place(key, each) for each in (old, new)]
+    return None not in places and places[0] == places[1]
+
+
+def _place(key: str, values: Mapping[str, Any]) -> str | None:
+    """Return the real path that a key names; without `image_root`, images lie beside their rows."""
+    given = values.get(key)
+    if given is None and key == "data.image_root":
+        rows = values["data.train"]
+        given = rows if isdir(rows) else dirname(rows)
+    return realpath(given) if isinstance(given, str) else None
+
+
+_CALLS = frozenset({"rollout.environment", "rollout.tools", *(key for key in PATH_CHECKS if key.endswith(".call"))})
+_NOT_READ = frozenset({"output", "train.deepspeed.config", *(key for key in PATH_CHECKS if "image_root" in key)})
+_ROWS = frozenset({"data.train", "data.eval", "data.mix.N.path"})
+_SUFFIXES = (".safetensors", ".json", ".jsonl", ".jinja", ".model", ".txt", ".parquet", ".arrow")
+_WHOLE = 16 * 1024 * 1024  # bytes of a file that is read whole
+_PIECES, _PIECE = 64, 64 * 1024  # of a larger one, spread over it: weights of many GB need not be read twice
+
+
+def digests(recipe: Recipe) -> dict[str, str]:
+    """Return a digest of what each key names on this machine; keys that name nothing here are left out."""
+    found = {key: _digest([path for place in _places(key, value) for path in _files(Path(place))])
+             for key, value in flatten(recipe).items()}  # fmt: skip
+    return {key: digest for key, digest in found.items() if digest is not None}
+
+
+def identity(recipe: Recipe) -> str:
+    """Return a digest of all that makes a run what it is: the values that must stay, and the files that they name."""
+    files = digests(recipe)
+    values = {key: value for key, value in flatten(recipe).items() if not may_differ(key) and key not in files}
+    return hashlib.sha256(json.dumps([values, files], sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def changed_files(run: Path, recipe: Recipe) -> list[str]:
+    """Return a line on each key whose files have another content than at the last start of the run."""
+    file = run / "env.json"
+    try:
+        described = read_json(file) if os.path.lexists(file) else {}
+        before = described.get("files", {}) if isinstance(described, dict) else None
+    except OSError:
+        before = None
+    if not isinstance(before, dict):
+        return [f"{file} is not as the run wrote it; whether the files of the recipe have changed since is not known"]
+    now, names = digests(recipe), flatten(recipe)
+    return [
+        f"{key}: {names[key]} has another content than at the last start; from here on the run has the new one"
+        for key in sorted(before.keys() & now.keys())
+        if before[key] != now[key]
+    ]
+
+
+def _places(key: str, value: object) -> Iterator[str]:
+    declared = declared_name(key)
+    for each in value if isinstance(value, tuple) else (value,):
+        if not isinstance(each, str) or declared in _NOT_READ:
+            continue
+        if declared in _CALLS:
+            yield from filter(None, [call_file(each)])
+        elif declared in _ROWS:
+            yield row_source(each).path
+        elif declared in PATH_CHECKS:
+            yield expanduser(each)
+
+
+def _files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place] if place.is_file() else []
+    inside = [path for folder in (place, place / "data") if folder.is_dir() for path in folder.iterdir()]
+    return sorted(path for path in inside if path.suffix in _SUFFIXES and path.is_file())
+
+
+def _digest(files: list[Path]) -> str | None:
+    """Digest the files' names and contents, of a large file its size and parts of it; None for what cannot be read,
+    which is told where it is needed."""
+    whole = hashlib.sha256()
+    try:
+        for path in files:
+            size = path.stat().st_size
+            whole.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                if size <= _WHOLE:
+                    whole.update(file.read())
+                    continue
+                for number in range(_PIECES):
+                    file.seek((size - _PIECE) * number // (_PIECES - 1))
+                    whole.update(file.read(_PIECE))
+    except OSError:
+        return None
+    return whole.hexdigest()[:16] if files else None

@@ -1,0 +1,150 @@
+"""Lines of rollouts/, evaluations/ and tokens/, as JSON. Imports no torch."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from tiercel.samples import BoxSpace, CoordinateSpace, ToolCall
+
+Folder = Literal["rollouts", "evaluations"]
+
+
+def finite(value: Any) -> float | None:
+    """Return a JSON number as a float; None where it is something else, or not finite."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
+
+
+FileName = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Pixels = Annotated[int, Field(ge=1)]
+Finite = Annotated[float | None, BeforeValidator(finite)]
+Space = Annotated[
+    CoordinateSpace | None, BeforeValidator(lambda value: value if value in get_args(CoordinateSpace) else None)
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRecord:
+    """An image of a prompt. Its picture is images/SHA256.png, of `processed_size`; sizes are (width, height)."""
+
+    sha256: FileName
+    path: str | None
+    original_size: tuple[Pixels, Pixels]
+    processed_size: tuple[Pixels, Pixels]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRecord:
+    """A turn of the policy and what came back. Its tokens are those of the completion from `start` to before `stop`;
+    from there to the next turn they were observed."""
+
+    start: int
+    stop: int
+    text: str
+    calls: tuple[ToolCall, ...]
+    answer: str | None  # `<image>` marks each picture; None: nothing came back
+    images: tuple[ImageRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionRecord:
+    """A completion with its rewards. `total` and `advantage` are None where the completion was masked."""
+
+    text: str
+    tokens: int  # that the policy drew
+    token_ids: tuple[int, ...]  # with those that came back between turns
+    seed: int
+    is_truncated: Annotated[bool, Field(alias="truncated")]
+    rewards: Mapping[str, Finite]
+    failures: Mapping[str, str]  # the reason by the reward's name
+    total: Finite
+    is_correct: Annotated[bool | None, Field(alias="correct")]
+    advantage: Finite
+    turns: tuple[TurnRecord, ...] = ()  # with tools or an environment
+    teacher: tuple[tuple[str, Finite], ...] = ()  # the drawn tokens: text, ln p - ln q with a teacher's q
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRecord:
+    """A prompt and its completions, at least one."""
+
+    coordinate_space: Space = None  # of boxes in the completions; None where the run does not say
+    id: str
+    index: int  # of the prompt in the global order
+    policy_version: int
+    prompt: str  # as rendered for the model
+    question: str  # the last user turn, as written in the row
+    answer: Any
+    images: tuple[ImageRecord, ...]
+    completions: Annotated[tuple[CompletionRecord, ...], Field(min_length=1)]
+    answer_image: int | None = 0  # as in Sample
+    answer_space: BoxSpace = "pixels"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields in the order of the file. Only trajectories have `turns`, `teacher` only what one has read,
+        and `answer_image` and `answer_space` only rows with others than most have."""
+        written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
+        for name, usual in (("answer_image", 0), ("answer_space", "pixels")):
+            if written[name] == usual:
+                del written[name]
+        for completion in written["completions"]:
+            for name in ("turns", "teacher"):
+                if not completion[name]:
+                    del completion[name]
+        return written
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "GroupRecord":
+        """Read a group. Raises ValueError where it is malformed."""
+        return _FORM.validate_python(record)
+
+
+_FORM = TypeAdapter(GroupRecord)
+
+
+def groups_path(run: Path, folder: Folder, step: int) -> Path:
+    """Return the file of a run directory that holds a step's groups."""
+    return run / folder / f"step-{step:06d}.jsonl"
+
+
+FOLDER = "tokens"
+Values = tuple[Finite, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRecord:
+    """The tokens of a completion that the policy drew, in nats; all parts are equally long. None: not computed."""
+
+    texts: tuple[str, ...]
+    logprobs: Values  # of the engine that drew them
+    entropies: Values | None  # of the learner's distribution
+    gaps: Values | None  # the learner's logprob less the engine's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTokens:
+    """The completions of a prompt, in the order of rollouts/."""
+
+    index: int  # of the prompt in the global order
+    completions: tuple[TokenRecord, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields in the order of the file."""
+        return _TOKENS_FORM.dump_python(self, mode="json")
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "GroupTokens":
+        """Read a line. Raises ValueError where it is malformed."""
+        return _TOKENS_FORM.validate_python(record)
+
+
+_TOKENS_FORM = TypeAdapter(GroupTokens)
+
+
+def tokens_path(run: Path, step: int) -> Path:
+    """Return the file of a run directory that holds a step's tokens."""
+    return run / FOLDER / f"step-{step:06d}.jsonl"

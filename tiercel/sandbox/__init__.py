@@ -1,0 +1,1 @@
+"""Processes that run the user's code."""

@@ -1,0 +1,120 @@
+"""How a step's work lies on the ranks: minibatches of the global order, balanced by tokens."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tiercel.algorithms import Totals
+from tiercel.config.schema import GrpoRecipe, OfflineRecipe
+from tiercel.distributed.balance import balancing_moves
+from tiercel.distributed.ranks import Ranks
+from tiercel.packing.batch import AdvantageGroup, PolicyUnit, totals_of, without_zero_groups
+from tiercel.packing.examples import ExampleGroup, bundles
+from tiercel.packing.layout import PackItem
+from tiercel.training.grpo.spreading import cut_for_all
+from tiercel.training.policy_passes import NO_TOTALS, Passes
+from tiercel.training.trainer import Trainer
+from tiercel.types import EncodedImage, Example
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Minibatch:
+    """The groups of one update."""
+
+    totals: Totals  # over all ranks
+    units: Sequence[PolicyUnit]  # that this rank computes
+
+
+def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Minibatch]:
+    """Cut a step's groups into minibatches, the same on any number of ranks, and share each out over the ranks."""
+    shares = minibatch_shares(trainer.ranks, groups, recipe.optim.minibatches, lambda group: group.item.prompt.index)
+    return [_minibatch(trainer, share, recipe) for share in shares]
+
+
+def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Minibatch:
+    ranks = trainer.ranks
+    totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
+    parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe), trainer.learners)
+    learnt = trainer.with_partners(balanced(trainer, parts, _packed), _packed)
+    return Minibatch(totals=totals, units=trainer.units(learnt, totals))
+
+
+def _packed(group: AdvantageGroup) -> tuple[PackItem]:
+    return (group.item,)
+
+
+def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
+    """Choose the groups that the learner computes: where the loss has no other term, those with a nonzero advantage."""
+    has_kl = trainer.kl is not None and trainer.kl.in_loss
+    has_other_term = has_kl or trainer.teacher is not None or recipe.algorithm.entropy_coef > 0
+    compares_all = recipe.algorithm.top_entropy < 1 and recipe.algorithm.top_entropy_of == "all"
+    skips = recipe.learner.skip_zero_advantage and not has_other_term and not compares_all
+    return without_zero_groups(groups) if skips else groups
+
+
+def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[PackItem]:
+    """List what the updates of a step compute, once for each epoch over the rollout."""
+    return [group.item for group in learnt_groups(trainer, groups, recipe)] * recipe.optim.rollout_epochs
+
+
+def grouped_by_rank(passes: Passes, examples: Sequence[Example], recipe: OfflineRecipe) -> list[ExampleGroup]:
+    """Bundle a step's examples, and share the bundles out over the ranks: those of this rank."""
+    made = bundled(passes, examples, share_rows=recipe.data.group_by_prefix)
+    return balanced(passes, made, lambda bundle: bundle.items)
+
+
+def bundled(passes: Passes, examples: Sequence[Example], *, share_rows: bool = False) -> list[ExampleGroup]:
+    """Bundle this rank's examples."""
+    form, budget = passes.learner.form, passes.max_tokens
+    return bundles(examples, passes.family.is_placeholder, form, budget, share_rows=share_rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parcel:
+    """An item on its way to another rank, with the features of its pictures that are computed already."""
+
+    item: Any
+    features: dict[str, Any]
+
+
+def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Callable[[T], int]) -> list[list[T]]:
+    """Split this rank's items into `count` minibatches (fewer where there are fewer items). Each is a run of the global
+    order, cut at the same places on any number of ranks."""
+    every = sorted(index for indices in ranks.gather([index_of(item) for item in items]) for index in indices)
+    parts = min(count, max(1, len(every)))
+    firsts = [every[len(every) * number // parts] for number in range(1, parts)]
+    shares: list[list[T]] = [[] for _ in range(parts)]
+    for item in items:
+        shares[bisect_right(firsts, index_of(item))].append(item)
+    return shares
+
+
+def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
+    """Move items between ranks so that all have nearly as many tokens to compute; each rank's are in the global order.
+
+    Computed features of a frozen tower travel along, so that no picture is computed twice.
+    """
+    ranks, vision = passes.ranks, passes.vision
+    if ranks.world_size == 1:
+        return list(items)
+    costs = ranks.gather([sum(map(passes.length, packed(item))) for item in items])
+    moves = balancing_moves(costs, ranks.world_size // passes.learners)
+    parcels = {
+        number: _Parcel(item=items[move.item], features=vision.held(_images(packed(items[move.item]))))
+        for number, move in enumerate(moves)
+        if move.sender == ranks.rank
+    }
+    received = ranks.send([(move.sender, move.receiver) for move in moves], parcels)
+    gone = {move.item for move in moves if move.sender == ranks.rank}
+    kept = [item for place, item in enumerate(items) if place not in gone]
+    for parcel in received.values():
+        vision.adopt(parcel.features)
+        kept.append(parcel.item)
+    return sorted(kept, key=lambda item: packed(item)[0].prompt.index)
+
+
+def _images(items: Sequence[PackItem]) -> tuple[EncodedImage, ...]:
+    return tuple(image for item in items for image in item.images)

@@ -1,0 +1,216 @@
+"""Completions of one step after the other, with their rewards; with `rollout.lookahead` those of later steps are
+sampled while the learner works, from the policy that the learner starts from."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tiercel.algorithms import advantage_of
+from tiercel.config.schema import GrpoRecipe
+from tiercel.data.order import indices_of_try
+from tiercel.distributed.ranks import Ranks
+from tiercel.environments.dialogues import EnvironmentDialogues
+from tiercel.rewards.runtime.metrics import FailureStats, count_failures
+from tiercel.rewards.runtime.scorer import Scorer
+from tiercel.rollout.drawing import sampling_seed
+from tiercel.rollout.pending import PendingGroup
+from tiercel.rollout.sampler import Sampler, sampling_params
+from tiercel.rollout.vllm.server import ServerSampler
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.progress import entered
+from tiercel.training.checkpoints import pending_of
+from tiercel.training.grpo.journal import journal_of, keep_in_journal
+from tiercel.training.grpo.row_answers import learnt_prompt_encoder
+from tiercel.training.grpo.sampling import Completer, PolicySync, open_dialogues, open_sampler
+from tiercel.training.grpo.spreading import drawn_by_all
+from tiercel.training.session import Session
+from tiercel.training.step import Step
+from tiercel.training.step_rows import StepRows
+from tiercel.training.trainer import Trainer
+from tiercel.types import EncodedPrompt, Group, ScoredGroup
+
+
+@contextmanager
+def open_rollouts(
+    recipe: GrpoRecipe, session: Session, trainer: Trainer
+) -> Iterator[tuple[StepRows[EncodedPrompt], "Rollouts"]]:
+    """Start the rewards, the workers that encode rows, and the engine; end them at the end."""
+    rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space).hear(session.note)
+    sampling = open_sampler(recipe, trainer, session.run, session.read.every, session.say)
+    with (
+        entered(rewards, session.say, "starting the rewards") as scorer,
+        open_dialogues(recipe, trainer.family, session.say) as dialogues,
+        StepRows(session, learnt_prompt_encoder(trainer.family, recipe)) as rows,
+        entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
+    ):
+        restored = pending_of(session.found) | journal_of(session.run.path, session.start)
+        yield rows, Rollouts(recipe, session.ranks, sync, scorer, dialogues, restored)
+
+
+class Rollouts:
+    """Groups of completions, step by step. All ranks make the same calls. `restored`: groups that a checkpoint kept, by
+    their prompt's global index."""
+
+    def __init__(
+        self,
+        recipe: GrpoRecipe,
+        ranks: Ranks,
+        sync: PolicySync,
+        scorer: Scorer,
+        dialogues: EnvironmentDialogues | None = None,
+        restored: Mapping[int, PendingGroup] | None = None,
+    ):
+        self.sync = sync
+        self.scorer = scorer
+        self.completer = Completer(sampler=sync.sampler, dialogues=dialogues)
+        self.ranks = ranks
+        self.recipe = recipe
+        self._ahead = self.sampler if recipe.rollout.lookahead and isinstance(self.sampler, ServerSampler) else None
+        self._params = sampling_params(recipe.rollout)
+        engine, shared = recipe.rollout.engine_kind, recipe.rollout.vllm.tensor_parallel > 1
+        self._has_engine_per_rank = engine.shares_weights or (engine.is_beside and not shared)
+        self._restored = dict(restored or {})
+        self._begun = deque[Future[tuple[Group, ...]]]()  # of this rank's prompts of the next steps, in their order
+        self._ready: dict[int, Group] = {}
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.sync.sampler
+
+    @property
+    def steps_ahead(self) -> int:
+        """Return how many later steps are sampled while the learner works."""
+        return 0 if self._ahead is None else self.recipe.rollout.lookahead
+
+    def of(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
+        """Give the groups of a step's prompts, sampled now where they were not before."""
+        prompts = self.ranks.together(partial(self.completer.begun, prompts))
+        for prompt in prompts:
+            if (kept := self._restored.pop(prompt.index, None)) is not None:
+                self._ready[prompt.index] = kept.with_prompt(prompt)
+        missing = [prompt for prompt in prompts if prompt.index not in self._ready]
+        if self.ranks.any(bool(missing)):
+            with self.sampler.awake():
+                sampled = self._sampled(missing)
+            self._ready |= {group.prompt.index: group for group in sampled}
+        return tuple(self._ready.pop(prompt.index) for prompt in prompts)
+
+    def take(self, groups: Sequence[Group]) -> None:
+        """Take groups of the next step that need no sampling."""
+        for group in groups:
+            self._restored.pop(group.prompt.index, None)
+            self._ready[group.prompt.index] = group
+
+    def keep(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
+        """Keep the groups of a step whose turns were answered, for a run that is killed before it has learnt them."""
+        if self.recipe.rollout.has_turns:
+            self.ranks.together(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
+
+    def begin(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
+        """Sample the groups of later steps in the background. `upcoming`: the prompts of each."""
+        if self._ahead is None:
+            return
+        for prompts in upcoming:
+            prompts = [prompt for prompt in prompts if prompt.index not in self._restored]
+            self._begun.append(self._ahead.begin(prompts, self._params, self._seeds(prompts)))
+
+    def finish(self) -> None:
+        """Wait for the groups of the next step; then the policy may change."""
+        if self._ahead is None:
+            return
+        begun = self._begun.popleft() if self._begun else None
+        groups = self.ranks.together(lambda: () if begun is None else begun.result())
+        self._ready |= {group.prompt.index: group for group in groups}
+
+    def pending(self) -> list[PendingGroup]:
+        """Give the groups of the next step that are there already, for a checkpoint."""
+        return [PendingGroup.of(group) for group in self._ready.values()]
+
+    def scored(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
+        """Score this rank's groups. Raises TrainingError, on all ranks, where too many completions of all ranks have a
+        failed reward."""
+        scored = self.ranks.together(partial(self.scorer.score, groups))
+        none = FailureStats(completions=0, failed=0, first_failure=None)
+        failures = sum(self.ranks.gather(count_failures(scored)), none)
+        most = self.recipe.reliability.max_failed_reward_fraction
+        self.ranks.together(lambda: failures.require_at_most(most))
+        return scored
+
+    def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
+        """With an engine on each rank, all ranks draw, however few the prompts are."""
+        if self._has_engine_per_rank:
+            return drawn_by_all(self.ranks, prompts, self._params.group_size, self._draw)
+        return self.ranks.together(partial(self._draw, prompts, range(self._params.group_size)))
+
+    def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
+        seeds = [seed + numbers.start for seed in self._seeds(prompts)]
+        params = replace(self._params, group_size=len(numbers))
+        return self.completer.sample(prompts, params, seeds, first=numbers.start)
+
+    def _seeds(self, prompts: Sequence[EncodedPrompt]) -> list[int]:
+        return [sampling_seed(self.recipe.train.seed, prompt.index) for prompt in prompts]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResampledGroups:
+    """All groups of a step that were sampled, and which of them are learnt from."""
+
+    scored: tuple[ScoredGroup, ...]  # of this rank
+    chosen: frozenset[int] | None  # indices of prompts, of all ranks; None: all
+    tries: int | None = None  # further rollouts that were made; None where the recipe wants none
+
+    @property
+    def learnt(self) -> list[ScoredGroup]:
+        return [group for group in self.scored if self.chosen is None or group.group.prompt.index in self.chosen]
+
+    def metrics(self) -> dict[str, float]:
+        return (
+            {} if self.tries is None else {"group/resample_tries": self.tries, "group/chosen": len(self.chosen or ())}
+        )
+
+
+def has_variance(group: ScoredGroup, looks_at: str) -> bool:
+    """Tell whether two scorable completions differ in what the advantage looks at (Advantage.looks_at)."""
+    seen = set()
+    for completion in group.completions:
+        if completion.total is not None:
+            values = {
+                "totals": completion.total,
+                "right": bool(completion.is_correct),
+                "rewards": tuple(value.value for value in completion.rewards.values()),
+            }
+            seen.add(tuple(values.values()) if looks_at == "all" else values[looks_at])
+    return len(seen) > 1
+
+
+def resample_until_full(
+    rows: StepRows[EncodedPrompt], rollouts: Rollouts, step: Step, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
+) -> ResampledGroups:
+    """Add the groups of at most `rollout.resample_tries` further rollouts, each of as many rows, to the step's. The
+    first `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all
+    where there is none."""
+    tries, wanted = recipe.rollout.resample_tries, recipe.optim.prompts_per_step
+    if not tries:
+        return ResampledGroups(scored=tuple(scored), chosen=None)
+    every, made = list(scored), 0
+    good = _good_indices(rollouts.ranks, every, recipe)
+    while len(good) < wanted and made < tries:
+        with step.phase("data", ()):
+            batch = rows.further(step.number, indices_of_try(step.number, made, tries, wanted))
+        row_ids = [prompt.row.id for prompt in batch.prompts]
+        with step.phase("rollout", row_ids):
+            groups = rollouts.of(batch.prompts)
+        with step.phase("reward", row_ids):
+            every += rollouts.scored(groups)
+        good = _good_indices(rollouts.ranks, every, recipe)
+        made += 1
+    return ResampledGroups(scored=tuple(every), chosen=frozenset(good[:wanted]) or None, tries=made)
+
+
+def _good_indices(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> list[int]:
+    looks_at = advantage_of(recipe.algorithm.advantage).looks_at
+    own = [group.group.prompt.index for group in scored if has_variance(group, looks_at)]
+    return sorted(index for indices in ranks.gather(own) for index in indices)

@@ -1,0 +1,74 @@
+"""Answers of rows in the place of completions: what a student learns off policy."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from tiercel.config.schema import DistillRecipe, GrpoRecipe
+from tiercel.data.encoding import taught_prompt_encoder
+from tiercel.data.rows import only_last_turn
+from tiercel.errors import DataError
+from tiercel.models.families.base import Family
+from tiercel.models.prompts import encode_conversation
+from tiercel.rollout.trajectory import written_text
+from tiercel.types import Completion, EncodedPrompt, Group, Row
+
+
+def learnt_prompt_encoder(family: Family, recipe: GrpoRecipe) -> Callable[[Row, int], EncodedPrompt]:
+    """Make a function that encodes a row as a prompt to learn from. It raises DataError, so that the row is rejected,
+    where the row's answer takes the place of a completion and is too long."""
+    encode = taught_prompt_encoder(family, recipe)
+    if not isinstance(recipe, DistillRecipe) or not recipe.teacher.rows_share:
+        return encode
+    return partial(_with_answer, encode, family, recipe)
+
+
+def _with_answer(
+    encode: Callable[[Row, int], EncodedPrompt], family: Family, recipe: DistillRecipe, row: Row, index: int
+) -> EncodedPrompt:
+    prompt = encode(row, index)
+    if _is_answered(recipe, index):
+        _answer(recipe, family, prompt)
+    return prompt
+
+
+def answered_groups(
+    recipe: GrpoRecipe, family: Family, prompts: Sequence[EncodedPrompt], policy_version: int
+) -> list[Group]:
+    """Make groups of one completion, the row's answer, for the recipe's share of the prompts. Which ones is a function
+    of the seed and of the prompt's index. Raises DataError where such a row has no answer."""
+    if not isinstance(recipe, DistillRecipe):
+        return []
+    chosen = [prompt for prompt in prompts if _is_answered(recipe, prompt.index)]
+    return [
+        Group(prompt=prompt, completions=(_answer(recipe, family, prompt),), policy_version=policy_version)
+        for prompt in chosen
+    ]
+
+
+def _is_answered(recipe: DistillRecipe, index: int) -> bool:
+    return random.Random(f"{recipe.train.seed}:{index}").random() < recipe.teacher.rows_share
+
+
+def _answer(recipe: DistillRecipe, family: Family, prompt: EncodedPrompt) -> Completion:
+    row, data = prompt.row, recipe.data
+    most = data.max_prompt_tokens + recipe.rollout.max_new_tokens
+    asked = replace(row, messages=only_last_turn(row.messages))  # earlier answers are in the prompt
+    found = encode_conversation(family, asked, prompt.index, prompt.images, system=data.system, max_prompt_tokens=most)
+    token_ids_L = found.token_ids_L[found.is_scored_L]
+    if len(token_ids_L) > recipe.rollout.max_new_tokens:
+        raise DataError(
+            f"its answer has {len(token_ids_L)} tokens, above rollout.max_new_tokens "
+            f"{recipe.rollout.max_new_tokens}; raise it",
+            field="messages",
+        )
+    return Completion(
+        token_ids_L=token_ids_L,
+        logprobs_L=torch.full((len(token_ids_L),), torch.nan),
+        text=written_text(family, token_ids_L.tolist()),
+        is_truncated=False,
+        seed=0,
+    )

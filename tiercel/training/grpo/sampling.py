@@ -1,0 +1,222 @@
+"""The recipe's engine: opened, given each version of the policy, closed."""
+
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tiercel.config.schema import GrpoRecipe, Recipe
+from tiercel.environments.dialogues import EnvironmentDialogues
+from tiercel.environments.tools import BUILT_IN, Toolbox, load_toolbox
+from tiercel.errors import RecipeError
+from tiercel.models.chat import require_joining
+from tiercel.models.families.base import Family
+from tiercel.models.weights.saving import save_adapter, save_model
+from tiercel.rewards.external import OfEnvironment
+from tiercel.rollout.dialogue import Dialogue, Limits
+from tiercel.rollout.local.engine import LocalSampler
+from tiercel.rollout.sampler import Sampler, SamplingParams
+from tiercel.rollout.vllm.process import ProcessSampler
+from tiercel.rollout.vllm.requests import require_served, require_vision_adapters
+from tiercel.rollout.vllm.server import connect
+from tiercel.rollout.vllm.weights import CheckpointForm, read_weights
+from tiercel.runs.directory import RunDirectory
+from tiercel.runs.publishing import Publisher
+from tiercel.training.trainer import Trainer
+from tiercel.types import EncodedPrompt, Group, Row
+
+MEMORY = Path("/dev/shm")
+VERSIONS_AT_A_TIME = 3  # the old one, the new one, one unfinished
+ANY_NUMBER = 999  # of pictures, as vLLM writes it
+PROBE = 2**30  # the number of weights that are no version: engines tell adapters apart by it
+Build = Callable[[GrpoRecipe, Trainer, Sequence[Row], Callable[[str], None]], Sampler]
+
+
+class PolicySync:
+    """Brings an engine to a version of the policy. All ranks call it together. `versions`: how many are sampled from at
+    a time."""
+
+    def __init__(self, sampler: Sampler, trainer: Trainer, run: RunDirectory, versions: int = 1):
+        self.sampler = sampler
+        self._trainer = trainer
+        self._form: CheckpointForm | None = None  # made at the first load of whole weights
+        self._directories = deque[Path](maxlen=versions)  # those that are sampled from
+        in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
+        self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
+
+    def load(self, version: int) -> None:
+        """Give the engine the trained weights as they are now, under this version. An adapter is sent in the dtype that
+        the policy computes in: its products round it to that dtype, here as in the engine."""
+        if self.sampler.shares_weights:
+            self.sampler.load_policy(version, None)
+            return
+        policy, strategy = self._trainer.policy, self._trainer.strategy
+        if policy.peft is None and self._form is None:
+            self._form = self._trainer.ranks.on_first(lambda: CheckpointForm.of(policy.family, policy.model))
+        if self._form is not None and isinstance(self.sampler, ProcessSampler) and strategy.passes_are_private:
+            self.sampler.load_weights(version, self._form.weights(policy.model))
+            return
+        ranks, publisher = self._trainer.ranks, self.publisher
+        write: Callable[[Path], object]
+        if self._form is None:
+            write = partial(save_adapter, policy, weights=strategy.trained_weights(), dtype=policy.compute_dtype)
+        else:
+            weights = {name: each.to(policy.compute_dtype) for name, each in strategy.model_weights().items()}
+            write = partial(save_model, policy.family, policy.model, weights=weights)
+        directory = ranks.on_first(lambda: publisher.publish(version, write))
+        if self._form is not None and isinstance(self.sampler, ProcessSampler):
+            self.sampler.load_weights(version, read_weights(directory))
+        else:
+            self.sampler.load_policy(version, directory)
+        self._directories.append(directory)
+        ranks.on_first(lambda: publisher.keep_only(self._directories))
+
+    def close(self) -> None:
+        self.sampler.close()
+        if not self.sampler.shares_weights and self._trainer.ranks.is_first:
+            self.publisher.close()
+
+
+@contextmanager
+def open_sampler(
+    recipe: GrpoRecipe, trainer: Trainer, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
+) -> Iterator[PolicySync]:
+    """Open the engine that the recipe names; what is yielded keeps it at the policy's version."""
+    trainer.ranks.heartbeat.begin("engine", trainer.ranks.heartbeat.activity.step)
+    sampler = SAMPLERS[recipe.rollout.engine](recipe, trainer, rows, say)
+    sync = PolicySync(sampler, trainer, run, recipe.rollout.versions)
+    try:
+        yield sync
+    finally:
+        sync.close()
+
+
+def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    strategy = trainer.strategy
+    return LocalSampler(
+        trainer.policy,
+        trainer.vision,
+        weights_stay=strategy.passes_are_private,
+        prepacked_bytes=recipe.rollout.prepacked_bytes,
+        whole_policy=strategy.whole_policy,
+        beat=trainer.ranks.heartbeat.beat,
+    )
+
+
+def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    require_served(trainer.policy.family, recipe.rollout.engine)
+    adapts_vision = _adapts_vision(recipe, trainer)
+    images = images_per_completion(recipe, rows)
+    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images, adapts_vision=adapts_vision)
+
+
+def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+    require_served(trainer.policy.family, recipe.rollout.engine)
+    _adapts_vision(recipe, trainer)
+    return connect(recipe, trainer.policy.family, trainer.ranks, say)
+
+
+def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
+    """Say whether the adapter has vision layers. Raises EnvironmentProblem where vLLM would not apply them."""
+    if recipe.lora is None or trainer.policy.vision_is_frozen:
+        return False
+    require_vision_adapters(trainer.policy.family, recipe.rollout.engine)
+    return True
+
+
+def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
+    """Return the largest number of pictures that an engine is told to expect in a sequence, at least 1."""
+    if recipe.rollout.has_turns:
+        return ANY_NUMBER  # turns bring as many as their tokens leave room for
+    return max((len(row.images) for row in rows), default=0) or 1
+
+
+def _has_room(trainer: Trainer) -> bool:
+    """Tell whether the file system in memory has room for the versions that exist at a time; in containers it is
+    small."""
+    policy = trainer.policy
+    sent = policy.model.parameters() if policy.peft is None else policy.trained_parameters().values()
+    numbers = sum(getattr(weight, "ds_numel", weight.numel()) for weight in sent)
+    version = policy.compute_dtype.itemsize * numbers
+    return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * version
+
+
+def _is_one_machine() -> bool:
+    return not dist.is_initialized() or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == dist.get_world_size()
+
+
+SAMPLERS: dict[str, Build] = {"local": _local, "vllm": _process, "vllm-server": _server}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SomeSamples:
+    """Makes the dialogues of samples whose numbers in their group begin at `first`."""
+
+    dialogues: EnvironmentDialogues
+    first: int
+
+    @property
+    def limits(self) -> Limits:
+        return self.dialogues.limits
+
+    def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
+        return self.dialogues.open(prompt, [self.first + sample for sample in samples])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completer:
+    """Draws completions from an engine, with the answers of tools and environment where the recipe has them."""
+
+    sampler: Sampler
+    dialogues: EnvironmentDialogues | None
+
+    def begun(self, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+        """Return the prompts with what an environment adds to them at its start."""
+        return list(prompts) if self.dialogues is None else self.dialogues.prompts_of(prompts)
+
+    def sample(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int], first: int = 0
+    ) -> tuple[Group, ...]:
+        """Sample completions of prompts that have begun. `seeds`: of their samples with the number `first`."""
+        answers = None if self.dialogues is None else SomeSamples(dialogues=self.dialogues, first=first)
+        return self.sampler.sample(prompts, params, seeds, answers)
+
+
+@contextmanager
+def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -> Iterator[EnvironmentDialogues | None]:
+    """Give the family the recipe's tools, before prompts are encoded, and make what answers the policy; None where the
+    recipe names nothing. Raises RecipeError where the user's code cannot be used, ModelError where the chat template
+    cannot go on after a turn."""
+    if not isinstance(recipe, GrpoRecipe) or not recipe.rollout.has_turns:
+        yield None
+        return
+    rollout = recipe.rollout
+    toolbox = load_toolbox(rollout.environment, rollout.tools, recipe.reliability)
+    _require_reward(recipe, toolbox, say)
+    family.tools = toolbox.schemas
+    if toolbox.schemas:
+        require_joining(family, "tool", has_pictures=not BUILT_IN.keys().isdisjoint(toolbox.names))
+    if toolbox.responds:
+        require_joining(family, "user")
+    limits = Limits(max_turns=rollout.max_turns, max_tokens=rollout.max_trajectory_tokens)
+    say(f"tools: {', '.join(toolbox.names) or 'none'}; turns join as the chat template writes them")
+    with EnvironmentDialogues(
+        toolbox, family, data=recipe.data, reliability=recipe.reliability, limits=limits, seed=recipe.train.seed
+    ) as dialogues:
+        yield dialogues
+
+
+def _require_reward(recipe: GrpoRecipe, toolbox: Toolbox, say: Callable[[str], None]) -> None:
+    """Raise RecipeError where the recipe asks for a reward that the environment does not give."""
+    asked = next((i for i, reward in enumerate(recipe.rewards) if isinstance(reward, OfEnvironment)), None)
+    name = recipe.rollout.environment
+    if asked is not None and not toolbox.gives_reward:
+        raise RecipeError([f"rewards.{asked}.name: environment given, but {name} has no get_reward; add it"])
+    if asked is None and toolbox.gives_reward:
+        say(f"{name} has a get_reward that nothing reads; add {{name: environment}} to rewards to learn from it")

@@ -1,0 +1,93 @@
+"""What a step of GRPO learns: an update for every minibatch of every epoch over the rollout."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tiercel.algorithms.correction import drift_metrics
+from tiercel.config.schema import GrpoRecipe
+from tiercel.distributed.ranks import Ranks, largest_by_name
+from tiercel.packing.batch import AdvantageGroup
+from tiercel.training.finite import Kept
+from tiercel.training.grpo.engine_gap import gap_metrics
+from tiercel.training.grpo.minibatches import learnt_groups, minibatches
+from tiercel.training.grpo.reference_passes import known_before
+from tiercel.training.kept_batches import kept_units
+from tiercel.training.trainer import Trainer
+from tiercel.training.update import TokensSeen, Update, policy_update
+
+Attempt = Callable[[Callable[[], Update], Kept], Update | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepUpdates:
+    """The updates of a step."""
+
+    updates: Sequence[Update]
+    skipped: int  # groups of this rank that the learner did not compute
+
+    @property
+    def seen(self) -> list[TokensSeen]:
+        """Return what the passes on this rank saw, in their order."""
+        return [part for update in self.updates for part in update.seen]
+
+    def in_passes(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Sums, and largest values, over the tokens that went through the learner."""
+        sums = _summed([update.pass_sums for update in self.updates])
+        return sums, largest_by_name([update.pass_largest for update in self.updates])
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the step's updates; token means are weighted by tokens."""
+        in_loss = _summed([update.loss_sums for update in self.updates])
+        in_pass, largest = self.in_passes()
+        passed = in_pass.pop("tokens", 0.0)
+        apart = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith(("drift/", "gap/"))}
+        return {
+            "loss": _mean([update.loss for update in self.updates]),
+            "grad_norm": _mean([update.grad_norm for update in self.updates]),
+            "loss_scale/skipped": sum(update.was_skipped for update in self.updates),
+            **_per_token(in_loss, sum(update.tokens for update in self.updates)),
+            **_per_token(in_pass, passed),
+            **gap_metrics(apart),
+            **drift_metrics(apart),
+            **largest,
+        }
+
+    def skipped_of_all(self, ranks: Ranks) -> dict[str, int]:
+        """`group/skipped`, over all ranks."""
+        return {"group/skipped": ranks.total(self.skipped)}
+
+
+def learn(
+    trainer: Trainer,
+    groups: Sequence[AdvantageGroup],
+    recipe: GrpoRecipe,
+    attempt: Attempt = lambda update, kept: update(),
+) -> StepUpdates:
+    """Make the step's updates, but for those that `attempt` leaves out. Raises NonFiniteError, and TrainingError where
+    the engine has gone wrong."""
+    every = [(each, known_before(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
+    updates = [
+        attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
+        for _ in range(recipe.optim.rollout_epochs)
+        for minibatch, known in every
+        if minibatch.totals.tokens
+    ]
+    return StepUpdates(
+        updates=[update for update in updates if update is not None],
+        skipped=len(groups) - len(learnt_groups(trainer, groups, recipe)),
+    )
+
+
+def _summed(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({name for each in sums for name in each})
+    return {name: sum(each.get(name, 0.0) for each in sums) for name in names}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _per_token(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
+    """Token sums as means."""
+    return {name: value / max(1, tokens) for name, value in sums.items()}

@@ -1,0 +1,1 @@
+"""Learning from the answers in the rows: SFT, preferences, distillation from rows, reward models."""

@@ -1,0 +1,107 @@
+"""Learning from the rows' own answers (SFT, DPO, KTO): a run, and one step of it, top to bottom."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from tiercel.config.schema import OfflineRecipe
+from tiercel.data.encoding import ExampleEncoder
+from tiercel.data.order import RowOrder
+from tiercel.models.layers.experts import METRICS
+from tiercel.packing.examples import all_items
+from tiercel.runs.directory import RunDirectory
+from tiercel.training.grpo.minibatches import grouped_by_rank
+from tiercel.training.kept_batches import kept_plan
+from tiercel.training.metrics import memory_metrics, utilisation_metrics
+from tiercel.training.offline.heldout_loss import heldout_loss
+from tiercel.training.offline.objectives import Objective, objective_of
+from tiercel.training.offline.precomputed import Precomputed, precomputed
+from tiercel.training.schedule import prepare_update
+from tiercel.training.session import Session, open_session
+from tiercel.training.start_checks import require_installed
+from tiercel.training.step import Step
+from tiercel.training.step_rows import StepRows
+from tiercel.training.strategy_choice import keep_tokens, kept_tokens
+from tiercel.training.trainer import Trainer, build_trainer
+from tiercel.training.update import NO_UPDATE, example_update
+
+
+def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
+    """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    require_installed(recipe)
+    with open_session(recipe, run) as session:
+        if session.is_over:
+            return
+        trainer = build_trainer(recipe, session.found, session.say, session.ranks, kept_tokens(recipe, run))
+        keep_tokens(recipe, run, trainer.max_tokens)
+        objective = objective_of(recipe)
+        objective.state.update(session.kept_state)
+        loop = OfflineLoop(
+            recipe=recipe,
+            session=session,
+            trainer=trainer,
+            objective=objective,
+            reference=precomputed(recipe, session, trainer),
+            order=session.table.order(recipe.train.seed, recipe.data),
+        )
+        if session.start == 0 and (row := loop.evaluated(0)):
+            session.open_with(row)
+            session.progress.step({"step": 0, **row})
+        encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
+        with StepRows(session, encode) as rows:
+            for step in rows.steps():
+                with session.profiled(step):
+                    one_step(loop, step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineLoop:
+    """What all steps share."""
+
+    recipe: OfflineRecipe
+    session: Session
+    trainer: Trainer
+    objective: Objective
+    reference: Precomputed
+    order: RowOrder
+
+    def evaluated(self, step: int) -> dict[str, float]:
+        """Compute the loss of the held-out rows after `step` updates, and keep how pairs were judged; nothing where
+        there are none."""
+        table = self.session.read.heldout
+        if table is None:
+            return {}
+        session, trainer = self.session, self.trainer
+        session.ranks.heartbeat.begin("evaluation", step)
+        row, pairs = heldout_loss(trainer, self.objective, self.recipe, table, self.reference.heldout)
+        if self.recipe.purpose == "pairs":
+            session.run.record_groups("evaluations", step, trainer.family, pairs, [[None, None]] * len(pairs))
+        return row
+
+
+def one_step(loop: OfflineLoop, step: Step) -> None:
+    """Learn from the step's examples, record; evaluate and save where that is due."""
+    recipe, session, trainer, objective = loop.recipe, loop.session, loop.trainer, loop.objective
+    with step.phase("learn"):
+        rate = prepare_update(trainer, recipe, step.number, session.length.steps)
+        made = grouped_by_rank(trainer, step.prompts, recipe)
+        plan = objective.plan(trainer, made, loop.reference.of(made, loop.order))
+        attempted, kept = partial(example_update, trainer, objective, plan), partial(kept_plan, plan, objective.state)
+        update = session.guard.attempt(trainer, attempted, kept) or NO_UPDATE
+        trainer.vision.end_step()
+    step.row = {
+        "loss": update.loss,
+        "lr": rate,
+        "grad_norm": update.grad_norm,
+        **(objective.metrics(update.loss_sums, plan.examples) if update is not NO_UPDATE else {}),
+        **update.token_means("entropy/"),
+        "tokens/prompt": update.pass_sums["tokens/packed"] - update.tokens,
+        "tokens/completion": update.tokens,
+        **update.token_means(METRICS),
+        "loss_scale/skipped": int(update.was_skipped),
+        "time/step": step.times()["time/step"],
+        **memory_metrics(session.ranks, trainer.policy.device),
+        **utilisation_metrics(trainer, all_items(plan.made), step.seconds("learn")),
+    }
+    if session.is_evaluated_after(step):
+        step.row |= loop.evaluated(step.updates)
+    session.close_step(step, trainer, state=objective.state)

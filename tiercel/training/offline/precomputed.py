@@ -1,0 +1,159 @@
+"""The reference's logprobs of all pairs, computed before the first step and kept in the run directory."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from os.path import isdir, realpath
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tiercel.config import flatten
+from tiercel.config.conflicts.paths import PATH_CHECKS
+from tiercel.config.keys import declared_name
+from tiercel.config.parts import whole_parts
+from tiercel.config.schema import DpoRecipe, OfflineRecipe
+from tiercel.data.media.images import resolve
+from tiercel.data.order import RowOrder
+from tiercel.data.reading import RowTable
+from tiercel.errors import DataError, RunError
+from tiercel.packing.examples import ExampleGroup
+from tiercel.regular_files import open_new, require_regular
+from tiercel.runs.files import file_sha256
+from tiercel.runs.identity import may_differ
+from tiercel.runs.progress import waiting
+from tiercel.training.offline.heldout_loss import sums_of
+from tiercel.training.offline.objectives import Known
+from tiercel.training.session import Session
+from tiercel.training.trainer import Trainer
+from tiercel.types import ImageRoots, ImageSource, Row
+from tiercel.writing import GO_ON, NOT_OURS, reading, writing
+
+FILE = "reference.safetensors"
+_BEGINNING = 1 << 12  # bytes of a file that tell it from another of its size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precomputed:
+    """The reference's sums of every row, by its number. `train` is None where each step computes its own."""
+
+    train: Known | None = None
+    heldout: Known | None = None
+
+    def of(self, made: list[ExampleGroup], order: RowOrder) -> Known | None:
+        """Look up a step's examples, by their index."""
+        if self.train is None:
+            return None
+        indices = [example.prompt.index for bundle in made for example in bundle.examples]
+        return {index: self.train[order.row(index)] for index in indices}
+
+
+def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Precomputed:
+    """Compute the reference of all rows, or read what the run computed before; nothing where the recipe does not want
+    that. Raises RunError where the start of a run that trains whole weights cannot be computed any more."""
+    if not isinstance(recipe, DpoRecipe) or not recipe.dpo.precompute_reference:
+        return Precomputed()
+    file, ranks = session.run.path / FILE, session.ranks
+    tables = {"train": session.table} | ({"heldout": session.read.heldout} if session.read.heldout is not None else {})
+    identity = ranks.on_first(lambda: _identity(recipe, tables, ranks.heartbeat.beat))
+    found = ranks.on_first(lambda: _read(file, identity))
+    if found is None:
+        if session.start > 0 and whole_parts(recipe):
+            raise RunError(
+                f"{file} is missing or of other rows or pictures, and its run has changed the weights; start it anew"
+            )
+        ranks.heartbeat.begin("reference", session.start)
+        with waiting(session.say, "computing the reference of all pairs"), trainer.as_reference():
+            found = {name: sums_of(trainer, recipe, table) for name, table in tables.items()}
+        ranks.on_first(lambda: _write(file, identity, found))
+    return Precomputed(train=found["train"], heldout=found.get("heldout"))
+
+
+def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Callable[[], None]) -> str:
+    """Hash what the sums depend on: the rows, the files of their pictures, and the model."""
+    # It sees rows wholly: both sides, boxes, columns, pictures in the row itself. Of a file of a picture it sees the
+    # size and the first bytes; not the time, which a copy of the data changes. Of the adapter at lora.init it sees all
+    # bytes, of the checkpoint only the path.
+    digest = sha256(json.dumps(_described(recipe)).encode())
+    if isinstance(recipe, DpoRecipe) and recipe.dpo.ld_alpha is not None:
+        digest.update(f"ld_alpha {recipe.dpo.ld_alpha}".encode())
+    if recipe.lora is not None and recipe.lora.init is not None:
+        adapter = Path(recipe.lora.init).iterdir()  # with parts trained whole beside it
+        for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
+            digest.update(file_sha256(file).encode())
+    rows = [row for table in tables.values() for row in table.rows]
+    for row in rows:
+        for side in row.sides:
+            digest.update(repr(replace(side, rejected=None, file="", image_roots=ImageRoots())).encode())
+    for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in _files(side)):
+        beat()
+        digest.update(_beginning(path, roots))
+    return digest.hexdigest()
+
+
+def _described(recipe: OfflineRecipe) -> dict[str, Any]:
+    """Return the values of `model` and `data`, but for those under which a run goes on, and places of rows, which may
+    be written otherwise: the rows themselves are hashed."""
+    values = flatten(recipe).items()
+    kept = {key: value for key, value in values if key.startswith(("model.", "data.")) and not may_differ(key)}
+    kept["model.path"] = realpath(recipe.model.path) if isdir(recipe.model.path) else recipe.model.path
+    return {key: value for key, value in kept.items() if key == "model.path" or declared_name(key) not in PATH_CHECKS}
+
+
+def _files(side: Row) -> Iterator[tuple[str, ImageRoots]]:
+    """List the files of pictures and videos of a row, or of a side of a pair, with the directories to look in."""
+    frames = [frame for video in side.videos for frame in video.frames or [ImageSource(path=video.path)]]
+    for image in (*side.images, *frames):
+        if image.data is None and image.path is not None:
+            yield image.path, side.image_roots
+
+
+def _beginning(path: str, roots: ImageRoots) -> bytes:
+    """Return the size and the first bytes of a file; nothing of one that cannot be read, whose row is left out."""
+    try:
+        file = resolve(path, roots)
+        with file.open("rb") as opened:
+            return f"{file.stat().st_size} ".encode() + opened.read(_BEGINNING)
+    except (DataError, OSError):
+        return b""
+
+
+def _read(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
+    if not os.path.lexists(file):
+        return None
+    with reading(file):
+        require_regular(file)
+    try:
+        return _found(file, identity)
+    except (SafetensorError, LookupError) as error:
+        raise RunError(f"{file} does not have the reference of all pairs: {error}; {NOT_OURS}") from error
+
+
+def _found(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
+    with safe_open(file, "pt") as opened:
+        if (opened.metadata() or {}).get("identity") != identity:
+            return None
+        names = {name.rpartition(".")[0] for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        return {
+            name: dict(zip(opened.get_tensor(f"{name}.rows").tolist(), opened.get_tensor(f"{name}.sums"), strict=True))
+            for name in names
+        }
+
+
+def _write(file: Path, identity: str, found: Mapping[str, Mapping[int, Tensor]]) -> None:
+    tensors = {}
+    for name, sums in found.items():
+        rows = sorted(sums)
+        tensors[f"{name}.rows"] = torch.tensor(rows)
+        tensors[f"{name}.sums"] = torch.stack([sums[row] for row in rows]) if rows else torch.empty(0, 2)
+    whole = file.with_suffix(".tmp")
+    with writing(file, GO_ON):
+        with open_new(whole, "wb") as stream:
+            stream.write(save(tensors, metadata={"identity": identity}))
+        whole.replace(file)

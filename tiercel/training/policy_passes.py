@@ -1,0 +1,230 @@
+"""How packed tokens go through a policy.
+
+N scored tokens of a microbatch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tiercel.algorithms import Totals
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
+from tiercel.distributed.context import ContextGroup, exchanged
+from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.errors import ModelError
+from tiercel.models.families.base import Family
+from tiercel.models.layers.delta_net import rule_in_use
+from tiercel.models.policy import Policy
+from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.attention.flex import flex_obstacle
+from tiercel.packing.attention.prefix import PrefixPass
+from tiercel.packing.batch import AdvantageGroup, PolicyUnit, empty_item, filled_bins, policy_units
+from tiercel.packing.batch import empty_unit as unit_of
+from tiercel.packing.compiling import chosen_backend
+from tiercel.packing.examples import ExampleGroup, all_items
+from tiercel.packing.forms import chosen_form, packed_length
+from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import PackedTokens, PackItem, pack
+from tiercel.packing.logprobs import TokenScores
+from tiercel.planning.frozen_models import tokens_without_gradient
+from tiercel.types import Example
+
+T = TypeVar("T")
+NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # of passes that have no loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExamplePass:
+    """Packed examples that go through the learner at once. The continuations of the pack are their conversations, in
+    order."""
+
+    packed: PackedTokens
+    examples: tuple[Example, ...]  # none in an empty pass
+
+    @property
+    def row_ids(self) -> tuple[str, ...]:
+        return tuple(example.row.id for example in self.examples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """A policy and how tokens go through it. All ranks call `units` and `example_passes` together, and where passes are
+    not private they make equally many."""
+
+    policy: Policy
+    learner: PackedPolicy  # of a trainer: wrapped by the strategy
+    vision: VisionStore
+    ranks: Ranks
+    passes_are_private: bool
+    temperature: float
+    max_tokens: int  # of a microbatch
+    context: ContextGroup | None = None  # the ranks that compute each pass together; all have the same passes
+
+    @property
+    def learners(self) -> int:
+        """Count the ranks, or the groups of ranks, that make passes of their own."""
+        return self.ranks.world_size // (1 if self.context is None else self.context.size)
+
+    @property
+    def weight(self) -> float:
+        """Return the part of a pass's sums that this rank adds to those of all ranks."""
+        return 1.0 if self.context is None else 1.0 / self.context.size
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether rows of a pass are listed by this rank; another may have the same pass."""
+        return self.context is None or self.context.place == 0
+
+    @property
+    def family(self) -> Family:
+        return self.policy.family
+
+    def length(self, item: PackItem) -> int:
+        """Count the tokens that the learner computes for an item."""
+        return packed_length(item, self.learner.form)
+
+    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[PolicyUnit]:
+        """Pack groups into units of microbatches, in their order; at the end empty units, so that all ranks have as
+        many. `totals`: of the minibatch over all ranks. Raises DataError for a completion that fits nowhere."""
+        form, private = self.learner.form, self.passes_are_private
+        units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private))
+        return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
+
+    def example_passes(self, made: Sequence[ExampleGroup]) -> list[ExamplePass]:
+        """Pack bundles into passes, in their order, with those of the ranks that compute them too; at the end empty
+        passes, as in `units`."""
+        made = self.with_partners(made, lambda bundle: bundle.items)
+        lengths = [(bundle.examples[0].row.id, bundle.length(self.learner.form)) for bundle in made]
+        bins = self.ranks.together(lambda: filled_bins(lengths, self.max_tokens))
+        passes = []
+        for places in bins:
+            chosen = [made[place] for place in places]
+            examples = tuple(example for bundle in chosen for example in bundle.examples)
+            passes.append(ExamplePass(packed=pack(all_items(chosen)), examples=examples))
+        return passes + [self.empty_pass()] * self._missing(len(passes))
+
+    def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
+        """Return the items of all ranks that compute passes together, in their order. A frozen tower's features of
+        their pictures come along, so that each picture is computed once."""
+        if self.context is None:
+            return list(items)
+        images = tuple(image for item in items for each in packed(item) for image in each.images)
+        if self.vision.is_frozen:
+            self.vision.features(images)
+        every = exchanged(self.ranks, self.context, (list(items), self.vision.held(images)))
+        for _, features in every:
+            self.vision.adopt(features)
+        return [item for of_rank, _ in every for item in of_rank]
+
+    def empty_pass(self) -> ExamplePass:
+        """Make a pass without a scored token."""
+        return ExamplePass(packed=pack([self._empty_item()]), examples=())
+
+    def as_reference(self) -> AbstractContextManager[None]:
+        """Make the policy compute as the reference does. Weights that are trained whole stay as they are."""
+        return self.policy.as_reference()
+
+    def logprobs(self, packed: PackedTokens, *, of_reference: bool = False) -> Tensor:
+        """Compute the logprobs (N,) of a pack's scored tokens, without gradient. `of_reference`: inside
+        `as_reference`."""
+        with torch.no_grad():
+            features_KH = self.vision.features(packed.images, of_reference=of_reference)
+            return self.learner(packed, features_KH, self.temperature).logprobs_N
+
+    def scores(self, unit: PolicyUnit, *, of_reference: bool = False) -> list[TokenScores]:
+        """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
+        with torch.no_grad():
+            inputs = self._through(unit, of_reference)
+            return [
+                self.learner(packed, features_KH, self.temperature, prefix) for packed, features_KH, prefix in inputs
+            ]
+
+    def states(self, unit: PolicyUnit) -> list[Tensor]:
+        """Compute the states (N, H) that predict the scored tokens of each microbatch of a unit, without gradient. Only
+        where passes are private."""
+        with torch.no_grad():
+            return [self.learner.scoring_states(*inputs) for inputs in self._through(unit)]
+
+    def _through(
+        self, unit: PolicyUnit, of_reference: bool = False
+    ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
+        """Yield the inputs of each microbatch's pass."""
+        prefix = None
+        if unit.prefix is not None:
+            features_KH = self.vision.features(unit.prefix.images, of_reference=of_reference)
+            prefix = self.learner.run_prefix(unit.prefix, features_KH)
+        for batch in unit.batches:
+            self.ranks.heartbeat.work_on(batch.prompt_ids)
+            yield batch.packed, self.vision.features(batch.packed.images, of_reference=of_reference), prefix
+
+    def _empty_item(self) -> PackItem:
+        family = self.family
+        ordinary = next(i for i in range(family.vocabulary_size) if i not in family.placeholder_ids)
+        return empty_item(family.position_dimensions, ordinary)
+
+    def _missing(self, own: int) -> int:
+        """Empty passes after `own`: one pass at least on every rank; none are needed where passes are private."""
+        return 0 if self.passes_are_private else max(1, self.ranks.largest(own)) - own
+
+
+Say = Callable[[str], None]
+
+
+def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:
+    """Wrap a policy that was loaded for inference; each rank holds it whole."""
+    return Passes(
+        policy=policy,
+        learner=new_learner(policy, recipe, policy.device).eval(),
+        vision=VisionStore(policy, 0),
+        ranks=ranks,
+        passes_are_private=True,
+        temperature=learning_temperature(recipe),
+        max_tokens=tokens_without_gradient(recipe),
+    )
+
+
+def new_learner(
+    policy: Policy,
+    recipe: BaseRecipe,
+    device: torch.device,
+    say: Say = lambda text: None,
+    strategy: StrategyKind = STRATEGY_KINDS["single"],
+    context: ContextGroup | None = None,
+) -> PackedPolicy:
+    """Make the learner of the recipe's form, or of the one that the policy and the device admit. `context`: the ranks
+    that compute its packs together."""
+    language_model = policy.family.language_model(policy.model)
+    obstacle = policy.family.sharing_obstacle(language_model.config)
+    if rule := rule_in_use(language_model, device):
+        say(f"delta nets: computed by {rule}")
+    form = chosen_form(recipe.learner.form, device, obstacle, in_parts=context is not None)
+    if obstacle:
+        say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
+    if form == "flex" and device.type == "cuda":
+        form = _form_that_fits(policy, recipe, device, say)
+    backend = chosen_backend(recipe, strategy, form, device, say)
+    return PackedPolicy(policy, form, recipe.learner.gradient_checkpointing, backend, context)
+
+
+def learning_temperature(recipe: BaseRecipe) -> float:
+    """Return the temperature that logits are divided by: in GRPO that of sampling, in SFT 1."""
+    return recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0
+
+
+def _form_that_fits(policy: Policy, recipe: BaseRecipe, device: torch.device, say: Say) -> str:
+    """Return flex; or dense, if flex was not asked for and the GPU cannot run its kernels. Raises ModelError if it was
+    asked for."""
+    config = policy.family.language_model(policy.model).config
+    learns = any(parameter.requires_grad for parameter in policy.model.parameters())
+    obstacle = flex_obstacle(config, policy.compute_dtype, device, learns=learns)
+    if obstacle is None:
+        return "flex"
+    if recipe.learner.form == "flex":
+        raise ModelError(f"learner.form: flex {obstacle}; write learner.form: dense")
+    say(f"learner.form: dense, whose memory grows with the square of a row's length: flex {obstacle}")
+    return "dense"

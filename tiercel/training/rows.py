@@ -1,0 +1,97 @@
+"""The rows of a run: read, the same on all ranks, the first of them decoded; what cannot be used is recorded."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.data import reading
+from tiercel.data.coverage import run_coverage
+from tiercel.data.encoding import require_readable
+from tiercel.data.order import rank_slice
+from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, write_bad_rows
+from tiercel.data.scan import undecodable
+from tiercel.distributed.ranks import Ranks
+from tiercel.errors import DataError
+from tiercel.runs.checkpoints import FoundCheckpoint
+from tiercel.runs.directory import RunDirectory
+
+ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run takes in turn
+FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so one in each row is half a second on one core
+
+
+def read_run_rows(recipe: BaseRecipe, run: RunDirectory, say: Callable[[str], None]) -> RunRows:
+    """Read the run's rows; rejected ones are recorded before they can stop the run. Says how many rows a reward applies
+    to, where that is not all. Raises DataError where that is none."""
+    rows = reading.read_run_rows(recipe.data, recipe.purpose, run.ranks.heartbeat.beat)
+    for table in rows.tables:
+        require_readable(recipe, table)
+        if run.ranks.is_first:
+            write_bad_rows(table.rejected, run.bad_rows_file)
+        require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+    for line in run_coverage(recipe.rewards, rows) if isinstance(recipe, GrpoRecipe) else ():
+        say(line)
+    return rows
+
+
+def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
+    """Raise DataError, on all ranks, where ranks have read different rows: their orders would differ. A node may lack a
+    picture, and a row without its picture is rejected. `rows`: the table's identity."""
+    every = ranks.gather(rows)
+    if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
+        counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
+        if _order(every[odd[0]]) == _order(every[0]):
+            raise DataError(
+                f"data.train: the rows of ranks 0 and {odd[0]} have the same ids, but other texts or answers; copy the "
+                "same files to all machines"
+            )
+        raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
+
+
+def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Raise DataError where the run had other rows before: it would go on in another order. Says where rows with the
+    same ids say something else."""
+    before = found.state.get(ROWS)
+    if before is not None and CONTENT in before and before[CONTENT] != rows[CONTENT]:
+        say(
+            f"data.train: rows have other texts, answers or columns than when {found.path} was written; from here on "
+            "the run has the new ones"
+        )
+    if before is not None and _order(before) != _order(rows):
+        raise DataError(
+            f"data.train: {_counted(rows)} can be used now, {_counted(before)} when {found.path} was written, or they "
+            "stand elsewhere, so the run would go on with other rows than it would have had; restore the files and "
+            "images (`tiercel check` names rejected rows), or name another output"
+        )
+
+
+def _order(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an identity that tells the order."""
+    return {name: value for name, value in rows.items() if name != CONTENT}
+
+
+def _counted(rows: Mapping[str, Any]) -> str:
+    return " + ".join(map(str, rows["counts"])) + " rows"
+
+
+def try_first_rows(
+    recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int, say: Callable[[str], None]
+) -> None:
+    """Decode the images of the first rows from a step on, before weights are loaded for them, each rank its share, and
+    record those that cannot be decoded. Raises DataError where they are too many, or all."""
+    ranks = run.ranks
+    order = table.order(recipe.train.seed, recipe.data)
+    start = step * recipe.optim.prompts_per_step
+    numbers = list(dict.fromkeys(order.row(index) for index in range(start, start + FIRST_ROWS)))
+    rows = [table.rows[number] for number in rank_slice(numbers, ranks.rank, ranks.world_size)]
+    broken = [row for each in ranks.gather(undecodable(rows, recipe.data)) for row in each]
+    if not broken:
+        return
+    ranks.on_first(lambda: write_bad_rows(broken, run.bad_rows_file))
+    ranks.together(lambda: require_few_bad(len(table.rejected) + len(broken), table.total, recipe.data, broken))
+    first = f"{broken[0].file}:{broken[0].line} ({broken[0].id}) {broken[0].reason}"
+    if len(broken) == len(numbers):
+        raise DataError(f"none of the first {len(broken)} rows can be used; the first: {first}")
+    say(
+        f"{len(broken)} of the first {len(numbers)} rows cannot be used, such as {first}; `tiercel check --decode` "
+        "finds all"
+    )

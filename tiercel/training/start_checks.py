@@ -1,0 +1,152 @@
+"""The packages and the user's own functions that a recipe needs, looked for before anything is read."""
+
+import warnings
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tiercel.algorithms.section import load_own_functions
+from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.tracker_packages import require_packages
+from tiercel.devices import training_device
+from tiercel.distributed.strategies.optimizer import parameter_groups, require_optimizer
+from tiercel.errors import EnvironmentProblem, ModelError
+from tiercel.models.families.base import Family, HuggingFaceModel
+from tiercel.models.families.pictures import random_picture
+from tiercel.models.layers.experts import mixtures
+from tiercel.models.layers.quantized import loading_options, require_package, stored_quantization
+from tiercel.models.policy import load_for_inference, make_trainable, weights_dtype
+from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
+from tiercel.packing.forms import chosen_form
+from tiercel.training.served_teacher import recipe_of_teacher
+from tiercel.training.teaching import require_same_words, teacher_encoder
+
+
+def require_installed(recipe: BaseRecipe) -> None:
+    """Load the loss and the advantage of the user's own. Raises RecipeError where one cannot be loaded, and
+    EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
+    if isinstance(recipe, GrpoRecipe):
+        load_own_functions(recipe.algorithm)
+    if recipe.model.quantize is not None:
+        require_package("model.quantize")
+    if recipe.optim.name != "adamw":
+        require_package("optim.name")
+    engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
+    for key, kind, instead in (
+        ("train.strategy", recipe.train.strategy_kind, "fsdp2, which needs nothing installed"),
+        ("rollout.engine", engine, "local"),
+    ):
+        if kind is not None and kind.package is not None and find_spec(kind.package) is None:
+            raise EnvironmentProblem(
+                f"{key}: {kind.name} needs the package {kind.package}; pip install {kind.package}, or write {instead}"
+            )
+
+
+def missing_packages(recipe: BaseRecipe) -> list[EnvironmentProblem]:
+    """Return what is to be installed for the recipe: of its trackers, and the first of the rest. Raises RecipeError
+    where a function of the user's own cannot be loaded."""
+    found = []
+    for require in (partial(require_packages, recipe.trackers), partial(require_installed, recipe)):
+        try:
+            require()
+        except EnvironmentProblem as error:
+            found.append(error)
+    return found
+
+
+META = torch.device("meta")
+PICTURE = (112, 84)  # (width, height) of what is computed
+TOKENS = 4
+
+
+def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
+    """Read headers and configs of the checkpoint, the adapter and a teacher, and put them together as the run does, for
+    this machine. Returns what a person should know of them. Raises ModelError or EnvironmentProblem where they do not
+    fit together."""
+    device = training_device()
+    require_optimizer(recipe.optim, device)
+    path = family.checkpoint.path
+    if stored_quantization(read_config(Path(path)), path):  # its shapes are those of packed weights
+        return _told_of_adapter(recipe, family)
+    if find_spec("bitsandbytes") is not None:  # `check` tells missing packages by itself
+        loading_options(family, recipe.model.quantize, weights_dtype(recipe), device, is_stored=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of each tensor that has no memory to be copied to
+        model = load_weights(family, weights_dtype(recipe), META)
+        left_over = model.left_over
+        _compute(family, model)
+        with META:
+            policy = make_trainable(family, model, _unstarted(recipe), META)
+        parameter_groups(policy, recipe.optim)
+        obstacle = family.sharing_obstacle(family.language_model(model).config)
+        chosen_form(recipe.learner.form, device, obstacle, in_parts=recipe.train.context_parallel > 1)
+        if isinstance(recipe, GrpoRecipe):
+            _rehearse_teacher(recipe, family)
+    names = named_few(left_over)
+    told = f"the files have weights of parts that the architecture does not have, which are left out: {names}"
+    return [*([told] if left_over else []), *_told_of_adapter(recipe, family)]
+
+
+def _told_of_adapter(recipe: BaseRecipe, family: Family) -> list[str]:
+    """Say where an adapter names another base model than the recipe does."""
+    if recipe.lora is None or recipe.lora.init is None:
+        return []
+    made_for = read_json(Path(recipe.lora.init) / ADAPTER_CONFIG).get("base_model_name_or_path")
+    here = {Path(each).name for each in (recipe.model.path, family.checkpoint.path)}
+    if not isinstance(made_for, str) or not made_for or Path(made_for).name in here:
+        return []
+    return [
+        f"{recipe.lora.init} says that it was made for {made_for}; this model is {recipe.model.path}, and nothing in "
+        "its weights tells whether they are the same"
+    ]
+
+
+def _compute(family: Family, model: HuggingFaceModel) -> None:
+    """Compute the shapes of a picture's features and of four tokens. Raises ModelError where they do not fit. What
+    needs values, not shapes alone, is left to the run."""
+    try:
+        if family.image_marker is not None and not family.needs_proof:
+            image = family.encode_image(random_picture(PICTURE, 0))
+            (features,) = family.vision_features(model, [image])
+            if len(features) != (places := family.feature_count(image.plan)):
+                raise ValueError(
+                    f"the image processor makes {places} places of a picture of {PICTURE[0]} x {PICTURE[1]} pixels, "
+                    f"the model {len(features)} features"
+                )
+        decoder: Any = family.language_model(model)
+        if not mixtures(model):
+            shape = (family.position_dimensions, 1, TOKENS) if family.position_dimensions > 1 else (1, TOKENS)
+            decoder(
+                inputs_embeds=torch.zeros(1, TOKENS, decoder.config.hidden_size, device=META, dtype=model.dtype),
+                position_ids=torch.zeros(shape, dtype=torch.int64, device=META),
+                attention_mask=torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool, device=META),
+                use_cache=False,
+            )
+    except (AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+        if isinstance(error, NotImplementedError) or "meta" in str(error):
+            return
+        raise ModelError(
+            f"{family.checkpoint.path}: its config.json and its preprocessor_config.json do not fit together, or "
+            f"config.json is not that of the weights: {error}"
+        ) from error
+
+
+def _unstarted(recipe: BaseRecipe) -> BaseRecipe:
+    """Return the recipe without a start that is computed from the weights themselves."""
+    if recipe.lora is None or recipe.lora.start is None:
+        return recipe
+    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"start": None})})
+
+
+def _rehearse_teacher(recipe: GrpoRecipe, policy: Family) -> None:
+    section = recipe.taught_by
+    if section is None or section.url is not None:
+        return
+    chosen = recipe_of_teacher(recipe, section)
+    chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"quantize": None})})
+    family = load_for_inference(chosen, META, None if section.adapter is None else Path(section.adapter)).family
+    require_same_words(family, policy)
+    teacher_encoder(section, chosen.data, family, policy)

@@ -1,0 +1,1 @@
+"""Pages: the report of one run, and the page that follows runs."""

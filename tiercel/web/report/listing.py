@@ -1,0 +1,168 @@
+"""The runs below a folder: state, step, best held-out score, and what stopped each."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.errors import RunError
+from tiercel.runs.ending import RunEnding, State, ending_of
+from tiercel.runs.recipe import is_run
+from tiercel.runs.records import finite
+from tiercel.web.report.brief import read_briefly
+from tiercel.web.report.numbers import ends, pair
+from tiercel.web.report.reading import Run, read_run
+from tiercel.web.report.verdict import HELD_OUT
+
+TRAINED = {"reward/mean": max, "loss": min}  # what a run learns by, and what the best of it is
+DEEPEST = 4  # folders between the one that is given and a run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The best held-out number of a run, and the newest."""
+
+    name: str
+    best: float
+    step: int
+    newest: float
+
+    @property
+    def text(self) -> str:
+        """Return it in words, with the newest where that is another."""
+        best, newest = pair(self.best, self.newest)
+        now = "" if best == newest else f", now {newest}"
+        return f"{self.name} {best} at step {self.step:,}{now}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What a run learns by, over its training steps: the mean of the newest steps, and the best single one."""
+
+    name: str
+    newest: float
+    best: float
+    step: int  # of the best
+
+    @property
+    def text(self) -> str:
+        """Return it in words."""
+        newest, best = pair(self.newest, self.best)
+        return f"{self.name} {newest}, best {best} at step {self.step:,}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedRun:
+    """A run in the list."""
+
+    path: str
+    kind: str  # the verb
+    state: State
+    step: int
+    steps: int | None  # to make; None where the run has not come so far as to know
+    score: Score | None
+    training: Training | None
+    learning_rate: float | None
+    changed: float  # seconds since 1970
+    reason: str  # what stopped it, or why it cannot be read; empty where nothing is wrong
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
+    """Yield the run directories at or up to `depth` folders below a folder, by name. Runs inside runs, hidden folders
+    and folders that may not be read are left out; links to folders are followed."""
+    if is_run(folder):
+        yield folder
+        return
+    try:
+        inside = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    except OSError:
+        return
+    for path in inside:
+        if depth > 1 or is_run(path):
+            yield from runs_below(path, depth - 1)
+
+
+def listed(folders: list[Path]) -> list[ListedRun]:
+    """List the runs below the folders, the one that changed last at the end. Raises RunError where a folder is not
+    there."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder} is no folder; name one that holds runs, or a run")
+    paths = dict.fromkeys(path for folder in folders for path in runs_below(folder))
+    return sorted(map(_entry, paths), key=lambda entry: entry.changed)
+
+
+def run_ending(run: Run) -> RunEnding:
+    """Tell the state of a run. Raises OSError where it cannot be read."""
+    ending, is_whole = ending_of(run.path), run.total_steps is not None and run.last_step >= run.total_steps
+    if ending.state == "killed" and is_whole and (run.path / "report.html").exists():
+        return RunEnding(state="done")  # of an older version, which left no end.json
+    return ending
+
+
+def _entry(path: Path) -> ListedRun:
+    changed = 0.0
+    try:
+        changed = max(os.lstat(file).st_mtime for file in (path, path / "config.yaml", *path.glob("*.jsonl")))
+        run = _read(path)
+    except (RunError, OSError) as error:
+        return ListedRun(
+            path=str(path),
+            kind="",
+            state="failed",
+            step=0,
+            steps=None,
+            score=None,
+            training=None,
+            learning_rate=None,
+            changed=changed,
+            reason=str(error),
+        )
+    try:
+        ending = run_ending(run)
+    except OSError as error:
+        ending = RunEnding(state="failed", reason=str(error))
+    return ListedRun(
+        path=str(path),
+        kind=run.kind,
+        state=ending.state,
+        step=run.last_step,
+        steps=run.total_steps,
+        score=_score(run),
+        training=_training(run),
+        learning_rate=finite(run.setting("optim", "lr")),
+        changed=changed,
+        reason=ending.reason,
+    )
+
+
+def _read(path: Path) -> Run:
+    with suppress(OSError):
+        if (run := read_briefly(path, (tuple(HELD_OUT), tuple(TRAINED)))) is not None:
+            return run
+    return read_run(path)
+
+
+def _score(run: Run) -> Score | None:
+    for key, name in HELD_OUT.items():
+        if points := run.series(key):
+            choose = min if key == "eval/loss" else max
+            step, best = choose(points, key=lambda point: point[1])
+            return Score(name=name.removeprefix("held-out "), best=best, step=step, newest=points[-1][1])
+    return None
+
+
+def _training(run: Run) -> Training | None:
+    """Return the reward of the sampled completions, or else the loss."""
+    for key, choose in TRAINED.items():
+        if points := run.series(key):
+            step, best = choose(points, key=lambda point: point[1])
+            _, newest, _ = ends(points)
+            return Training(name=key.partition("/")[0], newest=newest, best=best, step=step)
+    return None

@@ -1,0 +1,212 @@
+"""The server of the page: on 127.0.0.1, for those who know its address. It only answers GET, and writes no file."""
+
+import hmac
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from anyio.to_thread import current_default_thread_limiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tiercel.errors import RunError
+from tiercel.web.report.details import symptoms_section
+from tiercel.web.report.markup import Html, element
+from tiercel.web.report.pictures import UNREADABLE, in_words, opened, reduced
+from tiercel.web.report.reading import Run
+from tiercel.web.view import parts
+from tiercel.web.view.cards import cards_page, row_page
+from tiercel.web.view.choosing import after_of, find, wanted_of
+from tiercel.web.view.compare import MOST_RUNS, compare_section
+from tiercel.web.view.live import LiveRun
+from tiercel.web.view.runs import Following, Runs
+from tiercel.web.view.shell import ICON, page, run_options
+
+CARDS = 10  # of one answer
+THREADS = 4  # that answer; each keeps memory of its own
+SEARCH_SECONDS = 0.3  # of one answer; the page asks again
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_PICTURE = re.compile(r"[0-9a-f]{64}")
+_KEEP = {"cache-control": "private, max-age=31536000, immutable"}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_ASSETS = {
+    "report.css": ("report", "text/css"),
+    "report.js": ("report", "text/javascript"),
+    "view.css": ("view", "text/css"),
+    "view.js": ("view", "text/javascript"),
+}
+
+
+class Guard:
+    """Answers requests whose path begins with the token and whose Host is this machine's; 403 to all others.
+
+    `/?token=TOKEN` leads to `/TOKEN/`. So a page of another origin, which cannot know the token, cannot read anything,
+    and neither can a name that was made to point here.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on without the token."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        host = request.headers.get("host", "").rpartition(":")
+        name = host[0] if host[1] and host[2].isdigit() else request.headers.get("host", "")
+        given, _, rest = scope["path"].removeprefix("/").partition("/")
+        if name not in HOSTS:
+            answer: Response | None = PlainTextResponse("Not a name of this machine.", 403)
+        elif scope["path"] == "/" and self._is_token(request.query_params.get("token", "")):
+            answer = RedirectResponse(f"/{self._token}/", 303)
+        elif not self._is_token(given):
+            answer = PlainTextResponse("The address has no token, or a wrong one; `tiercel view` prints it.", 403)
+        else:
+            answer = None
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    own.append((b"cache-control", b"no-store"))
+                message["headers"] = [*message["headers"], *own]
+            await send(message)
+
+        if answer is not None:
+            await answer(scope, receive, send_with_headers)
+        else:
+            await self._app({**scope, "path": f"/{rest}", "raw_path": None}, receive, send_with_headers)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", errors="replace"), self._token.encode())
+
+
+def make_app(runs: Runs, token: str) -> tuple[Guard, Following]:
+    """Make the server of these runs, and what ends its open connections."""
+    following = Following(runs)
+    pages = _Pages(runs)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        current_default_thread_limiter().total_tokens = THREADS
+        async with following.running():
+            yield
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(following.events(), media_type="text/event-stream")
+
+    def shell(request: Request) -> Response:
+        return HTMLResponse(page([run.name for run in runs.all()]))
+
+    routes: list[tuple[str, Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]]] = [
+        ("/", shell),
+        ("/events", events),
+        ("/icon.svg", lambda request: Response(ICON, media_type="image/svg+xml")),
+        ("/runs", lambda request: _part(run_options([run.name for run in runs.all()]))),
+        ("/compare", pages.compare),
+        ("/cards", pages.cards),
+        ("/row", pages.row),
+        ("/images/{sha256}", pages.picture),
+        *((f"/{name}", _asset) for name in _ASSETS),
+        *((f"/{name}", pages.part) for name in PARTS),
+    ]
+    app = Starlette(
+        routes=[Route(path, call) for path, call in routes],
+        exception_handlers={OSError: _unreadable, RunError: _unreadable},
+        lifespan=lifespan,
+    )
+    return Guard(app, token), following
+
+
+PARTS: dict[str, Callable[[LiveRun, Run], Html]] = {
+    "status": lambda live, run: parts.status_line(run),
+    "curves": lambda live, run: live.drawn(parts.overview),
+    "findings": lambda live, run: symptoms_section(live.symptoms()) or element("p", hidden=True),
+    "heldout": lambda live, run: parts.held_out(run, live.name),
+    "ranks": lambda live, run: parts.ranks_page(run),
+    "details": lambda live, run: parts.details(run),
+}
+
+
+class _Pages:
+    """The answers that depend on a run. Starlette calls them in threads, so none holds up the others."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def _run(self, request: Request, name: str | None = None) -> LiveRun:
+        run = self._runs.named(name if name is not None else request.query_params.get("run", ""))
+        if run is None:
+            raise HTTPException(404, "There is no run of this name (any more).")
+        return run
+
+    def part(self, request: Request) -> Response:
+        live = self._run(request)
+        return _part(_read(live, PARTS[request.url.path.rpartition("/")[2]]))
+
+    def compare(self, request: Request) -> Response:
+        names = request.query_params.getlist("run")[:MOST_RUNS]
+        runs = [self._run(request, name) for name in names]
+        return _part(compare_section([(live.name, live.read()) for live in runs]))
+
+    def cards(self, request: Request) -> Response:
+        live, wanted = self._run(request), wanted_of(request.query_params)
+        columns = live.known_groups().columns(wanted.folder)
+        after = after_of(request.query_params)
+        found = find(live.path, columns, wanted, after=after, most=CARDS, seconds=SEARCH_SECONDS)
+        block = cards_page(live.path, live.name, columns, wanted, found)
+        unread = len(live.groups.unread)
+        return _part(block, {"x-unread": str(unread), "x-rewards": json.dumps(list(columns.rewards))})
+
+    def row(self, request: Request) -> Response:
+        live = self._run(request)
+        return _part(row_page(live.path, live.name, live.known_groups(), request.query_params.get("id", "")))
+
+    def picture(self, request: Request) -> Response:
+        """Return a picture by its hash, made as small as the page shows it."""
+        live, sha256 = self._run(request), request.path_params["sha256"]
+        if not _PICTURE.fullmatch(sha256):
+            raise HTTPException(404, "A picture's name is its hash.")
+        try:
+            with opened(live.path / "images" / f"{sha256}.png") as image:
+                kind, data = reduced(image.convert("RGB"))
+        except UNREADABLE as error:
+            raise HTTPException(404, f"This picture cannot be read: {in_words(error)}.") from error
+        return Response(data, media_type=f"image/{kind}", headers=_KEEP)
+
+
+def _read(live: LiveRun, draw: Callable[[LiveRun, Run], Html]) -> Html:
+    if not (live.path / "config.yaml").exists():
+        return element("p", "The run has not begun: its directory has no config.yaml yet.")
+    return draw(live, live.read())
+
+
+def _unreadable(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(f"Cannot be read now: {error}", 503)
+
+
+def _part(content: Html, headers: dict[str, str] | None = None) -> Response:
+    return HTMLResponse(content, headers=headers)
+
+
+def _asset(request: Request) -> Response:
+    name = request.url.path.rpartition("/")[2]
+    folder, kind = _ASSETS[name]
+    return Response((Path(__file__).parent.parent / folder / name).read_text(encoding="utf-8"), media_type=kind)
