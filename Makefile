@@ -172,7 +172,7 @@ test-generic: .venv-generic/.made
 # The families with the oldest transformers are among them. Left out: tests of texts, tables and benchmarks, which no
 # version changes.
 test-lowest: .venv-lowest/.made
-	$(call TESTS,.venv-lowest) $(addprefix --ignore=tests/,benchmarks docs importing messages tools)
+	$(call TESTS,.venv-lowest) $(addprefix --ignore=tests/,benchmarks docs convert messages tools)
 
 .venv-lowest/.made: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest

@@ -1,7 +1,8 @@
 """The form of packed rows `[P1 | c11 .. c1G | P2 | ..]`: their attention, and the recurrence of layers with a state, in
 which each prompt starts from an empty state, and each of its completions from the state after the prompt.
 
-Shape suffixes: docs/shapes.md. Here R are rows of similar length, padded to L tokens; A, O as in models/layers/delta_net.py.
+Shape suffixes: docs/shapes.md. Here R are rows of similar length, padded to L tokens; A, O as in
+models/layers/delta_net.py.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The base of all rewards. A reward is one frozen class: the keys of its entry in the recipe, its checks, its score.
 
-A class whose score needs a process, a server or a model has no `score` here; tiercel/rewards/runtime/batches.py starts it.
+A class whose score needs a process, a server or a model has no `score` here; rewards/runtime/batches.py starts it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -265,8 +265,8 @@ def test_nothing_is_left_of_a_trainer_that_is_killed(reward_file, tmp_path):
             re.match("(a+)+b", "a" * 60)  # for years, and no other thread runs meanwhile
         """)
     script = (
-        "import sys; from tiercel.config.schema import Reliability; from tiercel.rewards.runtime.user import UserReward; "
-        "from tiercel.samples import Sample; "
+        "import sys; from tiercel.config.schema import Reliability; from tiercel.samples import Sample; "
+        "from tiercel.rewards.runtime.user import UserReward; "
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"
     )

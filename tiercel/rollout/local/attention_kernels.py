@@ -1,10 +1,10 @@
 """Attention of one new token in every row, over memory of a fixed size of which tensors say how much is in use.
 
-The host does not know these numbers, so a captured graph is right for all of them. `FlashKernel` is FlashAttention in its
-form for sequences of different lengths, which PyTorch has for half precision on CUDA: scores are never rounded, and
-only what is in use is read. `ExactKernel` computes scores in float32 over the whole memory. It serves all other devices and
-dtypes, and `FlashKernel` is compared with it. Shape suffixes: docs/shapes.md. B are prompts, R the rows that are being
-decoded.
+The host does not know these numbers, so a captured graph is right for all of them. `FlashKernel` is FlashAttention in
+its form for sequences of different lengths, which PyTorch has for half precision on CUDA: scores are never rounded, and
+only what is in use is read. `ExactKernel` computes scores in float32 over the whole memory. It serves all other devices
+and dtypes, and `FlashKernel` is compared with it. Shape suffixes: docs/shapes.md. B are prompts, R the rows that are
+being decoded.
 """
 
 from dataclasses import dataclass, replace
