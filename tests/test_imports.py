@@ -44,7 +44,8 @@ def home_of(file: Path) -> str:
 
 
 def home_of_module(name: str) -> str:
-    """The layer's name for a module, without `tiercel.`: `web.view` for `web.view.server`, `config` for `config.data`."""
+    """The layer's name for a module, without `tiercel.`: `web.view` for `web.view.server`, `config` for
+    `config.data`."""
     first, _, rest = name.partition(".")
     longer = f"{first}.{rest.partition('.')[0]}"
     return longer if longer in LAYER_OF else first

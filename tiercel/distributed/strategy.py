@@ -1,0 +1,7 @@
+"""The old place of tiercel.distributed.strategies.base, for one release."""
+
+from warnings import warn
+
+from tiercel.distributed.strategies.base import *  # noqa: F403
+
+warn("tiercel.distributed.strategy has moved to tiercel.distributed.strategies.base", DeprecationWarning, stacklevel=2)

@@ -1,0 +1,7 @@
+"""The old place of tiercel.models.families.base, for one release."""
+
+from warnings import warn
+
+from tiercel.models.families.base import *  # noqa: F403
+
+warn("tiercel.models.family has moved to tiercel.models.families.base", DeprecationWarning, stacklevel=2)
