@@ -8,10 +8,14 @@ from tiercel.training import step as step_module
 from tiercel.training.step import Step
 
 
+def no_more(indices):
+    return StepBatch(step=0, prompts=(), rejected=())
+
+
 def test_a_phase_counts_twice_where_it_comes_twice(monkeypatch):
     heartbeat, clock = Heartbeat(), [100.0]
     monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    step = Step(3, heartbeat)
+    step = Step(3, heartbeat, no_more)
     row = SimpleNamespace(row=SimpleNamespace(id="row-1"))
     step.batch = StepBatch(step=3, prompts=(row,), rejected=())
     for phase, seconds in (("rollout", 2.0), ("learn", 4.0), ("rollout", 3.0)):
@@ -30,7 +34,7 @@ def test_a_phase_counts_twice_where_it_comes_twice(monkeypatch):
 
 def test_a_phase_may_be_about_other_rows_or_none():
     heartbeat = Heartbeat()
-    step = Step(0, heartbeat)
+    step = Step(0, heartbeat, no_more)
     with step.phase("reward", ["row-9"]):
         assert heartbeat.activity.rows == ("row-9",)
     with step.phase("sync", ()):
@@ -40,7 +44,7 @@ def test_a_phase_may_be_about_other_rows_or_none():
 def test_a_phase_aside_is_not_in_the_steps_seconds(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    step = Step(0, Heartbeat())
+    step = Step(0, Heartbeat(), no_more)
     with step.untimed_phase("parity"):
         clock[0] += 5.0
     clock[0] += 2.0

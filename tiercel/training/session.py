@@ -27,8 +27,10 @@ from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
 from tiercel.training.rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
-from tiercel.training.trainer import Trainer
+from tiercel.training.strategy_choice import keep_tokens, kept_tokens
+from tiercel.training.trainer import Trainer, build_trainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +80,13 @@ class Session:
     def is_over(self) -> bool:
         """Whether all steps are done."""
         return self.start >= self.length.steps
+
+    def open_trainer(self) -> Trainer:
+        """Build the trainer, as new or as the newest checkpoint left it. What it chose is kept for when the run goes
+        on."""
+        trainer = build_trainer(self.recipe, self.found, self.say, self.ranks, kept_tokens(self.recipe, self.run))
+        keep_tokens(self.recipe, self.run, trainer.max_tokens)
+        return trainer
 
     def say(self, text: str) -> None:
         """Tell a person, in log.txt and on the terminal."""
@@ -143,7 +152,9 @@ class Session:
 
 @contextmanager
 def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
-    """Read the rows, find the newest valid checkpoint, cut off what is past it."""
+    """Check that all is installed that the recipe needs, read the rows, find the newest valid checkpoint, cut off what
+    is past it."""
+    require_installed(recipe)
     set_up_numerics(recipe)
     ranks = run.ranks
     log = run.path / "log.txt" if ranks.is_first else None

@@ -1,7 +1,7 @@
 """One step of a run: which it is, which rows it is about, how long its phases take, and its row of metrics."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,12 +14,13 @@ from tiercel.reliability.heartbeat import Heartbeat
 class Step:
     """The step that follows `number` updates. The watchdog hears of each phase as it begins."""
 
-    def __init__(self, number: int, heartbeat: Heartbeat):
+    def __init__(self, number: int, heartbeat: Heartbeat, further: Callable[[Sequence[int]], StepBatch]):
         self.number = number
+        self.further = further  # encodes this rank's rows at these global indices, beside those of the step
         self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
         self.upcoming: Sequence[Sequence] = ()  # prompts of later steps, of each one, whose sampling begins now
         self.row: dict[str, float] = {}  # of metrics.jsonl
-        self._pulse = heartbeat
+        self._heartbeat = heartbeat
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
@@ -42,7 +43,7 @@ class Step:
     def phase(self, name: str, row_ids: Sequence[str] | None = None) -> Iterator[None]:
         """Time a phase of the step as `time/NAME`; a profile has it under its name. It is about all of the step's rows
         unless others are named."""
-        self._pulse.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
+        self._heartbeat.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
         started = time.perf_counter()
         with record_function(name):
             yield
@@ -51,7 +52,7 @@ class Step:
     @contextmanager
     def untimed_phase(self, name: str) -> Iterator[None]:
         """Begin a phase that does not count into the step's seconds."""
-        self._pulse.begin(name, self.number, self.row_ids)
+        self._heartbeat.begin(name, self.number, self.row_ids)
         started = time.perf_counter()
         yield
         self._started += _now() - started

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Generic
 
 from tiercel.data.loader import Encode, Encoded, StepBatch, StepLoader, StepOrder, encode_rows
@@ -48,7 +49,7 @@ class StepRows(Generic[Encoded]):
         session = self._session
         following = deque[StepBatch[Encoded]]()
         for number in range(session.start, session.length.steps):
-            step = Step(number, session.ranks.heartbeat)
+            step = Step(number, session.ranks.heartbeat, partial(self.further, number))
             with step.phase("data"):
                 step.batch = following.popleft() if following else next_batch(self._loader, session.ranks)
                 more = min(ahead - len(following), self._loader.steps_left)

@@ -10,9 +10,31 @@ from tiercel.algorithms import Options, RewardTable, advantage_of, advantages
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError
+from tiercel.packing.batch import AdvantageGroup, advantage_groups
+from tiercel.training.grpo.reference_passes import Penalties, kl_penalties
+from tiercel.training.grpo.rollouts import ResampledGroups
+from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredCompletion, ScoredGroup
 
 NOT_APPLICABLE = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnableGroups:
+    """What a step learns from, on this rank."""
+
+    groups: Sequence[AdvantageGroup]  # of the completions that have an advantage, with what a teacher says of them
+    advantages: list[list[float | None]]  # by group and completion; None: not learnt from
+    penalties: Penalties  # taken off the rewards
+
+
+def learnable_groups(trainer: Trainer, sampled: ResampledGroups, recipe: GrpoRecipe) -> LearnableGroups:
+    """Take the KL penalty off the rewards where the recipe has it there, compute the advantages, and ask the teacher
+    where there is one. All ranks call it. Raises NonFiniteError where an advantage is not finite."""
+    penalties = kl_penalties(trainer, sampled.learnt)
+    values = step_advantages(trainer.ranks, sampled.scored, recipe, penalties=penalties.of_group, among=sampled.chosen)
+    groups = trainer.with_teacher_terms(advantage_groups(sampled.scored, values, penalties.old_logprobs))
+    return LearnableGroups(groups=groups, advantages=values, penalties=penalties)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 sampled while the learner works, from the policy that the learner starts from."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +23,8 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import entered
 from tiercel.training.checkpoints import pending_of
 from tiercel.training.grpo.journal import journal_of, keep_in_journal
-from tiercel.training.grpo.row_answers import learnt_prompt_encoder
+from tiercel.training.grpo.parity import check_parity
+from tiercel.training.grpo.row_answers import answered_groups, learnt_prompt_encoder
 from tiercel.training.grpo.sampling import Completer, PolicySync, open_dialogues, open_sampler
 from tiercel.training.grpo.spreading import drawn_by_all
 from tiercel.training.session import Session
@@ -75,6 +76,11 @@ class Rollouts:
         self._restored = dict(restored or {})
         self._begun = deque[Future[tuple[Group, ...]]]()  # of this rank's prompts of the next steps, in their order
         self._ready: dict[int, Group] = {}
+
+    def check_parity(self, trainer: Trainer, step: Step, say: Callable[[str], None]) -> None:
+        """Raise EnvironmentProblem, on all ranks, where the engine and the trainer disagree on this step's prompts."""
+        with step.untimed_phase("parity"):
+            check_parity(self.sync, trainer, self.recipe, step, say)
 
     @property
     def sampler(self) -> Sampler:
@@ -186,8 +192,22 @@ def has_variance(group: ScoredGroup, looks_at: str) -> bool:
     return len(seen) > 1
 
 
+def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> ResampledGroups:
+    """Sample completions of the step's prompts and score them; sample further prompts where the recipe wants groups
+    whose rewards differ. All ranks call it."""
+    recipe, ranks = rollouts.recipe, session.ranks
+    with step.phase("rollout"):
+        rollouts.take(ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates)))
+        groups = rollouts.of(step.prompts)
+        rollouts.keep(session.run, step.number, groups)
+        rollouts.begin(step.upcoming)
+    with step.phase("reward"):
+        scored = rollouts.scored(groups)
+    return resample_until_full(rollouts, step, scored, recipe)
+
+
 def resample_until_full(
-    rows: StepRows[EncodedPrompt], rollouts: Rollouts, step: Step, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
+    rollouts: Rollouts, step: Step, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
 ) -> ResampledGroups:
     """Add the groups of at most `rollout.resample_tries` further rollouts, each of as many rows, to the step's. The
     first `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all
@@ -199,7 +219,7 @@ def resample_until_full(
     good = _good_indices(rollouts.ranks, every, recipe)
     while len(good) < wanted and made < tries:
         with step.phase("data", ()):
-            batch = rows.further(step.number, indices_of_try(step.number, made, tries, wanted))
+            batch = step.further(indices_of_try(step.number, made, tries, wanted))
         row_ids = [prompt.row.id for prompt in batch.prompts]
         with step.phase("rollout", row_ids):
             groups = rollouts.of(batch.prompts)

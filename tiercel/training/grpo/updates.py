@@ -8,11 +8,14 @@ from tiercel.algorithms.correction import drift_metrics
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.packing.batch import AdvantageGroup
-from tiercel.training.finite import Kept
-from tiercel.training.grpo.engine_gap import gap_metrics
+from tiercel.training.finite import Kept, keep_groups
+from tiercel.training.grpo.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
 from tiercel.training.grpo.reference_passes import known_before
 from tiercel.training.kept_batches import kept_units
+from tiercel.training.schedule import prepare_update
+from tiercel.training.session import Session
+from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
 from tiercel.training.update import TokensSeen, Update, policy_update
 
@@ -56,6 +59,19 @@ class StepUpdates:
     def skipped_of_all(self, ranks: Ranks) -> dict[str, int]:
         """`group/skipped`, over all ranks."""
         return {"group/skipped": ranks.total(self.skipped)}
+
+
+def learn_step(
+    session: Session, trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe, step: Step
+) -> StepUpdates:
+    """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
+    gone wrong. Raises NonFiniteError, and TrainingError where that engine stops the run."""
+    step.row["lr"] = prepare_update(trainer, recipe, step.number, session.length.steps)
+    keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates))
+    learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
+    warn_of_gap(recipe, step.number, *learnt.in_passes(), session.say)
+    trainer.vision.end_step()
+    return learnt
 
 
 def learn(

@@ -17,22 +17,18 @@ from tiercel.training.offline.objectives import Objective, objective_of
 from tiercel.training.offline.precomputed import Precomputed, precomputed
 from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session, open_session
-from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows
-from tiercel.training.strategy_choice import keep_tokens, kept_tokens
-from tiercel.training.trainer import Trainer, build_trainer
+from tiercel.training.trainer import Trainer
 from tiercel.training.update import NO_UPDATE, example_update
 
 
 def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
-    require_installed(recipe)
     with open_session(recipe, run) as session:
         if session.is_over:
             return
-        trainer = build_trainer(recipe, session.found, session.say, session.ranks, kept_tokens(recipe, run))
-        keep_tokens(recipe, run, trainer.max_tokens)
+        trainer = session.open_trainer()
         objective = objective_of(recipe)
         objective.state.update(session.kept_state)
         loop = OfflineLoop(

@@ -1,0 +1,58 @@
+"""What a step of GRPO leaves behind: lines of rollouts/ and tokens/, and its row of metrics.jsonl."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiercel.training.grpo.advantages import LearnableGroups
+from tiercel.training.grpo.minibatches import learnt_items
+from tiercel.training.grpo.rollouts import ResampledGroups, Rollouts
+from tiercel.training.grpo.token_records import token_records
+from tiercel.training.grpo.updates import StepUpdates
+from tiercel.training.metrics import memory_metrics, rollout_metrics, utilisation_metrics
+from tiercel.training.session import Session
+from tiercel.training.step import Step
+from tiercel.training.teaching import with_gaps
+from tiercel.training.trainer import Trainer
+from tiercel.types import ScoredGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What was sampled, what was learnt from, and what the updates were."""
+
+    sampled: ResampledGroups
+    learnable: LearnableGroups
+    recorded: Sequence[ScoredGroup]  # of all ranks, on the first
+    updates: StepUpdates
+
+
+def record_rollouts(
+    session: Session, trainer: Trainer, sampled: ResampledGroups, learnable: LearnableGroups, step: Step
+) -> Sequence[ScoredGroup]:
+    """Write the groups of all ranks to rollouts/, with their advantages; return them on the first rank."""
+    values = learnable.advantages
+    groups = with_gaps(trainer.family, sampled.scored, values, learnable.groups)
+    return session.run.record_groups("rollouts", step.updates, trainer.family, groups, values)
+
+
+def record_tokens(session: Session, trainer: Trainer, outcome: StepOutcome, most: int, step: Step) -> None:
+    """Write what the passes saw at each token of the first `most` prompts to tokens/."""
+    notes = token_records(session.ranks, trainer.family, outcome.recorded, outcome.updates.seen, most)
+    session.run.record_tokens(step.updates, notes)
+
+
+def step_metrics(trainer: Trainer, rollouts: Rollouts, outcome: StepOutcome, step: Step) -> dict[str, float]:
+    """Write the step's row of metrics.jsonl, but for its learning rate and what an evaluation adds."""
+    recipe, ranks, updates = rollouts.recipe, trainer.ranks, outcome.updates
+    items = learnt_items(trainer, outcome.learnable.groups, recipe)
+    return {
+        **updates.metrics(),
+        **rollout_metrics(step.number, outcome.recorded, recipe),
+        **ranks.sum(rollouts.sampler.metrics()),
+        **outcome.learnable.penalties.metrics(ranks),
+        **outcome.sampled.metrics(),
+        **updates.skipped_of_all(ranks),
+        **memory_metrics(ranks, trainer.policy.device),
+        **utilisation_metrics(trainer, items, step.seconds("learn")),
+        **step.times(),
+    }
