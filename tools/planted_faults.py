@@ -54,7 +54,7 @@ FAULTS = (
         "tests/models",
     ),
     Fault(
-        "learner",
+        "packing",
         "the first token after a prompt is seen by its completions",
         "tiercel/packing/layout.py",
         "(order_T >= prompt_start) & (order_T < prompt_stop)",
@@ -96,7 +96,7 @@ FAULTS = (
         "test-scale",
     ),
     Fault(
-        "scoring",
+        "rewards/runtime",
         "weights of rewards are left out of the sum",
         "tiercel/rewards/runtime/scorer.py",
         "[weight * value.value for value, weight",
@@ -112,7 +112,7 @@ FAULTS = (
         "tests/runs",
     ),
     Fault(
-        "view",
+        "web/view",
         "the last step of a filter is left out",
         "tiercel/web/view/choosing.py",
         "columns.steps <= wanted.steps[1]",
@@ -120,7 +120,7 @@ FAULTS = (
         "tests/web/view",
     ),
     Fault(
-        "importing",
+        "convert",
         "gradient accumulation does not count in the size of a step",
         "tiercel/convert/sizes.py",
         "update = each * processes * accumulated",

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.test_families import items_of, policy_of
-from tiercel.config.schema import PackedPolicy as LearnerKeys
+from tiercel.config.schema import Learner as LearnerKeys
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack

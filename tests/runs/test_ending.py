@@ -14,10 +14,10 @@ from tiercel.runs.ending import FILE, LOCK, ending_of, is_held, recorded_ending
 HOLDS = """
 import fcntl, os, sys, time
 from pathlib import Path
-from tiercel.runs.ending import told_ending
+from tiercel.runs.ending import recorded_ending
 lock = os.open(Path(sys.argv[1]) / ".lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
-with told_ending(Path(sys.argv[1])):
+with recorded_ending(Path(sys.argv[1])):
     print("begun", flush=True)
     time.sleep(60)
 """

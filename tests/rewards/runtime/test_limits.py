@@ -271,7 +271,7 @@ def test_nothing_is_left_of_a_trainer_that_is_killed(reward_file, tmp_path):
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-    trainer = subprocess.Popen([sys.executable, "-c", script, call], cwd=Path(__file__).parents[2], env=environment)
+    trainer = subprocess.Popen([sys.executable, "-c", script, call], cwd=Path(__file__).parents[3], env=environment)
     while not (tmp_path / "ready").exists():
         assert trainer.poll() is None
         time.sleep(0.05)

@@ -571,7 +571,7 @@ def test_the_process_ends_with_a_parent_that_is_killed(reward_file, tmp_path):
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, call], cwd=Path(__file__).parents[2])
+    parent = subprocess.Popen([sys.executable, "-c", script, call], cwd=Path(__file__).parents[3])
     while not (tmp_path / "pid").exists():
         assert parent.poll() is None
         time.sleep(0.05)
