@@ -6,6 +6,7 @@ from inspect import isabstract
 from pathlib import Path
 from pkgutil import iter_modules
 
+from tiercel.models import families
 from tiercel.models.families.base import Family
 from tiercel.models.weights.loading import FAMILIES, PROVED
 from tools.docs.families import tables
