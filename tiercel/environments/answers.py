@@ -20,7 +20,7 @@ _ROW_MARKS = ("<image>", "<video>", "<bbox>")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentAnswer:
+class Answer:
     """Holds an answer. `content`: as in a Message, `<image>` marks each picture."""
 
     content: str
@@ -47,7 +47,7 @@ def harmless(family: Family) -> Callable[[str], str]:
     return written
 
 
-def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> EnvironmentAnswer | None:
+def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer | None:
     """Read the reply of a process; None where it has no answer. Raises EnvironmentFailure where it is not one of
     ours."""
     try:
@@ -62,7 +62,7 @@ def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Enviro
             else:
                 texts[-1] += part["text"]
         content = "<image>".join(map(written, texts))
-        return EnvironmentAnswer(content=content, pictures=tuple(pictures), is_done=reply["is_done"])
+        return Answer(content=content, pictures=tuple(pictures), is_done=reply["is_done"])
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise EnvironmentFailure(FOREIGN_REPLY) from error
 
@@ -81,7 +81,7 @@ def reset_fields(row: Row) -> dict[str, Any]:
     return fields
 
 
-def with_observation(row: Row, observation: EnvironmentAnswer) -> Row:
+def with_observation(row: Row, observation: Answer) -> Row:
     """Return the row's prompt with what `reset` answered at the end of its last user turn."""
     *before, last = prompt_messages(row.messages)
     messages = (*before, replace(last, content=last.content + observation.content))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tiercel.config.schema import Data, Reliability
-from tiercel.environments.answers import EnvironmentAnswer, answer_of, harmless, with_observation
+from tiercel.environments.answers import Answer, answer_of, harmless, with_observation
 from tiercel.environments.calls import CallReader, Malformed
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
 from tiercel.environments.setting import EnvironmentSetting
@@ -130,7 +130,7 @@ class EnvironmentDialogue:
     def _begin(self) -> None:
         setting, prompt = self._setting, self._prompt
         with self._failing():
-            row = with_observation(prompt.row, EnvironmentAnswer(content=""))
+            row = with_observation(prompt.row, Answer(content=""))
             if setting.toolbox.code.exists:
                 self._process = setting.processes.take()
             if setting.toolbox.code.environment is not None:
@@ -194,7 +194,7 @@ class EnvironmentDialogue:
         reply = self._asked.ask("call", name=call.name, arguments=dict(call.arguments))
         if isinstance(error := reply.get("error"), str):
             return replace(self._refused(call, error), is_done=reply.get("is_done") is True)
-        return self._shown(call, answer_of(reply, self._setting.harmless) or EnvironmentAnswer(content=""))
+        return self._shown(call, answer_of(reply, self._setting.harmless) or Answer(content=""))
 
     def _by_built_in(self, call: ToolCall) -> _Result:
         space, row = self._setting.family.coordinate_space, self._prompt.row
@@ -209,7 +209,7 @@ class EnvironmentDialogue:
         text = f"image {len(self._pictures)}" + (f": {label}" if label else "")
         return _Result(call=call, content=f"{self._setting.harmless(text)}\n<image>", images=(image,))
 
-    def _shown(self, call: ToolCall | None, answer: EnvironmentAnswer) -> _Result:
+    def _shown(self, call: ToolCall | None, answer: Answer) -> _Result:
         """Take an answer of the user's code. Raises DataError for its pictures."""
         images = self._setting.encode_pictures(self._prompt.row, answer.pictures)
         self._see(answer.pictures, images)

@@ -12,7 +12,7 @@ from PIL import Image
 from tiercel.config.schema import Data
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.media.images import decode
-from tiercel.environments.answers import EnvironmentAnswer, answer_of, reset_fields
+from tiercel.environments.answers import Answer, answer_of, reset_fields
 from tiercel.environments.calls import CallReader
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
 from tiercel.environments.tools import Toolbox, ToolProblem
@@ -85,10 +85,10 @@ class EnvironmentSetting:
     originals: SharedCache[Image.Image] = field(default_factory=_originals)
     seen: SharedCache[EncodedImage] = field(default_factory=_seen)
 
-    def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> EnvironmentAnswer:
+    def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> Answer:
         """Begin a trajectory in a process. Raises EnvironmentFailure."""
         answer = answer_of(process.ask("reset", row=reset_fields(row), seed=seed), self.harmless)
-        return EnvironmentAnswer(content="") if answer is None else answer
+        return Answer(content="") if answer is None else answer
 
     def encode(self, row: Row, index: int) -> EncodedPrompt:
         """Encode a prompt as the loader does. Raises DataError."""
@@ -111,7 +111,7 @@ class EnvironmentSetting:
         roots, limit = row.image_roots, self.data.max_image_pixels
         return self.originals.get((roots, source), lambda: decode(source, roots, limit))
 
-    def require_observation(self, prompt: EncodedPrompt, row: Row, observation: EnvironmentAnswer) -> None:
+    def require_observation(self, prompt: EncodedPrompt, row: Row, observation: Answer) -> None:
         """Raise EnvironmentFailure where a prompt does not end with an observation, as `row` does; DataError where it
         cannot have it."""
         images = self.encode_pictures(row, observation.pictures)
