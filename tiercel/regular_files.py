@@ -1,6 +1,6 @@
 """Open the files of a run, whose directory may hold what no run wrote: links, pipes, devices, files without end.
 
-Links are not followed: a run reads and writes inside its directory only.
+Links are not followed, in the place of a file or of a run's folder: a run reads and writes inside its directory only.
 """
 
 import errno
@@ -17,6 +17,10 @@ LARGEST_FILE = 1 << 30  # bytes, that are read whole
 LARGEST_JSON = 1 << 24  # bytes of a file that is one value
 LONGEST_LINE = 1 << 27  # bytes
 _IN_WORDS = {errno.ELOOP: "is a link, which is not followed", errno.ENXIO: "is not a regular file"}
+FOLDERS = {  # of a run
+    *("rollouts", "evaluations", "tokens", "images", "checkpoints", "journal"),
+    *("policies", "nonfinite", "profiles", "trackers", "stall", "pulse"),
+}
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
 
 
@@ -90,12 +94,25 @@ def open_to_append(file: Path | str) -> IO[str]:
 def open_new(file: Path | str, mode: str = "w") -> IO[Any]:
     """Make a file, for writing, in place of what has its name: what a process that was killed left, or a link, which is
     removed and not followed. Raises OSError."""
+    _require_inside(file)
     with suppress(FileNotFoundError):
         os.unlink(file)
     return _file(_opened(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), file, mode)
 
 
+def is_linked(folder: str) -> bool:
+    """Tell whether a link stands in the place of a folder of a run."""
+    is_link = os.path.basename(folder) in FOLDERS and os.path.islink(folder)
+    return is_link and os.path.lexists(os.path.join(os.path.dirname(folder), "config.yaml"))
+
+
+def _require_inside(file: Path | str) -> None:
+    if is_linked(folder := os.path.dirname(file)):
+        raise OddFile(errno.ELOOP, _IN_WORDS[errno.ELOOP], folder)
+
+
 def _opened(file: Path | str, flags: int) -> int:
+    _require_inside(file)
     try:
         return os.open(file, flags | _FLAGS, 0o666)
     except OSError as error:

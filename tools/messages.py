@@ -70,6 +70,7 @@ MODULES = (
     "training/finite.py",
     "training/replay.py",
     "training/run.py",
+    "training/run_content.py",
     "training/rows.py",
     "writing.py",
 )

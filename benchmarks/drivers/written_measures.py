@@ -23,8 +23,8 @@ PICTURES, SIZE = 16, (1288, 980)
 def resume(run: Path) -> dict[str, Any]:
     """Open a run that has nothing to cut, as the same command does: lock, find the checkpoint, look at the metrics."""
     from tiercel.reliability.diagnosis import Diagnosis
+    from tiercel.runs import directory
     from tiercel.runs.directory import open_run, resume_point
-    from tiercel.runs.json_lines import Rows
     from tiercel.runs.recipe import load_run_recipe
 
     recipe = load_run_recipe(run)
@@ -33,11 +33,20 @@ def resume(run: Path) -> dict[str, Any]:
     def again() -> None:
         with open_run(recipe) as opened:
             assert resume_point(opened, lambda line: None) is not None
-            kept = Rows(opened.metrics_file)
+            kept = _rows(directory, run)
             Diagnosis(kept)
             assert kept[-1]["step"] > 0
 
     return {**_timed(again), "bytes_more": max(0, _largest() - before)}
+
+
+def _rows(directory: Any, run: Path) -> Any:
+    """Return the rows of metrics as a resume takes them; older commits read all of them."""
+    try:
+        from tiercel.runs.json_lines import Rows
+    except ImportError:
+        return directory.read_metrics(run)
+    return Rows(run / "metrics.jsonl")
 
 
 def picture(folder: Path) -> dict[str, Any]:

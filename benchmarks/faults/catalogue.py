@@ -20,6 +20,8 @@ from benchmarks.faults.left_processes import left_processes
 from benchmarks.faults.long_runs import long_runs
 from benchmarks.faults.non_finite import non_finite
 from benchmarks.faults.odd_runs import odd_runs
+from benchmarks.faults.one_writer import one_writer
+from benchmarks.faults.others_files import others_files
 from benchmarks.faults.rewards import hostile_rewards
 from benchmarks.faults.secrets import secrets
 from benchmarks.faults.stalls import stalls
@@ -37,6 +39,8 @@ FAULTS: dict[str, Callable[[Size, int, Path], Figure]] = {
     "damaged checkpoint files": damage,
     "hostile run directories": odd_runs,
     "resumes after accidents": accident_resumes,
+    "what is somebody's in a run": others_files,
+    "one writer of a run": one_writer,
     "SIGTERM in each phase": terminations,
     "NaN or Inf on one rank": non_finite,
     "hostile rewards": hostile_rewards,

@@ -30,7 +30,7 @@ class TinyRun:
         """A checkpoint in the run directory `path`, of which as many as `keep` stay."""
         train = self.recipe.train.model_copy(update={"keep": keep})
         recipe = self.recipe.model_copy(update={"train": train})
-        checkpoints = Checkpoints(run=RunDirectory(path=path), recipe=recipe, rows={})
+        checkpoints = Checkpoints(run=RunDirectory(path=path), recipe=recipe, state={})
         checkpoints.save(self.trainer, step, {}, self.pending)
 
 

@@ -197,10 +197,13 @@ def test_a_refused_recipe_does_not_keep_the_lock(tmp_path):
 
 @pytest.mark.parametrize("left", [(), ({"step": 0, "eval/loss": 2.0},)])
 def test_a_directory_without_a_finished_step_is_begun_anew(tmp_path, left):
+    kept = ["notes.md", "rollouts/notes.md", "journal/step-000001/notes.md"]
     with pytest.raises(RunError, match="out of memory"), open_run(grpo_recipe(tmp_path)) as run:
         for row in left:
             run.record(row)
-        for name in ("rollouts/step-000001.jsonl", "journal", "chosen.json", "log.txt", "notes.md"):
+        journal = "journal/step-000001/rank-0/pending.json"
+        for name in ("rollouts/step-000001.jsonl", journal, "chosen.json", "log.txt", *kept):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("of the other recipe")
         assert not run.changed
         raise RunError("out of memory")
@@ -208,9 +211,8 @@ def test_a_directory_without_a_finished_step_is_begun_anew(tmp_path, left):
     with open_run(other) as run:
         assert run.changed == (ANEW,)
     assert load_run_recipe(tmp_path) == other
-    kept = ["log.txt", "notes.md"]
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(
-        [".lock", "config.yaml", "end.json", "env.json", *kept]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()) == sorted(
+        [".lock", "config.yaml", "end.json", "env.json", "log.txt", *kept]
     )
     with open_run(other) as run:
         assert not run.changed

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.runs.test_directory import grpo_recipe, make, make_a_step
 from tiercel.data.reading import write_bad_rows
 from tiercel.errors import RunError
-from tiercel.regular_files import make_directory, remove
+from tiercel.regular_files import FOLDERS, OddFile, make_directory, open_new, open_regular, open_to_append, remove
 from tiercel.reliability.stall import RankSignal
 from tiercel.reliability.stall_files import SignFiles, show_sign, write_stacks
 from tiercel.runs.directory import open_run, resume_point
@@ -150,3 +151,25 @@ def test_what_is_removed_is_the_link(tmp_path, key, elsewhere):
     (tmp_path / "folder").symlink_to(elsewhere)
     with pytest.raises(OSError, match="is a link"):
         make_directory(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_a_folder_that_is_a_link_is_named_and_nothing_goes_through_it(tmp_path, elsewhere, name):
+    run = tmp_path / "run"
+    make_a_step(grpo_recipe(run))
+    shutil.rmtree(run / name, ignore_errors=True)
+    (run / name).symlink_to(elsewhere)
+    for act in (open_regular, open_to_append, open_new):
+        with pytest.raises(OddFile, match=f"run/{name} is a link, which is not followed"):
+            act(run / name / "thesis.txt")
+    with pytest.raises(RunError, match=f"run/{name} is a link"), open_run(grpo_recipe(run)):
+        pass
+    assert (elsewhere / "thesis.txt").read_text() == KEY
+
+
+def test_a_run_that_is_itself_at_a_link_is_read(tmp_path):
+    run = tmp_path / "run"
+    make_a_step(grpo_recipe(run))
+    for name in ("latest", "images"):
+        (tmp_path / name).symlink_to(run)
+        assert "is a link" not in write_report(tmp_path / name).read_text()

@@ -17,15 +17,17 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("model", "model/nested", "adapter"):
         Path(name).mkdir()
-    files = ("rows.jsonl", "t.jinja", "rw.py", "model/config.json", "model/model.safetensors", "model/README.md")
+    files = ("rows.jsonl", "t.jinja", "own.py", "model/config.json", "model/model.safetensors", "model/README.md")
     for name in (*files, "adapter/adapter_config.json", "tool.py"):
         Path(name).write_text(name)
+    Path("rw.py").write_text("import beside")
+    Path("beside.py").write_text("")
     return grpo_recipe(
         Path("run"),
         model=Model(path="model"),
         data=Data(train="rows.jsonl", template="t.jinja"),
         lora=Lora(init="adapter"),
-        rewards=[{"call": "rw.py:score"}, {"call": "package.module:other"}],
+        rewards=[{"call": "rw.py:score"}, {"call": "own:other"}, {"call": "package.module:other"}],
         rollout={"tools": ("tool.py:look",), "max_turns": 2},
     )
 
@@ -41,6 +43,8 @@ def told(recipe) -> tuple[str, ...]:
         ("rows.jsonl", "data.train"),
         ("t.jinja", "data.template"),
         ("rw.py", "rewards.0.call"),
+        ("beside.py", "rewards.0.call"),
+        ("own.py", "rewards.1.call"),
         ("tool.py", "rollout.tools"),
         ("model/model.safetensors", "model.path"),
         ("adapter/adapter_config.json", "lora.init"),
@@ -51,6 +55,17 @@ def test_another_content_is_told_once(recipe, name, key):
     Path(name).write_text(name.swapcase())
     (line,) = told(recipe)
     assert line.startswith(f"{key}: ")
+    assert told(recipe) == ()
+
+
+def test_another_version_of_a_package_is_told_once(recipe):
+    make_a_step(recipe)
+    file = Path("run/env.json")
+    described = json.loads(file.read_text())
+    assert "torch" in described["packages"]
+    described["packages"] |= {"torch": "2.0.0", "gone": "1"}
+    file.write_text(json.dumps(described))
+    assert [line.split(" ")[0] for line in told(recipe)] == ["torch:", "gone:"]
     assert told(recipe) == ()
 
 
@@ -68,7 +83,7 @@ def test_a_run_of_an_older_version_has_no_digests(recipe):
     make_a_step(recipe)
     file = Path("run/env.json")
     described = json.loads(file.read_text())
-    assert described.pop("files") == digests(recipe) and len(digests(recipe)) == 6
+    assert described.pop("files") == digests(recipe) and len(digests(recipe)) == 7
     file.write_text(json.dumps(described))
     Path("rows.jsonl").write_text("others")
     assert told(recipe) == ()

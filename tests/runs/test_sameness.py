@@ -94,3 +94,14 @@ def test_another_place_or_text_is_refused(tmp_path, data, key):
     make_a_step(grpo_recipe(tmp_path, data=Data(train="rows.jsonl", system="a")))
     with pytest.raises(RunError, match=key):
         make(grpo_recipe(tmp_path, data=data.model_copy(update={"system": data.system or "a"})))
+
+
+def test_a_revision_may_be_written_where_none_was_and_no_other(tmp_path):
+    make_a_step(sft_recipe(tmp_path, model=Model(path="lab/model")))
+    pinned, other = (Model(path="lab/model", revision=letter * 40) for letter in "ab")
+    assert lines_of(sft_recipe(tmp_path, model=pinned)) == (
+        f"the recipe has changed: model.revision: None there, {'a' * 40!r} now",
+    )
+    for model in (other, Model(path="lab/model")):
+        with pytest.raises(RunError, match=r"model\.revision"):
+            lines_of(sft_recipe(tmp_path, model=model))

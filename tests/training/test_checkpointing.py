@@ -28,7 +28,7 @@ def trainer() -> SimpleNamespace:
 
 
 def checkpoints(path, recipe) -> Checkpoints:
-    return Checkpoints(run=RunDirectory(path=path), recipe=recipe, rows={})
+    return Checkpoints(run=RunDirectory(path=path), recipe=recipe, state={})
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_models import noise_image
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.errors import RunError
 from tiercel.runs.checkpoints import directory_of
@@ -47,5 +48,8 @@ def test_a_run_goes_on_from_its_own(recipe_of, tmp_path):
     log = (first / "log.txt").read_text()
     assert "data.train: rows have other texts, answers or columns than when" in log
     assert "going on from step 1" in log
+    assert "pictures of the same names" not in log
+    noise_image(56, 60, seed=99).save(rows.parent / "1-0.png")
     run_grpo(recipe_of("first", 4))
-    assert (first / "log.txt").read_text().count("rows have other texts") == 1
+    log = (first / "log.txt").read_text()
+    assert log.count("rows have other texts") == 1 == log.count("data.train: pictures of the same names have another")

@@ -113,7 +113,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
     read = {"model files": _checkpoint_files(resolve(recipe.model))}
     if recipe.lora is not None and recipe.lora.init is not None:
         read["lora.init"] = _checkpoint_files(Path(recipe.lora.init))
-    for key, model in _models_beside(recipe).items():
+    for key, model in models_beside(recipe).items():
         files = _checkpoint_files(resolve(model))
         is_served = isinstance(model, Teacher) and model.url is not None  # then its weights are read by no rank
         read[f"{key}.path"] = [file for file in files if not is_served or file.suffix != ".safetensors"]
@@ -124,7 +124,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
     return found | {key: fingerprint(files) for key, files in read.items()}
 
 
-def _models_beside(recipe: Recipe) -> dict[str, Teacher | RewardModel]:
+def models_beside(recipe: Recipe) -> dict[str, Teacher | RewardModel]:
     """Return the teacher and the reward models, by their keys."""
     rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
     teacher = {} if recipe.taught_by is None else {recipe.teacher_key: recipe.taught_by}

@@ -11,10 +11,16 @@ from tiercel.writing import reading
 
 _LATER = re.compile(r"step-(?!0*[01]\.)\d+\.jsonl")  # groups of a step after the first, so the first was finished
 # What belongs to a recipe. Logs and reports of stalls stay, and whatever else a person has put there.
-_MADE = (
-    *("metrics.jsonl", "index.jsonl", "bad_rows.jsonl", "chosen.json", "reference.safetensors", "report.html"),
-    *("rollouts", "evaluations", "tokens", "journal", "policies", "nonfinite", "profiles", "trackers"),
-)
+_FILES = ("metrics.jsonl", "index.jsonl", "bad_rows.jsonl", "chosen.json", "reference.safetensors", "report.html")
+_OWN_NAMES = {  # by folder
+    **dict.fromkeys(("rollouts", "evaluations", "tokens"), r"step-\d{6,}\.jsonl(\.tmp)?"),
+    "journal": r"rank-\d+\.tmp",
+    "journal/step-*": r"rank-\d+",
+    "policies": r"policy-.+-\d+-[0-9a-f]{8}|unfinished-.+",
+    "nonfinite": r"step-\d{6,}(-\d+)?",
+    "profiles": r"step-\d{6,}-rank\d+\.json\.gz",
+    "trackers": r"id|id\.tmp|tensorboard|wandb|swanlab|trackio",
+}
 MARK = b"# tiercel "  # how the config.yaml of a run begins
 _BESIDE = ("env.json", LOCK)  # one of which a run has beside it
 _EVALUATED = b'{"step": 0,'  # how the line of the evaluation before the first step begins
@@ -45,6 +51,11 @@ def has_no_step(run: Path) -> bool:
 
 
 def clear(run: Path) -> None:
-    """Remove what a start has left behind, so that a run by another recipe does not go on from it."""
-    for name in _MADE:
+    """Remove what a start has left behind, so that a run by another recipe does not go on from it. What somebody has
+    put beside it stays."""
+    for name in _FILES:
         remove(run / name)
+    for folder, own in _OWN_NAMES.items():
+        for path in list(run.glob(f"{folder}/*")):
+            if re.fullmatch(own, path.name) and not path.parent.is_symlink():
+                remove(path)

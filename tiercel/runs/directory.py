@@ -21,6 +21,7 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RecipeError, RunError
 from tiercel.models.families.base import Family
+from tiercel.regular_files import FOLDERS as EVERY_FOLDER
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact_values
@@ -29,7 +30,7 @@ from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_v
 from tiercel.runs.ending import LOCK, recorded_ending
 from tiercel.runs.files import json_line, write_atomically
 from tiercel.runs.holding import Hold
-from tiercel.runs.identity import changed_files, changes, digests, is_rounded, may_differ
+from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
 from tiercel.runs.index import append_entry, cut_index, written_entry
 from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
@@ -47,16 +48,7 @@ WITHOUT_LOCKS = (
     "the file system of `output` has no locks; another process that writes it is noticed by pulse/writer.json alone, "
     "so start no second one"
 )
-FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")
-LATER = (
-    "journal",
-    "policies",
-    "nonfinite",
-    "profiles",
-    "trackers",
-    "stall",
-    HEARTBEATS,
-)  # folders, where they are needed
+FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")  # which each run has
 STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
 # Files that a run may leave where it ends before it has written config.yaml.
 BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS), ".signs-"
@@ -233,7 +225,7 @@ def _require_own(path: Path) -> None:
             f"output: {path} is not empty and no run began it (a run has .lock, env.json, and a config.yaml that "
             f"begins with {MARK.decode().strip()!r}); name another directory"
         )
-    for name in (*FOLDERS, *LATER):
+    for name in sorted(EVERY_FOLDER):
         if (path / name).is_symlink():
             raise RunError(
                 f"output: {path / name} is a link, and a run writes inside its own directory only; put the folder "
@@ -358,7 +350,7 @@ def _require_same(before: Recipe, now: Recipe, run: Path) -> tuple[str, ...]:
     if was != now.kind:
         raise RunError(f"output: {run} is a run of `tiercel {was}`; name another directory")
     changed = changes(before, now)
-    if refused := [line for key, line in changed.items() if not may_differ(key)]:
+    if refused := [line for key, line in changed.items() if not (may_differ(key) or is_pinned(key, before))]:
         lines = "\n  ".join(refused)
         raise RunError(
             f"output: {run} was made with another recipe; go on with the old values, or name another directory and "

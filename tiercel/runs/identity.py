@@ -8,14 +8,15 @@ from os.path import dirname, expanduser, isdir, realpath
 from pathlib import Path
 from typing import Any
 
-from tiercel.calls import call_file
 from tiercel.config import Recipe, flatten
 from tiercel.config.conflicts.paths import PATH_CHECKS
 from tiercel.config.keys import declared_name
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import Learner, Reliability
+from tiercel.distributed.versions import installed_versions
 from tiercel.regular_files import read_json
 from tiercel.reliability.redaction import redact_values
+from tiercel.runs.call_files import files_of_call
 
 _FREE_IN = {
     "model": ("vision_cache_bytes", "reference"),
@@ -61,6 +62,11 @@ def may_differ(key: str) -> bool:
     return declared_name(key) in MAY_DIFFER
 
 
+def is_pinned(key: str, before: Recipe) -> bool:
+    """Tell whether a key names the revision of a model that had none. Whether it is the same, a checkpoint knows."""
+    return key.endswith(".revision") and flatten(before).get(key) is None
+
+
 def is_rounded(key: str) -> bool:
     """Tell whether another value of this key only takes sums in another order."""
     return declared_name(key) in ROUNDED
@@ -92,8 +98,7 @@ _PIECES, _PIECE = 64, 64 * 1024  # of a larger one, spread over it: weights of m
 
 def digests(recipe: Recipe) -> dict[str, str]:
     """Return a digest of what each key names on this machine; keys that name nothing here are left out."""
-    found = {key: _digest([path for place in _places(key, value) for path in _files(Path(place))])
-             for key, value in flatten(recipe).items()}  # fmt: skip
+    found = {key: digest_of(*_places(key, value)) for key, value in flatten(recipe).items()}
     return {key: digest for key, digest in found.items() if digest is not None}
 
 
@@ -105,20 +110,25 @@ def identity(recipe: Recipe) -> str:
 
 
 def changed_files(run: Path, recipe: Recipe) -> list[str]:
-    """Return a line on each key whose files have another content than at the last start of the run."""
+    """Return a line on each key whose files have another content than at the last start of the run, and on each package
+    that has another version."""
     file = run / "env.json"
     try:
         described = read_json(file) if os.path.lexists(file) else {}
-        before = described.get("files", {}) if isinstance(described, dict) else None
-    except OSError:
-        before = None
-    if not isinstance(before, dict):
+        before, had = (described.get(name, {}) for name in ("files", "packages"))
+    except (OSError, AttributeError):
+        before = had = None
+    if not isinstance(before, dict) or not isinstance(had, dict):
         return [f"{file} is not as the run wrote it; whether the files of the recipe have changed since is not known"]
-    now, names = digests(recipe), flatten(recipe)
+    now, names, has = digests(recipe), flatten(recipe), installed_versions()
+    other = [name for name in had if had[name] != has.get(name)]
     return [
-        f"{key}: {names[key]} has another content than at the last start; from here on the run has the new one"
-        for key in sorted(before.keys() & now.keys())
-        if before[key] != now[key]
+        *(f"{name}: version {has.get(name)} now, {had[name]} at the last start; numbers may differ" for name in other),
+        *(
+            f"{key}: {names[key]} has another content than at the last start; from here on the run has the new one"
+            for key in sorted(before.keys() & now.keys())
+            if before[key] != now[key]
+        ),
     ]
 
 
@@ -128,7 +138,7 @@ def _places(key: str, value: object) -> Iterator[str]:
         if not isinstance(each, str) or declared in _NOT_READ:
             continue
         if declared in _CALLS:
-            yield from filter(None, [call_file(each)])
+            yield from map(str, files_of_call(each))
         elif declared in _ROWS:
             yield row_source(each).path
         elif declared in PATH_CHECKS:
@@ -142,10 +152,10 @@ def _files(place: Path) -> list[Path]:
     return sorted(path for path in inside if path.suffix in _SUFFIXES and path.is_file())
 
 
-def _digest(files: list[Path]) -> str | None:
-    """Digest the files' names and contents, of a large file its size and parts of it; None for what cannot be read,
-    which is told where it is needed."""
-    whole = hashlib.sha256()
+def digest_of(*places: str) -> str | None:
+    """Digest the names and contents of files, and of those in directories; of a large one its size and parts of it.
+    None for what cannot be read, which is told where it is needed."""
+    files, whole = [path for place in places for path in _files(Path(place))], hashlib.sha256()
     try:
         for path in files:
             size = path.stat().st_size

@@ -31,7 +31,6 @@ from tiercel.runs.checkpoints import (
 from tiercel.runs.directory import RUN, RunDirectory
 from tiercel.runs.files import file_sha256, sync
 from tiercel.training.finite import require_finite_weights
-from tiercel.training.rows import ROWS
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
 
@@ -148,7 +147,7 @@ class Checkpoints:
 
     run: RunDirectory
     recipe: BaseRecipe
-    rows: Mapping[str, Any]  # the identity of the run's rows
+    state: Mapping[str, Any]  # of every checkpoint: what the run takes
 
     def save(
         self,
@@ -169,7 +168,7 @@ class Checkpoints:
         state = {
             "next_index": step * self.recipe.optim.prompts_per_step,
             "loss_scaler": strategy.scaler_state(),
-            ROWS: dict(self.rows),
+            **self.state,
             OBJECTIVE: dict(objective),
             **self._score(row),
             **({} if self.run.identity is None else {RUN: self.run.identity}),

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, Recipe
 from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
@@ -26,7 +25,8 @@ from tiercel.trackers.opening import Trackers, open_trackers
 from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
-from tiercel.training.rows import read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.rows import ROWS, read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.run_content import NAMED, content_of, require_content_of
 from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
 from tiercel.training.strategy_choice import keep_tokens, kept_tokens
@@ -172,7 +172,13 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
         ranks.on_first(lambda: require_packages(recipe.trackers))
-        found = ranks.on_first(lambda: resume_point(run, say, partial(require_rows_of, rows=rows, say=say)))
+        content = ranks.on_first(lambda: content_of(recipe, read, ranks.heartbeat.beat))
+
+        def require_own(found: FoundCheckpoint) -> None:
+            require_content_of(found, content, say)
+            require_rows_of(found, rows=rows, say=say)
+
+        found = ranks.on_first(lambda: resume_point(run, say, require_own))
         kept = Rows(run.metrics_file) if ranks.is_first else ()
         is_over = found is not None and found.step >= length.steps
         names = recipe.trackers if ranks.is_first and not is_over else ()
@@ -183,7 +189,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
             read=read,
             length=length,
             found=found,
-            checkpoints=Checkpoints(run=run, recipe=recipe, rows=rows),
+            checkpoints=Checkpoints(run=run, recipe=recipe, state={ROWS: rows, NAMED: content}),
             guard=FiniteGuard(run, recipe, say),
             progress=progress,
             stop=stop,

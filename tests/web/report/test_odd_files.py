@@ -34,6 +34,20 @@ def test_a_recipe_or_environment_that_is_none_is_named(run, name, text):
     assert any(problem.startswith(f"{name} is not what the run wrote: ") for problem in read_run(run).problems)
 
 
+@pytest.mark.parametrize("name", ("rollouts", "evaluations", "images", "tokens"))
+def test_a_folder_that_is_a_link_is_named_and_not_shown(run, tmp_path, name):
+    (tmp_path / name).mkdir()
+    if (run / name).exists():
+        (tmp_path / name).rmdir()
+        (run / name).rename(tmp_path / name)
+    (run / name).symlink_to(tmp_path / name)
+    read = read_run(run)
+    assert [problem for problem in read.problems if problem.startswith(f"{name} is a link")] and name in render(read)
+    assert bool(read.rollout_steps) == (name != "rollouts")
+    assert bool(read.evaluation_steps) == (name != "evaluations")
+    assert ("data:image/" in render(read)) == (name != "images")
+
+
 def test_metrics_that_cannot_be_read_are_an_error(run):
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").symlink_to("nothing")

@@ -1,9 +1,11 @@
 """Links that somebody has put into a run: the page names the file and does not show what it leads to."""
 
+import json
+
 import httpx
 import pytest
 
-from tests.web.report.fake_runs import make_sft
+from tests.web.report.fake_runs import make_grounding, make_sft
 from tests.web.view.serving import served
 
 KEY = "the-key-of-somebody"
@@ -32,3 +34,24 @@ def test_a_link_in_a_run_shows_nothing_of_elsewhere(tmp_path, name):
             told = [answer.text for answer in answers if answer.status_code == 503]
             assert all(name in text for text in told) and not (told and run == "whole")
     assert key.read_text().startswith(KEY) and file.is_symlink()
+
+
+@pytest.mark.parametrize("name", ("rollouts", "images"))
+def test_a_folder_that_is_a_link_is_named_and_shows_nothing_of_elsewhere(tmp_path, name):
+    run = make_grounding(tmp_path / "run", steps=2, rows=4)
+    picture = next((run / "images").glob("*.png")).stem
+    (run / name).rename(tmp_path / name)
+    (run / name).symlink_to(tmp_path / name)
+    words = (
+        json.loads((tmp_path / name / "step-000001.jsonl").read_text().split("\n")[0])["id"]
+        if name == "rollouts"
+        else ""
+    )
+    with served(run, state=tmp_path / "state") as page:
+        answers = [httpx.get(f"{page.root}/{part}", params={"run": "run", "folder": name}) for part in PARTS]
+        assert all(answer.status_code in (200, 400, 404, 503) for answer in answers)
+        assert f"{name} is a link, which is not followed" in "".join(answer.text for answer in answers)
+        assert not words or words not in "".join(answer.text for answer in answers)
+        assert httpx.get(f"{page.root}/images/{picture}", params={"run": "run"}).status_code == (
+            404 if name == "images" else 200
+        )

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from os.path import isdir, realpath
@@ -19,10 +19,10 @@ from tiercel.config.conflicts.paths import PATH_CHECKS
 from tiercel.config.keys import declared_name
 from tiercel.config.parts import whole_parts
 from tiercel.config.schema import DpoRecipe, OfflineRecipe
-from tiercel.data.media.images import resolve
 from tiercel.data.order import RowOrder
+from tiercel.data.picture_files import beginning, files_of
 from tiercel.data.reading import RowTable
-from tiercel.errors import DataError, RunError
+from tiercel.errors import RunError
 from tiercel.packing.examples import ExampleGroup
 from tiercel.regular_files import open_new, require_regular
 from tiercel.runs.files import file_sha256
@@ -32,11 +32,10 @@ from tiercel.training.offline.heldout_loss import sums_of
 from tiercel.training.offline.objectives import Known
 from tiercel.training.session import Session
 from tiercel.training.trainer import Trainer
-from tiercel.types import ImageRoots, ImageSource, Row
+from tiercel.types import ImageRoots
 from tiercel.writing import GO_ON, NOT_OURS, reading, writing
 
 FILE = "reference.safetensors"
-_BEGINNING = 1 << 12  # bytes of a file that tell it from another of its size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,9 +90,9 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
     for row in rows:
         for side in row.sides:
             digest.update(repr(replace(side, rejected=None, file="", image_roots=ImageRoots())).encode())
-    for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in _files(side)):
+    for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in files_of(side)):
         beat()
-        digest.update(_beginning(path, roots))
+        digest.update(beginning(path, roots))
     return digest.hexdigest()
 
 
@@ -104,24 +103,6 @@ def _described(recipe: OfflineRecipe) -> dict[str, Any]:
     kept = {key: value for key, value in values if key.startswith(("model.", "data.")) and not may_differ(key)}
     kept["model.path"] = realpath(recipe.model.path) if isdir(recipe.model.path) else recipe.model.path
     return {key: value for key, value in kept.items() if key == "model.path" or declared_name(key) not in PATH_CHECKS}
-
-
-def _files(side: Row) -> Iterator[tuple[str, ImageRoots]]:
-    """List the files of pictures and videos of a row, or of a side of a pair, with the directories to look in."""
-    frames = [frame for video in side.videos for frame in video.frames or [ImageSource(path=video.path)]]
-    for image in (*side.images, *frames):
-        if image.data is None and image.path is not None:
-            yield image.path, side.image_roots
-
-
-def _beginning(path: str, roots: ImageRoots) -> bytes:
-    """Return the size and the first bytes of a file; nothing of one that cannot be read, whose row is left out."""
-    try:
-        file = resolve(path, roots)
-        with file.open("rb") as opened:
-            return f"{file.stat().st_size} ".encode() + opened.read(_BEGINNING)
-    except (DataError, OSError):
-        return b""
 
 
 def _read(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:

@@ -13,7 +13,7 @@ import yaml
 
 from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import RunError
-from tiercel.regular_files import LARGEST_FILE, LARGEST_JSON, open_regular, read_text
+from tiercel.regular_files import LARGEST_FILE, LARGEST_JSON, is_linked, open_regular, read_text
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.runs.records import Folder, GroupRecord, groups_path
@@ -131,6 +131,8 @@ def assembled(
     for name, text, value in (("config.yaml", config_text, recipe), ("env.json", environment_text, environment)):
         if value is None:
             told.append(f"{name} is not what the run wrote: {brief(text, _SHOWN) or 'it is empty'}.")
+    linked = [name for name in ("rollouts", "evaluations", "tokens", "images") if is_linked(str(path / name))]
+    told += [f"{name} is a link, which is not followed: what is shown lies inside the run." for name in linked]
     bad = tuple(row for row in bad_rows if isinstance(row, dict))
     counts = {"metrics.jsonl": metrics.unreadable, "bad_rows.jsonl": len(bad_rows) - len(bad)}
     return Run(
@@ -225,7 +227,7 @@ def _yaml(text: str) -> Any:
 
 def steps_of(folder: Path) -> tuple[int, ...]:
     """Return the steps that rollouts/ or evaluations/ has a file of, in order."""
-    names = os.listdir(folder) if folder.is_dir() else []
+    names = os.listdir(folder) if folder.is_dir() and not is_linked(str(folder)) else []
     return tuple(sorted({int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))}))
 
 

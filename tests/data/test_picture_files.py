@@ -1,0 +1,66 @@
+"""Pictures of the same names that are others: their sizes, beginnings and ends tell."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.tiny_models import noise_image
+from tiercel.data import picture_files
+from tiercel.data.picture_files import digest_of_pictures
+from tiercel.types import ImageRoots, ImageSource, Message, Row, VideoSource
+
+
+def row(folder, **changes) -> Row:
+    message = Message(role="user", content="<image>What?")
+    shown = Row(id="r", messages=(message,), images=(ImageSource(path="a.png"),), videos=(), answer=None, columns={},
+                file="rows.jsonl", line=1, image_roots=ImageRoots(base=str(folder)))  # fmt: skip
+    return replace(shown, **changes)
+
+
+@pytest.mark.parametrize("place", (0, 9_999))
+def test_a_byte_of_the_beginning_or_the_end_tells(tmp_path, place):
+    data = bytearray(10_000)
+    (tmp_path / "a.png").write_bytes(data)
+    before = digest_of_pictures([row(tmp_path)])
+    (tmp_path / "a.png").touch()
+    assert digest_of_pictures([row(tmp_path)]) == before
+    data[place] = 1
+    (tmp_path / "a.png").write_bytes(data)
+    assert digest_of_pictures([row(tmp_path)]) != before
+
+
+def test_a_pixel_in_the_middle_tells_by_the_checksum_at_the_end(tmp_path):
+    picture = noise_image(200, 200, seed=0)
+    picture.save(tmp_path / "a.png", compress_level=0)
+    before, size = digest_of_pictures([row(tmp_path)]), (tmp_path / "a.png").stat().st_size
+    picture.putpixel((100, 100), (1, 2, 3))
+    picture.save(tmp_path / "a.png", compress_level=0)
+    assert digest_of_pictures([row(tmp_path)]) != before and (tmp_path / "a.png").stat().st_size == size
+
+
+def test_pictures_in_the_row_frames_films_and_the_rejected_side_count(tmp_path):
+    for name in ("a.png", "b.mp4"):
+        (tmp_path / name).write_bytes(b"1")
+    inside = [row(tmp_path, images=(ImageSource(path="a.png", data=data),)) for data in (b"1", b"2")]
+    assert digest_of_pictures(inside[:1]) != digest_of_pictures(inside[1:])
+    for videos in ((VideoSource(path="b.mp4"),), (VideoSource(path="f", frames=(ImageSource(path="b.mp4"),)),)):
+        (tmp_path / "b.mp4").write_bytes(b"1")
+        pair = row(tmp_path, rejected=row(tmp_path, images=(), videos=videos))
+        before = digest_of_pictures([pair])
+        (tmp_path / "b.mp4").write_bytes(b"2")
+        assert digest_of_pictures([pair]) != before
+
+
+def test_of_many_rows_some_are_looked_at_and_a_lost_picture_tells(tmp_path, monkeypatch):
+    monkeypatch.setattr(picture_files, "MOST_ROWS", 2)
+    rows = [row(tmp_path, images=(ImageSource(path=f"{number}.png"),)) for number in range(4)]
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(b"1")
+    before, beats = digest_of_pictures(rows), list[None]()
+    changed = []
+    for number in range(4):
+        (tmp_path / f"{number}.png").unlink()
+        changed.append(digest_of_pictures(rows, lambda: beats.append(None)) != before)
+        (tmp_path / f"{number}.png").write_bytes(b"1")
+    assert changed == [True, False, True, False] and len(beats) == 8
+    assert digest_of_pictures([]) != before

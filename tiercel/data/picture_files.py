@@ -1,0 +1,55 @@
+"""The pictures of rows as they lie on the disk: whether they are still those that a run began with."""
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+
+from tiercel.data.media.images import resolve
+from tiercel.errors import DataError
+from tiercel.types import ImageRoots, ImageSource, Row
+
+MOST_ROWS = 4096  # whose pictures are looked at, spread evenly: under a second
+_PIECE = 1 << 12  # bytes of a picture's beginning and end; a PNG has a checksum of its pixels at the end
+
+
+def files_of(side: Row) -> Iterator[tuple[str, ImageRoots]]:
+    """List the files of pictures and videos of a row, or of a side of a pair, with the directories to look in."""
+    for picture in _pictures(side):
+        if picture.data is None and picture.path is not None:
+            yield picture.path, side.image_roots
+
+
+def _pictures(side: Row) -> Iterator[ImageSource]:
+    yield from side.images
+    for video in side.videos:
+        yield from video.frames or [ImageSource(path=video.path)]
+
+
+def beginning(path: str, roots: ImageRoots, *, with_end: bool = False) -> bytes:
+    """Return the size and the first bytes of a file, and the last ones too where those are asked for; nothing of one
+    that cannot be read, whose row is left out."""
+    try:
+        file = resolve(path, roots)
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            read = f"{size} ".encode() + opened.read(_PIECE)
+            if with_end and size > _PIECE:
+                opened.seek(size - _PIECE)
+                read += opened.read(_PIECE)
+        return read
+    except (DataError, OSError):
+        return b""
+
+
+def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: None) -> str:
+    """Digest sizes, beginnings and ends of the pictures of up to MOST_ROWS rows, in files and in the rows."""
+    found, seen = sha256(), set[tuple[str, ImageRoots]]()
+    count = min(len(rows), MOST_ROWS)
+    for side in (side for number in range(count) for side in rows[number * len(rows) // count].sides):
+        beat()
+        for data in (picture.data for picture in _pictures(side) if picture.data is not None):
+            found.update(f"{len(data)} ".encode() + data[:_PIECE] + data[-_PIECE:])
+        new = [file for file in files_of(side) if file not in seen]
+        seen.update(new)
+        for path, roots in new:
+            found.update(beginning(path, roots, with_end=True))
+    return found.hexdigest()[:16]

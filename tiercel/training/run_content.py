@@ -1,0 +1,58 @@
+"""What the names of a recipe stood for when a checkpoint was written: models of a hub, pictures, held-out rows."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from os.path import expanduser, isdir
+from typing import Any
+
+from tiercel.config.schema import Recipe
+from tiercel.data.picture_files import digest_of_pictures
+from tiercel.data.reading import RunRows
+from tiercel.distributed.agreement import models_beside
+from tiercel.errors import EnvironmentProblem, ModelError, RunError
+from tiercel.models.weights.hub import resolve
+from tiercel.runs.checkpoints import FoundCheckpoint
+from tiercel.runs.identity import digest_of
+
+NAMED = "content"  # in a checkpoint's state
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def content_of(recipe: Recipe, rows: RunRows, beat: Callable[[], None]) -> dict[str, Any]:
+    """Describe, for JSON, what stands under names that say nothing of it. Models are those that were downloaded."""
+    pictures = {"data.train": digest_of_pictures(rows.train.rows, beat)}
+    found: dict[str, Any] = {"models": {}, "pictures": pictures, "rows": {}}
+    if rows.heldout is not None:
+        pictures["data.eval"] = digest_of_pictures(rows.heldout.rows, beat)
+        found["rows"]["data.eval"] = rows.heldout.identity()
+    for key, source in {"model": recipe.model, **models_beside(recipe)}.items():
+        if isdir(expanduser(source.path)):
+            continue  # env.json has a digest of it
+        with suppress(ModelError, EnvironmentProblem):  # which is told where it is loaded
+            place = resolve(source, f"{key}.path")
+            commit = place.name if _COMMIT.fullmatch(place.name) else None
+            found["models"][key] = {"files": digest_of(str(place)), "commit": commit, "path": source.path}
+    return found
+
+
+def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Raise RunError where a model of the hub is another than when the checkpoint was written. Says where pictures of
+    the same names, or held-out rows, are others."""
+    before = found.state.get(NAMED, {})
+    for key, was in before.get("models", {}).items():
+        if was["files"] != content["models"].get(key, was)["files"]:
+            pin = f"write {key}.revision: {was['commit']}" if was["commit"] else "put the files of then back"
+            raise RunError(
+                f"{key}.path: {was['path']} of the hub has other files now than when {found.path} was written; {pin}, "
+                "and the run goes on with those; or name another output"
+            )
+    new = "from here on the run has the new ones"
+    for key in _changed(before, content, "pictures"):
+        say(f"{key}: pictures of the same names have another content than when {found.path} was written; {new}")
+    for key in _changed(before, content, "rows"):
+        say(f"{key}: held-out rows are others than when {found.path} was written; {new}")
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> list[str]:
+    return [key for key, was in before.get(kind, {}).items() if was != now[kind].get(key, was)]
