@@ -32,6 +32,7 @@
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 # make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
 # make gpu-null        whole runs, two ranks and the kernels of attention on a null GPU: a CUDA build of torch, no card
+# make gpu-compile     every attention kernel for six cards, by size of heads and dtype: fits, bytes spilled; goes on where it ended
 # make gpu-toy         the same program in tiny shapes on a CPU
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -51,7 +52,7 @@ TORCHVISION := 0.28.0
 LOWEST_TORCHVISION := 0.26.0
 
 .PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-toy clean
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-compile gpu-toy clean
 
 venv: .venv/.made
 
@@ -266,6 +267,10 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 # Kernels compute nothing there; docs/gpu.md says what that proves. uv takes torch's CUDA build from PyPI.
 gpu-null: .venv-gpu/.made
 	$(call TESTS,.venv-gpu) -m nullgpu tests/nullgpu
+
+gpu-compile: .venv-gpu/.made
+	.venv-gpu/bin/python -m benchmarks.kernels
+	.venv-gpu/bin/python -m benchmarks.quote
 
 .venv-gpu/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv-gpu

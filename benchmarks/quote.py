@@ -1,4 +1,4 @@
-"""Put the measured tables into README.md, between the comments that name their files.
+"""Put the measured tables into README.md and docs/gpu.md, between the comments that name their files.
 
 python -m benchmarks.quote
 """
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs/gpu.md")
 QUOTED = re.compile(r"(<!-- (benchmarks/results/\w+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -16,5 +17,5 @@ def quoted(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(quoted(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(quoted(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -8,17 +8,17 @@ from benchmarks.gpu.results import Results
 from benchmarks.learner import table
 from benchmarks.pairs import table as table_of_pairs
 from benchmarks.peers_report import markdown_table
-from benchmarks.quote import QUOTED, quoted
+from benchmarks.quote import PAGES, QUOTED, quoted
 from benchmarks.turns import table as table_of_turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def test_readme_quotes_the_results_as_they_are():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(QUOTED.findall(readme)) == 5
-    assert quoted(readme) == readme
+def test_pages_quote_the_results_as_they_are():
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert [len(QUOTED.findall(page)) for page in pages] == [5, 1]
+    assert [quoted(page) for page in pages] == pages
 
 
 def test_tables_are_made_from_the_results():

@@ -28,8 +28,19 @@ def built_library() -> Path:
 def on_card(card: str, module: str, *words: str, cards: int = 1, seconds: float = 900, **settings: str) -> list[Any]:
     """Run `python -m tests.nullgpu.MODULE WORDS` on null cards of one kind. Returns the JSON values that it
     prints, one a line. Fails the test with its last lines if it ends with another code than 0."""
+    command = [sys.executable, "-m", f"tests.nullgpu.{module}", *words]
+    environment = environment_of(card, cards) | settings
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)} on {card}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+
+
+def environment_of(card: str, cards: int = 1) -> dict[str, str]:
+    """Return the environment of a program on null cards."""
     directory = built_library()
-    environment = os.environ | {
+    return os.environ | {
         "NULLGPU_CARD": card,
         "NULLGPU_COUNT": str(cards),
         "NULLGPU_SO": str(directory / "libnullgpu.so"),
@@ -41,11 +52,4 @@ def on_card(card: str, module: str, *words: str, cards: int = 1, seconds: float 
         "OMP_NUM_THREADS": "1",
         "TIERCEL_LANG": "en",
         "HF_HUB_OFFLINE": "1",
-        **settings,
     }
-    command = [sys.executable, "-m", f"tests.nullgpu.{module}", *words]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(command)} on {card}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]

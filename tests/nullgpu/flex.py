@@ -1,9 +1,10 @@
-"""Compile the learner's attention, forward and backward, for heads of a shape: `python -m tests.nullgpu.flex
-28,4,128,bfloat16 ..` prints for each what its kernels need on the card, or why they do not fit."""
+"""Compile the attention of learner and decoder for heads of a shape: `python -m tests.nullgpu.flex 28,4,128,bfloat16
+..` prints for each what its kernels need on the card, or why they do not fit."""
 
 import contextlib
 import io
 import json
+import logging
 import sys
 import warnings
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 
 from tests.nullgpu.log import logged
 from tiercel.models.layers.attention import Layer
-from tiercel.packing.attention.flex import FlexAttention, compiled_flex
+from tiercel.packing.attention.flex import FlexAttention, compiled_flex, reason_of
 from tiercel.packing.layout import GroupSpans, PrefixLayout
+from tiercel.rollout.local.attention_kernels import kernel_for
+from tiercel.rollout.local.static_cache import BatchSize, FixedMemory
 
 PROMPT, COMPLETION, COMPLETIONS = 1180, 200, 8  # tokens of a group of the 7B
 
@@ -29,12 +32,23 @@ def compile_for(shape: str) -> dict[str, Any]:
     """Compile for `heads,key heads,size,dtype`."""
     *numbers, kind = shape.split(",")
     heads, key_heads, size = map(int, numbers)
+    dtype = getattr(torch, kind)
+    return {
+        "shape": shape,
+        "capability": torch.cuda.get_device_capability(),
+        **learner_for(heads, key_heads, size, dtype),
+        **decoder_for(heads, key_heads, size, dtype),
+    }
+
+
+def learner_for(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Compile FlexAttention, forward and backward."""
     torch._dynamo.reset()
     compiled_flex.cache_clear()
     problem = ""
     with logged() as log:
         query, key, value = (
-            torch.zeros(1, count, layout().length, size, device="cuda", dtype=getattr(torch, kind), requires_grad=True)
+            torch.zeros(1, count, layout().length, size, device="cuda", dtype=dtype, requires_grad=True)
             for count in (heads, key_heads, key_heads)
         )
         try:
@@ -42,7 +56,7 @@ def compile_for(shape: str) -> dict[str, Any]:
                 form = FlexAttention(layout(), torch.device("cuda"))
                 form(Layer(index=0, scale=size**-0.5), query, key, value).sum().backward()
         except RuntimeError as error:
-            problem = str(error)
+            problem = reason_of(error)
     shared = {entry.name: entry.numbers[2] for entry in log.of("launch")}
     kernels = {
         "backward" if "backward" in entry.name else "forward": {
@@ -53,10 +67,27 @@ def compile_for(shape: str) -> dict[str, Any]:
         for entry in log.of("module")
         if "tem_" in entry.name
     }
-    return {"shape": shape, "problem": problem, **kernels}
+    return {"problem": problem, **kernels}
+
+
+def decoder_for(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Attend from one token of each row as the decoder does: which kernel is chosen, and the most that it asks for."""
+    device, group_size, new_tokens = torch.device("cuda"), 4, 64
+    memory = FixedMemory(BatchSize(prompts=2, prompt_tokens=256, group_size=group_size, new_tokens=new_tokens), device)
+    memory.begin((256, 130), group_size)
+    rows, like = 2 * group_size, torch.zeros(1, key_heads, 1, size, device=device, dtype=dtype)
+    kernel = kernel_for(like)
+    prompts, own = kernel.memory(like, 2, 256), kernel.memory(like, rows, new_tokens)
+    query, places = like.new_zeros(rows, key_heads, heads // key_heads, size), memory.places.of(rows)
+    with logged() as log:
+        kernel.over_own(query, own, own, places, size**-0.5)
+        kernel.over_prompts(query, prompts, prompts, places, size**-0.5)
+    shared = max(entry.numbers[2] for entry in log.of("launch"))
+    return {"decoder": {"form": type(kernel).__name__.lower(), "shared_bytes": shared, "refused": len(log.refused)}}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     for given in sys.argv[1:]:
         print(json.dumps(compile_for(given)), flush=True)

@@ -207,7 +207,7 @@ def _obstacle(query_heads: int, heads: Heads, dtype: torch.dtype, device: torch.
     except RuntimeError as error:  # of the compiler, whose own classes differ by version
         if is_out_of_memory(error) and _NEEDS.search(str(error)) is None:
             raise
-        return f"cannot be compiled for heads of {heads.size} in {dtype} on {_name(device)}: {_reason(error)}"
+        return f"cannot be compiled for heads of {heads.size} in {dtype} on {_name(device)}: {reason_of(error)}"
     return None
 
 
@@ -215,7 +215,7 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _reason(error: RuntimeError) -> str:
+def reason_of(error: RuntimeError) -> str:
     """Return the card's limit where the compiler names it, else the first line of what it says."""
     if needs := _NEEDS.search(str(error)):
         required, limit = map(int, needs.groups())
