@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tiercel.config.keys import RECIPES, every_key, named
 from tiercel.config.synonyms import NOT_YET, key_synonyms
-from tiercel.data.formats.converters import FORMATS
+from tiercel.data.formats.registry import FORMATS
 from tiercel.messages import LANGUAGES, table
 from tiercel.rewards.all import BY_NAME, lowered
 

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from tiercel.data.formats.converters import FORMATS, clean_answer, detect_format, expanded, parse_record
+from tiercel.data.formats.converters import clean_answer
+from tiercel.data.formats.registry import FORMATS, detect_format, expanded, parse_record
 from tiercel.data.media.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError

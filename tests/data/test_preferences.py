@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiercel.config.data import Data
-from tiercel.data.formats.converters import detect_format, parse_record
+from tiercel.data.formats.registry import detect_format, parse_record
 from tiercel.data.reading import read_rows
 from tiercel.data.rows import Reading
 from tiercel.types import ImageRoots, RejectedRow

@@ -11,7 +11,7 @@ from tiercel.cli.arguments import build_parser
 from tiercel.config import load_recipe
 from tiercel.config.keys import every_key
 from tiercel.config.yaml_text import parse
-from tiercel.data.formats.converters import detect_format, parse_record
+from tiercel.data.formats.registry import detect_format, parse_record
 from tiercel.data.rows import Reading
 from tiercel.types import ImageRoots, Row
 

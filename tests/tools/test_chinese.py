@@ -8,7 +8,7 @@ import pytest
 
 from tiercel.config.schema import Data, GrpoRecipe, SftRecipe
 from tiercel.config.yaml_text import parse
-from tiercel.data.formats.converters import FORMATS, detect_format
+from tiercel.data.formats.registry import FORMATS, detect_format
 from tools.docs.chinese import Speaker, descriptions, tables
 from tools.docs.links import problems_of
 from tools.docs.tables import with_table

@@ -8,7 +8,7 @@ import pytest
 
 from tiercel.config.schema import Data
 from tiercel.config.yaml_text import parse
-from tiercel.data.formats.converters import FORMATS, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import FORMATS, detect_format, expanded, parse_record
 from tiercel.data.order import RowOrder
 from tiercel.data.rows import Reading
 from tiercel.types import ImageRoots, Row

@@ -14,7 +14,7 @@ from typing import Any
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.formats.columns import lacking, named, require_columns
-from tiercel.data.formats.converters import default_id, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import default_id, detect_format, expanded, parse_record
 from tiercel.data.hub import places_of_files
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of

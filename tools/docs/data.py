@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tiercel.data.formats.converters import FORMATS
+from tiercel.data.formats.registry import FORMATS
 from tools.docs.recipe import Say
 from tools.docs.tables import write_table
 

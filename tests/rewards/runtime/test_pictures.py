@@ -11,7 +11,7 @@ from PIL import Image
 from tests.rewards.samples import group, reward, sample
 from tests.tiny_models import noise_image
 from tiercel.config.schema import Reliability
-from tiercel.data.formats.converters import parse_record
+from tiercel.data.formats.registry import parse_record
 from tiercel.data.media.images import decode
 from tiercel.data.rows import Reading
 from tiercel.rewards.runtime.pictures import PictureFiles

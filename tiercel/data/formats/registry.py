@@ -1,0 +1,317 @@
+"""The formats of rows: one entry for each, how a record is read by it, and which format a file has."""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from os.path import basename, splitext
+from typing import Any
+
+from tiercel.config.data import FormatName
+from tiercel.data.formats.columns import foreign_columns, require_plain, require_plain_value
+from tiercel.data.formats.converters import (
+    EXPRESSIONS,
+    QUESTIONS,
+    SEVERAL,
+    VERL_ANSWER,
+    from_alpaca,
+    from_openai,
+    from_qa,
+    from_refcoco,
+    from_sharegpt,
+    from_swift,
+    from_tiercel,
+    from_trl,
+    from_vlm_r1,
+)
+from tiercel.data.formats.preferences import SIDES, label_of, pair_in_text, without
+from tiercel.data.media.embedded import has_image_parts
+from tiercel.data.rows import (
+    BOX_MARK,
+    REFERENCE_MARK,
+    Reading,
+    RowDraft,
+    answer_start,
+    count_marks,
+    finish,
+    given,
+    read_pixels,
+    shortened,
+    with_turns_of_text,
+)
+from tiercel.errors import DataError
+from tiercel.samples import column
+from tiercel.types import RejectedRow, Row
+
+# What any format reads; of every other column a value that JSON does not know is left out.
+# fmt: off
+_READ = frozenset((
+    "id", "messages", "conversations", "query", "response", "history", "system", "instruction", "input", "output",
+    "prompt", "completion", "question", "problem", "chosen", "rejected", "rejected_response", "rejected_messages",
+    "label", "kto_tag", "objects", "boxes", "box_images", "bbox", "file_name", "answer", "solution",
+    "reward_model", "min_pixels", "max_pixels", "tools", "functions", "audio", "audios", "text",
+    *EXPRESSIONS, *SEVERAL,
+))
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFormat:
+    """Reads one format. The texts are for messages and for the table of docs/data.md."""
+
+    convert: Callable[[Mapping[str, Any]], RowDraft]
+    rows: str
+    marks: str  # the keys that tell it from other formats
+    answer: str  # where the right answer comes from
+    turns: tuple[str, ...] = ()  # where the turns may be; a row with none of these may be a plain question
+
+
+_LAST_TURN = "the gpt turn that ends the conversation"
+FORMATS: dict[FormatName, DataFormat] = {
+    "tiercel": DataFormat(
+        convert=from_tiercel,
+        rows="tiercel's own rows",
+        marks="messages, with images, answer or boxes",
+        answer="`answer`",
+        turns=("messages",),
+    ),
+    "swift": DataFormat(
+        convert=from_swift,
+        rows="ms-swift's rows: the standard form with `messages`, or `query` and `response`",
+        marks="messages with solution, label, objects or system; query, response",
+        answer="`solution`, else `answer`, else `label`",
+        turns=("messages", "query", "response", "history"),
+    ),
+    "vlm_r1": DataFormat(
+        convert=from_vlm_r1,
+        rows="VLM-R1's rows",
+        marks="conversations, or problem with solution",
+        answer=f"`solution`, else {_LAST_TURN}; beside `problem` also `answer`",
+        turns=("conversations", "problem"),
+    ),
+    "sharegpt": DataFormat(
+        convert=from_sharegpt,
+        rows="LLaMA-Factory's ShareGPT rows",
+        marks="conversations with system, tools, chosen or kto_tag",
+        answer=f"`solution`, else `answer`, else {_LAST_TURN}",
+        turns=("conversations",),
+    ),
+    "alpaca": DataFormat(
+        convert=from_alpaca,
+        rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
+        marks="instruction with output or chosen",
+        answer="`solution`, else `answer`, else `output`",
+        turns=("instruction", "input", "output"),
+    ),
+    "openai": DataFormat(
+        convert=from_openai,
+        rows="OpenAI's messages, each picture where its part stands",
+        marks="messages with image_url parts",
+        answer="`answer`, else `solution`",
+        turns=("messages",),
+    ),
+    "trl": DataFormat(
+        convert=from_trl,
+        rows="TRL's rows, each of prompt and answer as text or as turns",
+        marks="prompt; chosen with rejected",
+        answer="`answer`, else `solution`",
+        turns=("prompt", "completion", "question"),
+    ),
+    "rlhf_v": DataFormat(
+        convert=from_trl,
+        rows="RLHF-V's and RLAIF-V's pairs; also as JSON in `text`",
+        marks="question with chosen and rejected, or such a text",
+        answer="none",
+    ),
+    "qa": DataFormat(
+        convert=from_qa,
+        rows="A question on pictures and its answer, as in Geometry3K: `question` or `problem`, with images",
+        marks="question or problem, with answer",
+        answer="`answer`, else `solution`; for SFT it is also the assistant turn",
+    ),
+    "verl": DataFormat(
+        convert=from_qa,
+        rows="verl's rows: `prompt` as a list of turns",
+        marks="prompt with reward_model",
+        answer="`answer`, else `solution`, else `reward_model.ground_truth`; for SFT also the assistant turn",
+    ),
+    "refcoco": DataFormat(
+        convert=from_refcoco,
+        rows="A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the "
+        "assistant turn and the answer are the box as [x1, y1, x2, y2]",
+        marks="bbox with expression, sentences or caption",
+        answer="the box as [x1, y1, x2, y2]",
+    ),
+}
+
+
+def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Split a refcoco record with several expressions of one box into one record for each expression. Any other record
+    is returned as it is, in a list."""
+    key = next((key for key in SEVERAL if given(record, key)), None)
+    is_several = key is not None and isinstance(record[key], list) and bool(record[key])
+    if format != "refcoco" or key is None or not is_several or given(record, "expression"):
+        return [record]
+    rest = {name: value for name, value in record.items() if name not in (key, "id")}
+    records: list[Mapping[str, Any]] = []
+    for number, each in enumerate(record[key]):
+        text = each.get("sent") if isinstance(each, Mapping) else each
+        id = {"id": f"{record['id']}#{number + 1}"} if given(record, "id") else {}
+        records.append({**rest, **id, "expression": text})
+    return records
+
+
+def parse_record(
+    record: Mapping[str, Any], *, format: FormatName, line: int, reading: Reading, default: str | None = None
+) -> Row | RejectedRow:
+    """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default`: the id of a row
+    that has none."""
+    file = reading.file
+    id = default or default_id(file, line)
+    try:
+        id = id if reading.ids == "line" else _read_id(record, id)
+        left_out = foreign_columns(record, _READ)
+        record = with_turns_of_text(without(record, *left_out))
+        require_plain(record)
+
+        draft_of = partial(convert, format)
+
+        def row_of(draft: RowDraft) -> Row:
+            row = finish(draft, reading, id=id, line=line, pixels=read_pixels(record))
+            kept = {"id": record["id"]} if reading.ids == "line" and given(record, "id") else {}
+            return replace(row, columns={**kept, **row.columns}, left_out=tuple(left_out.items()))
+
+        if reading.purpose == "labels":
+            label, unlabelled = label_of(record)
+            return replace(row_of(draft_of(unlabelled)), label=label)
+        if reading.purpose == "pairs":
+            return paired(*map(row_of, split_shared_turns(*map(draft_of, SIDES[format](record)))))
+        return row_of(draft_of(record))
+    except DataError as error:
+        field, reason = shortened(error.field), shortened(str(error))
+        return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
+    except RecursionError:  # from a message that shows the wrong value
+        return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
+
+
+def split_shared_turns(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, RowDraft]:
+    """Share out boxes and references that a pair lists once for both answers: first those of the question, then those
+    of the chosen answer, then those of the rejected one, as ms-swift does. What fits each side alone stays."""
+    asked = [answer_start(side.messages) for side in (chosen, rejected)]
+    if chosen.messages[: asked[0]] != rejected.messages[: asked[1]]:
+        return chosen, rejected
+
+    def parts(mark: str, listed: int) -> tuple[slice, slice] | None:
+        """Return of a list for both the part up to the rejected answer's, and that answer's."""
+        of_question = count_marks(chosen.messages[: asked[0]], mark)
+        first, second = (count_marks(side.messages, mark) - of_question for side in (chosen, rejected))
+        if listed != of_question + first + second:
+            return None
+        return slice(of_question), slice(of_question + first, None)
+
+    if (found := parts(BOX_MARK, len(chosen.boxes))) is not None:
+        both, own = found
+        last = own.start
+        boxes, images = rejected.boxes, rejected.box_images
+        rejected = replace(rejected, boxes=boxes[both] + boxes[own], box_images=images[both] + images[own])
+        chosen = replace(chosen, boxes=boxes[:last], box_images=images[:last])
+    if (found := parts(REFERENCE_MARK, len(chosen.references))) is not None:
+        both, own = found
+        names = rejected.references
+        rejected = replace(rejected, references=names[both] + names[own])
+        chosen = replace(chosen, references=names[: own.start])
+    return chosen, rejected
+
+
+def paired(chosen: Row, rejected: Row) -> Row:
+    """Make the row of a pair. Raises DataError where both sides are equal."""
+    sides = [(side.messages, side.boxes, side.box_images, side.visuals) for side in (chosen, rejected)]
+    if sides[0] == sides[1]:
+        raise DataError("both answers are equal, so there is nothing to prefer", field="rejected")
+    return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
+
+
+def default_id(file: str, line: int) -> str:
+    """Return the id of a row that has none: file name and line."""
+    return f"{splitext(basename(file))[0]}:{line}"
+
+
+def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName:
+    """Find the format of a file from the keys of its first records. Raises DataError where none fits, or several do."""
+    found = set[FormatName]()
+    for record in records:
+        found |= _formats_of(record)
+    # Rows of bare messages and images read the same as tiercel's and as ms-swift's.
+    if not found and any(given(record, "messages") for record in records):
+        return "tiercel"
+    if len(found) == 1:
+        return found.pop()
+    keys = ", ".join(sorted({key for record in records for key in record})) or "none"
+    known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
+    verdict = f"could be {' or '.join(sorted(found))}" if found else "have no known format"
+    raise DataError(f"{file}: its rows {verdict}. Keys found: {keys}. Known: {known}. Set data.format.", field="format")
+
+
+def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
+    """Return the formats that a record's keys fit."""
+    has = {key for key in record if given(record, key)}
+    found = set[FormatName]()
+    if "messages" in has and has_image_parts(record["messages"]):
+        found.add("openai")
+    elif "messages" in has:
+        if has & {"objects", "solution", "label", "system", "rejected_response", "rejected_messages"}:
+            found.add("swift")
+        # Of an answer and a solution ms-swift would read the solution, tiercel the answer.
+        if has & {"boxes", "rejected"} or {"answer", "solution"} <= has:
+            found.add("tiercel")
+    elif has & {"query", "response"}:
+        found.add("swift")
+    elif {"question", "chosen", "rejected"} <= has or pair_in_text(record) is not None:
+        found.add("rlhf_v")
+    elif {"prompt", "reward_model"} <= has:
+        found.add("verl")
+    elif not has & {"conversations", "instruction"} and ("prompt" in has or {"chosen", "rejected"} <= has):
+        found.add("trl")
+    elif _is_qa(has):
+        found.add("qa")
+    if "conversations" in has and has & {"system", "tools", "chosen", "kto_tag"}:
+        found.add("sharegpt")
+    elif "conversations" in has or ({"problem", "solution"} <= has and "messages" not in has):
+        found.add("vlm_r1")
+    if "instruction" in has and has & {"output", "chosen"} and "messages" not in has:
+        found.add("alpaca")
+    if "bbox" in has and has & {*EXPRESSIONS, *SEVERAL} and not has & {"messages", "conversations", "problem"}:
+        found.add("refcoco")
+    return found
+
+
+def _is_qa(has: Set[str]) -> bool:
+    """Whether keys are those of a question and its answer, and of no other format."""
+    others = {"conversations", "instruction", "bbox"}
+    return "answer" in has and ("question" in has or ("problem" in has and "solution" not in has)) and not has & others
+
+
+def convert(format: FormatName, record: Mapping[str, Any]) -> RowDraft:
+    """Read a record of a file of that format."""
+    return from_qa(record) if _is_plain_question(format, record) else FORMATS[format].convert(record)
+
+
+def _is_plain_question(format: FormatName, record: Mapping[str, Any]) -> bool:
+    """Whether a record has nothing of what its file's format reads, but a question with an answer beside it: then it is
+    read as what it is."""
+    keys = FORMATS[format].turns
+    is_answered = given(record, "answer") or column(record, VERL_ANSWER) is not None
+    return bool(keys) and not any(given(record, key) for key in keys) and is_answered and _has_question(record)
+
+
+def _has_question(record: Mapping[str, Any]) -> bool:
+    return any(given(record, key) for key in QUESTIONS)
+
+
+def _read_id(record: Mapping[str, Any], default: str) -> str:
+    id = record.get("id")
+    if id is None:
+        return default
+    if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
+        raise DataError(f"is {id!r}; an id is text or an integer", field="id")
+    require_plain_value(id, "id", 0)
+    return str(id)
