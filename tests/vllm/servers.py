@@ -1,5 +1,6 @@
 """Real vLLM servers for the tests, each started by `tiercel serve` and ended by pid."""
 
+import atexit
 import os
 import re
 import signal
@@ -8,9 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+
+from tests.forked import Command, Nursery
 
 START_SECONDS = 240
 LIFE_SECONDS = 1800  # above the whole suite's
@@ -24,6 +29,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 TIERCEL = (sys.executable, "-m", "tiercel")
+IMPORTS = ("torch", "vllm", "transformers", "peft", "tiercel.training.grpo.loop", "tiercel.rollout.vllm.process")
 
 
 def free_port() -> int:
@@ -32,26 +38,31 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+@cache
+def nursery() -> Nursery:
+    """What commands are forked from, for as long as the tests run."""
+    made = Nursery([name for name in IMPORTS if find_spec(name.partition(".")[0]) is not None], ENVIRONMENT)
+    atexit.register(made.close)
+    return made
+
+
 def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.CompletedProcess[str]":
-    """A command to its end."""
-    return subprocess.run(
-        [*TIERCEL, *map(str, words)],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    """Run a command to its end."""
+    return nursery().run([*map(str, words)], timeout)
 
 
-def start_tiercel(
-    *words: object, output: Path, within: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """A command that goes on while the test does; its output goes to a file. `within`: words of a command that runs
-    it."""
+def start_tiercel(*words: object, output: Path) -> Command:
+    """Start a command that goes on while the test does; its output goes to a file."""
+    with output.open("wb") as file:
+        return nursery().start([*map(str, words)], file)
+
+
+def start_server(*words: object, output: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start `tiercel serve`, which ends by itself some time after the tests have been killed."""
     with output.open("wb") as file:
         return subprocess.Popen(
-            [*within, *TIERCEL, *map(str, words)],
-            env={**os.environ, **ENVIRONMENT, **(environment or {})},
+            ["timeout", str(LIFE_SECONDS), *TIERCEL, "serve", *map(str, words)],
+            env={**os.environ, **ENVIRONMENT, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -74,12 +85,8 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "Server":
-        self.process = start_tiercel(
-            *("serve", self.recipe, "--port", self.port, f"--vllm=--enforce-eager {self.flags}"),
-            output=self.log,
-            within=("timeout", str(LIFE_SECONDS)),  # where the tests themselves are killed, nobody else ends it
-            environment=self.environment,
-        )
+        words = (self.recipe, "--port", self.port, f"--vllm=--enforce-eager {self.flags}")
+        self.process = start_server(*words, output=self.log, environment=self.environment)
         return self
 
     def wait(self) -> "Server":

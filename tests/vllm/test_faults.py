@@ -2,13 +2,13 @@
 
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.forked import Command
 from tests.vllm.servers import ENVIRONMENT, Server, start_tiercel
 from tests.vllm.test_runs import by_server, output_of, require_whole, rows_done, wait_until
 from tiercel.runs.directory import read_metrics
@@ -30,9 +30,7 @@ def is_sampling(run: Path, done: int) -> bool:
     return rows_done(run) == done and not (run / "rollouts" / f"step-{done + 1:06d}.jsonl").exists()
 
 
-def kill_while_sampling(
-    server: Server, run: Path, least: int, process: "subprocess.Popen[bytes]", log: Path
-) -> tuple[int, int]:
+def kill_while_sampling(server: Server, run: Path, least: int, process: Command, log: Path) -> tuple[int, int]:
     """SIGKILL to a server that has begun completions and not ended them, with `least` steps or more done. It is stopped
     first, since a step can end between a look and a signal: what waits for a stopped server stays as it is. Returns
     the number of steps done and the exit code of `tiercel serve`."""

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 import yaml
 
 from tests.cli.test_proved_models import text_rows
+from tests.forked import Command
 from tests.vllm.conftest import MODELS, MODELS_IN_BFLOAT16, MODELS_IN_PROCESS, TEXT_ONLY
 from tests.vllm.servers import run_tiercel, start_tiercel
 from tiercel.config import GrpoRecipe, load_recipe
@@ -41,7 +41,7 @@ def rows_done(run: Path) -> int:
     return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
 
 
-def wait_until(is_so: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 120) -> None:
+def wait_until(is_so: Callable[[], bool], process: Command, log: Path, seconds: float = 120) -> None:
     """Raises AssertionError where the run ends, or the time is over, before it is so."""
     deadline = time.monotonic() + seconds
     while not is_so():

@@ -1,0 +1,153 @@
+"""Commands of tiercel in processes that begin with its heavy imports done.
+
+A nursery is a process that has imported what commands need and does nothing else. It forks for each command, so a
+command starts in milliseconds where it takes half a minute to import vLLM. The command's process has its own folder,
+environment, session and output, and ends as any other; it can be killed by its pid. What is chosen while modules are
+imported, such as a log level, is as the nursery was started.
+"""
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, BinaryIO
+
+LARGEST_REQUEST = 1 << 20  # bytes
+
+
+class Command:
+    """A command that was started: what tests use of subprocess.Popen."""
+
+    def __init__(self, words: Sequence[str], answers: int):
+        self.args = words
+        self.returncode: int | None = None
+        self._answers = answers  # a pipe from its keeper: the pid, and once it has ended its exit code
+        self.pid = int(os.read(answers, 32))
+        os.set_blocking(answers, False)
+
+    def poll(self) -> int | None:
+        """Return the exit code, the negative number of the signal that killed it, or None where it still runs."""
+        if self.returncode is None:
+            with suppress(BlockingIOError):
+                self.returncode = int(os.read(self._answers, 32))
+                os.close(self._answers)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        started = time.monotonic()
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() - started > timeout:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """A process that has imported `modules` and forks for each command. It ends with the process that made it."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]):
+        self.environment = {**os.environ, **environment}
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *modules]
+        self._process = subprocess.Popen(words, env=self.environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def start(self, words: Sequence[str], out: BinaryIO, err: BinaryIO | None = None) -> Command:
+        """Start `python -m tiercel WORDS`, whose output goes to files."""
+        request = json.dumps({"words": list(words), "folder": os.getcwd(), "environment": self.environment})
+        reading, writing = os.pipe()
+        try:
+            files = [out.fileno(), (err or out).fileno(), writing]
+            socket.send_fds(self._requests, [request.encode()], files)
+        finally:
+            os.close(writing)
+        return Command(words, reading)
+
+    def run(self, words: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+        """Run it to its end. Where that takes longer than `timeout` seconds, it is killed with all of its session."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            command = self.start(words, out, err)
+            try:
+                code = command.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(command.pid, signal.SIGKILL)
+                raise
+            said = [_text_of(file) for file in (out, err)]
+        return subprocess.CompletedProcess(list(words), code, *said)
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.wait()
+
+
+def _text_of(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
+
+
+def _next_command(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Return the request in the process that is to run it, None in the nursery at its end."""
+    while True:
+        data, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
+        if not data:
+            return None
+        keeper = os.fork()
+        if keeper:
+            for file in files:
+                os.close(file)
+            os.waitpid(keeper, 0)  # which leaves another behind, so that the nursery is free
+            continue
+        if os.fork():
+            os._exit(0)
+        requests.close()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.dup2(files[0], 1)
+            os.dup2(files[1], 2)
+            for file in files:
+                os.close(file)
+            return json.loads(data)
+        os.write(files[2], f"{pid}\n".encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(files[2], f"{code}\n".encode())
+        os._exit(0)
+
+
+def main() -> None:
+    """Import the modules, wait for commands; run the one that this process was forked for."""
+    for module in sys.argv[2:]:
+        import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"a process with {threads} threads cannot be forked"
+    request = _next_command(socket.socket(fileno=int(sys.argv[1])))
+    if request is None:
+        return
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv[:] = ["tiercel", *request["words"]]
+    runpy.run_module("tiercel", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
