@@ -14,7 +14,7 @@ from tiercel.algorithms.teacher import Teacher
 from tiercel.calls import call_file
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
-from tiercel.config.schema import GrpoRecipe, Recipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.data.readers import files_of
 from tiercel.devices import driver_version
 from tiercel.distributed.ranks import Ranks
@@ -124,7 +124,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
     return found | {key: fingerprint(files) for key, files in read.items()}
 
 
-def models_beside(recipe: Recipe) -> dict[str, Teacher | RewardModel]:
+def models_beside(recipe: BaseRecipe) -> dict[str, Teacher | RewardModel]:
     """Return the teacher and the reward models, by their keys."""
     rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
     teacher = {} if recipe.taught_by is None else {recipe.teacher_key: recipe.taught_by}

@@ -6,7 +6,7 @@ from contextlib import suppress
 from os.path import expanduser, isdir
 from typing import Any
 
-from tiercel.config.schema import Recipe
+from tiercel.config.schema import BaseRecipe
 from tiercel.data.picture_files import digest_of_pictures
 from tiercel.data.reading import RunRows
 from tiercel.distributed.agreement import models_beside
@@ -19,7 +19,7 @@ NAMED = "content"  # in a checkpoint's state
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
-def content_of(recipe: Recipe, rows: RunRows, beat: Callable[[], None]) -> dict[str, Any]:
+def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> dict[str, Any]:
     """Describe, for JSON, what stands under names that say nothing of it. Models are those that were downloaded."""
     pictures = {"data.train": digest_of_pictures(rows.train.rows, beat)}
     found: dict[str, Any] = {"models": {}, "pictures": pictures, "rows": {}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tiercel.config.schema import BaseRecipe, Recipe
+from tiercel.config.schema import BaseRecipe
 from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
