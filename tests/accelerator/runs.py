@@ -27,7 +27,7 @@ from tiercel.training.grpo import updates
 
 DEVICE, LIBRARY = register()
 PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
-UPDATE = {"training.update._Sums.read: read": 1, "distributed.replicated.Replicated.reduce_gradients: read": 1}
+UPDATE = {"training.update._Sums.read: read": 1, "distributed.strategies.replicated.Replicated.reduce_gradients: read": 1}
 SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
 MIXED_ROWS = 4  # a step's: two without pictures, one with a picture, one with two
 
